@@ -31,12 +31,12 @@ from llmb.engine.model.decoder import build_model, initialize
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog import Progress, start_watchdog
 from llmb.jobs.local_run import local_spec
-from llmb.processes.ranks import STORE
+from llmb.launch.local import local_variables
+from llmb.launch.ranks import STORE
+from llmb.launch.site.site import this_machine
 from llmb.runs.failure import Phase
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
-from llmb.schedulers.local import local_variables
-from llmb.site.site import this_machine
 
 TARGET_PCT = 2.0
 LARGEST_SPREAD_PCT = 4.0

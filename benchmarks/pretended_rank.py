@@ -22,7 +22,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.mesh import join_ranks
-from llmb.processes.ranks import words
+from llmb.launch.ranks import words
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan, pretending
 

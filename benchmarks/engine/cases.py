@@ -10,7 +10,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import Request
 from llmb.jobs.local_run import recipe_for
-from llmb.site.site import Machine
+from llmb.launch.site.site import Machine
 
 GPU_MODELS = {
     "8b": ("pretrain_llama3.1", "8b"),

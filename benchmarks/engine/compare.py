@@ -24,7 +24,7 @@ from benchmarks.engine.wheels import installed
 from llmb.base.errors import LlmbError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype
-from llmb.site.site import Machine, this_machine
+from llmb.launch.site.site import Machine, this_machine
 
 NOTHING_DONE = 4
 INTERRUPTED = 130

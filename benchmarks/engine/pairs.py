@@ -33,11 +33,11 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.stages import prepare_stages
 from llmb.jobs.local_run import local_spec
+from llmb.launch.local import local_variables
+from llmb.launch.site.site import this_machine
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.schedulers.local import local_variables
-from llmb.site.site import this_machine
 
 WARM_UPS = 4
 OTHERS: Mapping[str, Callable[[Job], Trainee]] = {

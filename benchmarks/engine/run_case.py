@@ -19,7 +19,7 @@ from benchmarks.engine.store import code_of
 from llmb.base.statistics import describe
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.throughput import parameter_count, throughput, why_too_fast
-from llmb.programs.engine.program import shipped_variables
+from llmb.launch.programs.engine.program import shipped_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import engine_plan, read_record

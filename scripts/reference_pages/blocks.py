@@ -15,8 +15,8 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
 from llmb.judge.published_verdict import ways_of_engine
+from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables
 from llmb.prepare.jobs import PrepareChoices
-from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables
 from llmb.report.recipe_report import scales_table
 from llmb.report.run_report import run_table
 from llmb.report.table import plain_lines

@@ -37,8 +37,8 @@ from llmb.jobs.store import Filter
 from llmb.judge.compare_runs import Comparison, Row, compare_runs
 from llmb.judge.copies import with_copies
 from llmb.judge.judgement import given_tolerance
-from llmb.programs.conclude import EndedRun, read_ended_run
-from llmb.programs.engine.program import check_memory
+from llmb.launch.programs.conclude import EndedRun, read_ended_run
+from llmb.launch.programs.engine.program import check_memory
 from llmb.readers.logs.log_files import ParsedFile, find_logs
 from llmb.report.run_report import run_table
 from llmb.report.table import Column, html_table, number, number_column, table_of

@@ -7,7 +7,7 @@ from hypothesis import given, strategies
 from llmb.base import secrets
 from llmb.base.errors import UsageError
 from llmb.base.secrets import has_secret_in_log, holds_secret, without_secrets
-from llmb.schedulers.slurm.client import submitting_environment
+from llmb.launch.slurm.client import submitting_environment
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3MDAwMDAwMDB9.c2lnbmF0dXJl"
 

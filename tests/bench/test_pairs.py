@@ -26,8 +26,8 @@ from llmb.bench.pairs import (
     rounds,
 )
 from llmb.cli.main import app, exit_code_of
+from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.report.bench_report import pairs_document, pairs_tables
-from llmb.schedulers.lookup import find_scheduler
 
 RULE = pair_rule("cuda")
 HUNG = "it was not done within 90 s, and was killed"
@@ -285,4 +285,4 @@ def test_the_job_starts_steps_on_the_nodes_of_each_round(
     assert "64 nodes: about 2 min 9 s from the start of the job, at most 13 min 2 s if nodes hang" in err
     assert {"#SBATCH --no-kill", "#SBATCH --time=00:15:00", "#SBATCH --nodes=64"} <= {*out.splitlines()}
     assert 'srun --nodelist="$nodes" --nodes="$count" --ntasks="$count" --ntasks-per-node=1' in out
-    assert '-m llmb.processes.ranks "$count" 8 ' in out
+    assert '-m llmb.launch.ranks "$count" 8 ' in out

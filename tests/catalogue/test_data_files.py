@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from llmb.base.errors import LlmbError
 from llmb.catalogue.data_files import MOST_LEVELS, MOST_PROBLEMS, CatalogueError, check_yaml, read_file
 from llmb.catalogue.records import Record
-from llmb.schedulers.lookup import cluster_schema
-from llmb.site.cluster_config import read_cluster_file
+from llmb.launch.scheduler_lookup import cluster_schema
+from llmb.launch.site.cluster_config import read_cluster_file
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)

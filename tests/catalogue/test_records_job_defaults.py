@@ -7,7 +7,7 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue, find_fabric, job_defaults
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve, sizes_of
 from llmb.catalogue.schema import JobsEntry
-from llmb.jobspec.spec import variable_problems
+from llmb.launch.jobspec.spec import variable_problems
 
 
 @pytest.mark.parametrize(

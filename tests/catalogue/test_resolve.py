@@ -14,10 +14,10 @@ from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Dtype, Layout, Recipe, Unspecified, unspecified_text
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.jobs.local_run import recipe_for
+from llmb.launch.site.site import Machine
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import experiment_name
 from llmb.runs.plan import make_plan
-from llmb.site.site import Machine
 
 
 def ask(catalogue: Catalogue, size: str = "8b", workload: str = "pretrain_llama3.1", **fields: object) -> Recipe:

@@ -18,7 +18,7 @@ from llmb.base.options import options_of
 from llmb.campaigns.expansion import Selection, campaign_keys
 from llmb.campaigns.proposal import job_options
 from llmb.cli.main import app, load_command
-from llmb.reference_suite.variables import documented_variables
+from llmb.launch.documents.variables import documented_variables
 
 
 @pytest.fixture

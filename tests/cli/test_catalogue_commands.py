@@ -105,9 +105,9 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(tmp_path: Path, llmb: Run) 
     done = llmb(*options, "--json")
     planned = json.loads(done.stdout)
     assert planned["plan"]["recipe"]["layout"]["gpus"] == 4
-    assert planned["command"][1:6] == ["-P", "-m", "llmb.processes.ranks", "1", "4"]
+    assert planned["command"][1:6] == ["-P", "-m", "llmb.launch.ranks", "1", "4"]
     assert {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"} <= planned["variables"].keys() | os.environ.keys()
-    assert "llmb.processes.ranks" in llmb(*options).stdout
+    assert "llmb.launch.ranks" in llmb(*options).stdout
     assert list(tmp_path.iterdir()) == []
 
 

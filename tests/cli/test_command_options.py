@@ -23,10 +23,10 @@ from llmb.cli import root
 from llmb.cli.main import load_command
 from llmb.cli.options import record_options, takes
 from llmb.cli.root import agree
-from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables, read_variables
+from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables, read_variables
+from llmb.launch.slurm.asked import SlurmChoices
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.profiling import Profiling
-from llmb.schedulers.slurm.asked import SlurmChoices
 
 
 def test_every_choice_has_an_option() -> None:

@@ -25,7 +25,9 @@ from llmb.base.errors import LlmbError
 from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.catalogue import Catalogue
-from llmb.jobspec.spec import JobSpec
+from llmb.launch.jobspec.spec import JobSpec
+from llmb.launch.scheduler_lookup import cluster_schema
+from llmb.launch.site.cluster_config import read_cluster_file
 from llmb.readers.logs.log_files import find_all_logs, find_logs, parse_file
 from llmb.readers.nccl.nccl_log import find_nccl_files, read_nccl_logs
 from llmb.readers.nccl.nccl_summary import Codes, summarize_nccl
@@ -38,8 +40,6 @@ from llmb.report.trace_report import nccl_document, nccl_tables, trace_document,
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_steps
-from llmb.schedulers.lookup import cluster_schema
-from llmb.site.cluster_config import read_cluster_file
 
 EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "20"))
 RUNS = Path(__file__).parents[1] / "data" / "root" / "workloads"

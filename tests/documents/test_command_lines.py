@@ -22,8 +22,8 @@ from typer.testing import CliRunner, Result
 
 from llmb.base.errors import LlmbError
 from llmb.cli.main import app
+from llmb.launch.documents.variables import documented_variables
 from llmb.readers.logs.step_line import format_step_line
-from llmb.reference_suite.variables import documented_variables
 
 SLURM = {"SBATCH_ACCOUNT": "account_name", "SBATCH_PARTITION": "batch"}
 EVERY_JOB = {"ntasks-per-node", "output", "open-mode", "chdir", "exclusive", "mem", "no-requeue"}

@@ -29,8 +29,8 @@ from timed_runs import write_run
 
 from llmb.base.shown_text import csv_value
 from llmb.exchange.tables import PREFIX, RESULTS, STEPS
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record

@@ -31,7 +31,7 @@ from llmb.health.checks.software import (
 from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rule_of, rules
-from llmb.schedulers.port import NodeState, Plugin, SchedulerSetup
+from llmb.launch.scheduler_port import NodeState, Plugin, SchedulerSetup
 
 AREAS = ("scheduler", "container", "disk", "software", "clock")
 PYTHON = "/opt/llmb/bin/python"

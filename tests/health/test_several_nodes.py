@@ -36,14 +36,14 @@ from llmb.health.records import ANSWER, Check, NodeReport, worst
 from llmb.health.rules import BETWEEN, rule, rules
 from llmb.jobs.history import open_history
 from llmb.jobs.wait import PATIENCE_S
-from llmb.jobspec.options import JobOptions
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.local import LocalScheduler
+from llmb.launch.scheduler_lookup import SCHEDULERS, cluster_schema, find_scheduler
+from llmb.launch.scheduler_port import AskedJob, JobAnswers, JobState, NodeState, Scheduler, Submission
+from llmb.launch.site.site import Site
 from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.runs.record import SubmittedJob
 from llmb.runs.record_file import BrokenRecord
-from llmb.schedulers.local import LocalScheduler
-from llmb.schedulers.lookup import SCHEDULERS, cluster_schema, find_scheduler
-from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Scheduler, Submission
-from llmb.site.site import Site
 
 WHEN = "2026-11-22T11:00:00+00:00"
 SLURM = find_scheduler("slurm")

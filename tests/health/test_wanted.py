@@ -10,8 +10,8 @@ from llmb.base.errors import UsageError
 from llmb.bench.measurements import Measurement, MeasurementFile, bench_folder, read_measurements, write_measurements
 from llmb.catalogue.catalogue import Catalogue
 from llmb.health.facts import named_places, wanted_of
-from llmb.schedulers.lookup import read_cluster_site
-from llmb.site.site import Site
+from llmb.launch.scheduler_lookup import read_cluster_site
+from llmb.launch.site.site import Site
 
 CATALOGUE = Catalogue()
 PARTITIONS = """gpu_type: h100

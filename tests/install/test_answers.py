@@ -14,7 +14,7 @@ from llmb.install.answers import answers_of_shell, answers_schema
 from llmb.install.cluster_file import read_answers
 from llmb.install.environment import Surroundings
 from llmb.install.questions import SchedulerName, completed
-from llmb.schedulers.port import Offer, Partition
+from llmb.launch.scheduler_port import Offer, Partition
 
 Install = Callable[..., Any]
 ANSWERS = answers_schema()

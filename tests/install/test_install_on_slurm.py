@@ -14,8 +14,8 @@ from slurm_client import wait_until
 from slurm_cluster import SlurmCluster
 from terminal import talk
 
-from llmb.schedulers.lookup import find_scheduler
-from llmb.schedulers.port import Partition
+from llmb.launch.scheduler_lookup import find_scheduler
+from llmb.launch.scheduler_port import Partition
 
 ANSWERS = """\
 path: {root}

@@ -25,11 +25,11 @@ from llmb.install.installation import ImportImage, undo
 from llmb.install.installing import Installed, install_all, would_install
 from llmb.install.questions import SuiteReleases
 from llmb.install.state import read_state
-from llmb.reference_suite import launch_scripts as known
-from llmb.reference_suite.launch_scripts import find_launch_script, launch_scripts, scripts_of
-from llmb.schedulers.lookup import cluster_schema
-from llmb.site.cluster_config import read_cluster_config
-from llmb.site.site import Site, suite_checkout
+from llmb.launch.documents import launch_scripts as known
+from llmb.launch.documents.launch_scripts import find_launch_script, launch_scripts, scripts_of
+from llmb.launch.scheduler_lookup import cluster_schema
+from llmb.launch.site.cluster_config import read_cluster_config
+from llmb.launch.site.site import Site, suite_checkout
 
 CATALOGUE = Catalogue()
 LLAMA = ("pretrain_llama3.1", "8b", "25.04")

@@ -14,9 +14,9 @@ from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_order
-from llmb.jobspec.options import JobOptions
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.scheduler_lookup import read_cluster_site
 from llmb.runs.plan import Plan
-from llmb.schedulers.lookup import read_cluster_site
 
 Submit = Callable[..., Job]
 

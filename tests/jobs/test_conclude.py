@@ -21,15 +21,15 @@ from llmb.jobs.refresh import SETTLE_S, look
 from llmb.jobs.states import decide, read_folder
 from llmb.jobs.store import Store
 from llmb.jobs.wait import exit_code
-from llmb.jobspec.spec import write_spec
-from llmb.programs.conclude import stored_result
+from llmb.launch.jobspec.spec import write_spec
+from llmb.launch.programs.conclude import stored_result
+from llmb.launch.slurm.job_state import SlurmJob, with_meaning
 from llmb.runs.conditions import faults_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
 from llmb.runs.steps import step_to_json
 from llmb.runs.verdict import ERROR_AT_END
-from llmb.schedulers.slurm.job_state import SlurmJob, with_meaning
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": "1"}
 

@@ -15,12 +15,12 @@ from llmb.jobs.job import Job
 from llmb.jobs.refresh import faults_of, find_fault, matching, read_faults, worth_a_retry
 from llmb.jobs.states import read_run
 from llmb.jobs.wait import excluded, exit_code, repeated
+from llmb.launch.scheduler_lookup import find_scheduler
+from llmb.launch.slurm.job_state import FIELD, RECORD, SlurmJob, parse_accounts, parse_queue
+from llmb.launch.slurm.offer import expand
+from llmb.launch.slurm.scheduler import find_submission
 from llmb.report.jobs_report import job_document, job_table, jobs_table
 from llmb.runs.failure import failure_line
-from llmb.schedulers.lookup import find_scheduler
-from llmb.schedulers.slurm.job_state import FIELD, RECORD, SlurmJob, parse_accounts, parse_queue
-from llmb.schedulers.slurm.offer import expand
-from llmb.schedulers.slurm.scheduler import find_submission
 
 
 @pytest.mark.parametrize(

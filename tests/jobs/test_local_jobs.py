@@ -16,9 +16,9 @@ from slowed_runs import Slow, slowed
 
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.refresh import refresh
+from llmb.launch.local import is_alive, this_process
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job, read_record, write_record
-from llmb.schedulers.local import is_alive, this_process
 
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
 # No command of Slurm is on this path.

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from llmb.base.errors import UsageError
 from llmb.cli.main import app
+from llmb.launch.local import run_workers
 from llmb.runs.folder import RunFolder
-from llmb.schedulers.local import run_workers
 
 MARK = "M4RK"
 JWT = f"eyJhbGciOiJIUzI1NiJ9.eyJ{MARK}IjoxNzAwMDAwMDAwfQ.c2lnbmF0dXJl"

@@ -9,7 +9,7 @@ from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.campaigns.proposal import job_request
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.order import Order, make_order, prepare, removed_if_refused
-from llmb.site.site import Site
+from llmb.launch.site.site import Site
 
 CATALOGUE = Catalogue()
 TINY = {"workload": "pretrain_llama3.1", "size": "tiny", "gpu_type": "cpu", "scale": 1, "save_checkpoint": True}

@@ -21,7 +21,7 @@ from llmb.cli.run import requests_of, run_several
 from llmb.jobs.history import open_history
 from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remaining, repeats_lock
 from llmb.jobs.store import Filter
-from llmb.programs.conclude import EndedRun
+from llmb.launch.programs.conclude import EndedRun
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import create_run_folder

@@ -22,12 +22,12 @@ from llmb.jobs.follow import asker, follow_log
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Store
+from llmb.launch.local import LocalScheduler
+from llmb.launch.scheduler_port import AskedJob, JobAnswers
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import NotWritable, cannot_write, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, write_record
-from llmb.schedulers.local import LocalScheduler
-from llmb.schedulers.port import AskedJob, JobAnswers
 
 OWNER, COLLEAGUE, GROUP = 20_001, 20_002, 30_001
 

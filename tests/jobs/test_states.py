@@ -9,11 +9,11 @@ from job_rows import job_row
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import look
 from llmb.jobs.states import FolderState, decide, known_states
+from llmb.launch.scheduler_port import UNKNOWN as UNKNOWN_WORD
+from llmb.launch.scheduler_port import JobState
+from llmb.launch.slurm.job_state import SlurmJob, with_meaning
+from llmb.launch.slurm.scheduler import accounted, is_same
 from llmb.runs.record import JobEnd
-from llmb.schedulers.port import UNKNOWN as UNKNOWN_WORD
-from llmb.schedulers.port import JobState
-from llmb.schedulers.slurm.job_state import SlurmJob, with_meaning
-from llmb.schedulers.slurm.scheduler import accounted, is_same
 
 NOW = 1000.0
 JOB = job_row("k", job_id="7", state="RUNNING", status="running", nodes="n[1-2]")

@@ -15,11 +15,11 @@ from llmb.jobs.history import open_history
 from llmb.jobs.states import read_folder
 from llmb.jobs.submit import submit_task
 from llmb.jobs.task import BENCHMARKS, CHECKS, PREPARATIONS, TaskKind, TaskOrder, TaskRecord
-from llmb.jobspec.options import JobOptions
-from llmb.jobspec.spec import JobSpec, Placement
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.spec import JobSpec, Placement
+from llmb.launch.scheduler_lookup import cluster_schema
+from llmb.launch.site.site import Site
 from llmb.runs.folder import RunFolder
-from llmb.schedulers.lookup import cluster_schema
-from llmb.site.site import Site
 
 SETTINGS = {
     "gpu_type": "h100",

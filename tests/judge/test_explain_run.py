@@ -20,8 +20,8 @@ from llmb.judge.compare_runs import compare_runs
 from llmb.judge.explain_run import Explanation, explain, explain_judged
 from llmb.judge.judge_run import judge_against
 from llmb.judge.judgement import without_reference
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.readers.samples.node_settings import NodeSettings, together
 from llmb.readers.samples.sample_records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line

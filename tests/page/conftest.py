@@ -16,8 +16,8 @@ from slowed_runs import Slow, slowed
 
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.main import app, exit_code_of
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import step_to_json
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from llmb.base.errors import UsageError
 from llmb.cli.main import app
-from llmb.reference_suite.variables import documented_variables
+from llmb.launch.documents.variables import documented_variables
 
 MARK = "M4RK"
 LORA = "finetune_llama3"

@@ -10,8 +10,8 @@ from quick_order import step
 from llmb import __version__
 from llmb.base.errors import InfrastructureError
 from llmb.base.missing import Missing
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
 from llmb.runs.attempts import begin_attempt, is_done
 from llmb.runs.checkpoints.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.runs.experiment import create_run_folder

@@ -10,9 +10,9 @@ from fake_steps import steps_of
 from step_series import step_times
 
 from llmb.base.missing import Missing
-from llmb.programs.conclude import EndedRun
-from llmb.programs.engine.program import EngineProgram
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import EndedRun
+from llmb.launch.programs.engine.program import EngineProgram
+from llmb.launch.programs.port import End
 from llmb.readers.anomalies import NO_STEADY_STATE
 from llmb.report.run_report import run_document, run_table
 from llmb.runs.attempts import with_steady_window, with_window

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
-from llmb.processes.ranks import how_it_ended
+from llmb.launch.ranks import how_it_ended
 from llmb.runs.failure import (
     Beat,
     Seen,

@@ -11,7 +11,7 @@ from recorded_runs import gpu_record, times_around, write_run
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.throughput import throughput, why_too_fast
-from llmb.programs.conclude import stored_result
+from llmb.launch.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
 

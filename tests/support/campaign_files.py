@@ -8,7 +8,7 @@ from llmb.campaigns.files import TextReader, YamlReader
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
-from llmb.reference_suite.variables import documented_variables
+from llmb.launch.documents.variables import documented_variables
 
 OPTIONS = ("tp", "pp", "vp", "mbs", "gbs", "steps", "partition", "nodelist", "slurm_arg")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from llmb.campaigns.proposal import job_options, job_request
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.order import Order, make_order
-from llmb.reference_suite.variables import read_launch
-from llmb.schedulers.lookup import read_cluster_site
+from llmb.launch.documents.variables import read_launch
+from llmb.launch.scheduler_lookup import read_cluster_site
 
 CATALOGUE = Catalogue()
 

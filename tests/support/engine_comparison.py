@@ -7,7 +7,7 @@ from benchmarks.engine.records import CaseResult, Published, Settings
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype
-from llmb.site.site import Machine
+from llmb.launch.site.site import Machine
 
 CATALOGUE = Catalogue()
 H200 = Machine(("NVIDIA H200",), 16)

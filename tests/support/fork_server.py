@@ -39,7 +39,7 @@ LOADED = (
     "llmb.engine.parallel.alone",
     "llmb.weights.worker.convert",
     "llmb.weights.worker.weights_export",
-    "llmb.processes.ranks",
+    "llmb.launch.ranks",
     "torch._inductor.compile_fx",  # by ranks whose blocks are compiled, with any backend
     *(f"llmb.cli.{name}" for name in COMMANDS),
 )

@@ -24,15 +24,18 @@ from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job
-from llmb.jobspec.options import JobOptions
+from llmb.launch.documents.launch_scripts import CheckedFile, launch_scripts
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.programs.conclude import EndedRun
+from llmb.launch.scheduler_lookup import find_scheduler
+from llmb.launch.site.cluster_config import SettingsFile
+from llmb.launch.site.site import Site
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.search import Candidate, Remedy
 from llmb.prepare.hub import NeededRepository, RepositoryAccess
-from llmb.programs.conclude import EndedRun
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
-from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
 from llmb.report.doctor_report import DriftReport
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import (
@@ -56,9 +59,6 @@ from llmb.runs.rank_account import OWNERS, CollectiveCount, MemoryUse, RankAccou
 from llmb.runs.record import new_record, queued_record
 from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.steps import ExpertLoad, Step, StepNews
-from llmb.schedulers.lookup import find_scheduler
-from llmb.site.cluster_config import SettingsFile
-from llmb.site.site import Site
 
 
 def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:

@@ -18,12 +18,12 @@ from llmb.jobs.settings_in_effect import Setting
 from llmb.judge import compare_runs, watched
 from llmb.judge.expectations_file import AcceptanceSet
 from llmb.judge.explain_run import Explanation
+from llmb.launch.documents.launch_scripts import FileState
 from llmb.predict.scale import Goodput
 from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState, NeededRepository, TokenSource
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
-from llmb.reference_suite.launch_scripts import FileState
 from llmb.report.doctor_report import DriftReport
 from llmb.runs.analyzed_run import LeftOut
 from llmb.runs.checkpoints.origin import DataOrigin, WeightsOrigin

@@ -8,12 +8,12 @@ from fake_steps import step_of
 
 from llmb.catalogue.catalogue import Catalogue, job_defaults
 from llmb.jobs.order import Order
-from llmb.jobspec.options import JobOptions
-from llmb.jobspec.spec import RUN_FOLDER, JobSpec
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.spec import RUN_FOLDER, JobSpec
+from llmb.launch.site.site import Site
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step, step_to_json
-from llmb.site.site import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from fake_steps import steps_of
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
 from llmb.runs.choices import Choices
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder

@@ -7,18 +7,18 @@ from llmb.catalogue.catalogue import Catalogue, find_fabric, job_defaults
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.order import Order
-from llmb.jobspec.options import JobOptions
-from llmb.jobspec.spec import JobSpec
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.spec import JobSpec
+from llmb.launch.scheduler_lookup import cluster_schema
+from llmb.launch.scheduler_port import JobState
+from llmb.launch.site.site import Site
+from llmb.launch.slurm.asked import job_flags, shell_gpus_per_node
+from llmb.launch.slurm.client import controller_states
+from llmb.launch.slurm.job_state import SlurmJob, with_meaning
+from llmb.launch.slurm.script import batch_script, file_flags
 from llmb.runs.choices import Choices, keeps_logits
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
-from llmb.schedulers.lookup import cluster_schema
-from llmb.schedulers.port import JobState
-from llmb.schedulers.slurm.asked import job_flags, shell_gpus_per_node
-from llmb.schedulers.slurm.client import controller_states
-from llmb.schedulers.slurm.job_state import SlurmJob, with_meaning
-from llmb.schedulers.slurm.script import batch_script, file_flags
-from llmb.site.site import Site
 
 INSTALL = Path("/lustre/bench")
 PYTHON = "/lustre/bench/venv/bin/python"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmb.catalogue.catalogue import Catalogue
-from llmb.reference_suite.launch_scripts import LaunchScript, find_launch_script, launch_scripts
+from llmb.launch.documents.launch_scripts import LaunchScript, find_launch_script, launch_scripts
 
 REPOSITORY = "LLMB_SUITE_REPOSITORY"
 """Variable that names a clone of the reference suite, with its tags."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from fake_steps import steps_of
 
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.folder import RunFolder

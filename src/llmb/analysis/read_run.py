@@ -19,8 +19,8 @@ from llmb.catalogue.records import Window
 from llmb.catalogue.throughput import why_too_fast
 from llmb.catalogue.window import DEFAULT_RULE, resolve_window, rule_of_document
 from llmb.judge.copies import digest_of
-from llmb.programs.conclude import stored_run
-from llmb.programs.port import End, find_program
+from llmb.launch.programs.conclude import stored_run
+from llmb.launch.programs.port import End, find_program
 from llmb.readers.anomalies import Anomalies, find_anomalies
 from llmb.readers.logs.configuration import ARGUMENTS
 from llmb.readers.logs.log_files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file, parse_logs

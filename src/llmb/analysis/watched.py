@@ -9,10 +9,10 @@ from typing import Literal
 
 from llmb.base.statistics import Statistics, describe
 from llmb.jobs.job import Job
-from llmb.jobspec.spec import read_spec
 from llmb.judge.judgement import default_tolerance
 from llmb.judge.published_verdict import figure_of
-from llmb.programs.port import find_program
+from llmb.launch.jobspec.spec import read_spec
+from llmb.launch.programs.port import find_program
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record, seconds_of

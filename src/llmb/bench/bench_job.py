@@ -32,13 +32,13 @@ from llmb.catalogue.resolve import CPU
 from llmb.health.checked_nodes import JudgedNodes, write_judged
 from llmb.jobs.job import Job
 from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord, read_task
-from llmb.jobspec.options import JobOptions, StartMode
-from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement, read_spec
+from llmb.launch.jobspec.job_options import JobOptions, StartMode
+from llmb.launch.jobspec.spec import PYTHON, RUN_FOLDER, Placement, read_spec
+from llmb.launch.scheduler_lookup import find_scheduler, scheduler_of
+from llmb.launch.site.site import Site
 from llmb.readers.samples.host import Device
 from llmb.runs.experiment import stamped_folder
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.schedulers.lookup import find_scheduler, scheduler_of
-from llmb.site.site import Site
 
 FINISH = "llmb.bench.bench_job"
 REQUEST, END = "bench_request.json", "bench_end.json"

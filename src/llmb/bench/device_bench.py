@@ -27,11 +27,11 @@ from llmb.bench.protocol import (
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Gpu, Layout, Model, Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
+from llmb.launch.site.site import Machine
 from llmb.predict.sizes import Product, block_products, head_product
 from llmb.predict.work import TrainingPass
 from llmb.readers.samples.host import Device, host_name
 from llmb.runs.record import now
-from llmb.site.site import Machine
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}
 """As Megatron calls them; the words of cases."""

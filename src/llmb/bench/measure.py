@@ -14,8 +14,8 @@ from llmb.base.processes import run_talking
 from llmb.base.scratch import scratch_folder
 from llmb.bench.protocol import TIMING_PROGRAM, BenchProgress, CaseList, Timings
 from llmb.catalogue.records import Record
-from llmb.processes.ranks import words
-from llmb.programs.engine.program import shipped_variables
+from llmb.launch.programs.engine.program import shipped_variables
+from llmb.launch.ranks import words
 from llmb.readers.samples.host import Device
 
 OnProgress = Callable[[BenchProgress], None]

@@ -19,9 +19,9 @@ from llmb.catalogue.records import Recipe, Record
 from llmb.catalogue.resolve import Request
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order
-from llmb.jobspec.options import FrameworkOptions, JobOptions
-from llmb.jobspec.spec import JobSpec
 from llmb.judge.published_verdict import figure_of
+from llmb.launch.jobspec.job_options import FrameworkOptions, JobOptions
+from llmb.launch.jobspec.spec import JobSpec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import write_atomically, writing
 

@@ -14,7 +14,7 @@ from llmb.base.shown_text import listed
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import CPU, Request, ScaleChoices, find_workload, gpu_types_of, listed_scales, sizes_of
-from llmb.reference_suite.variables import LaunchVariable
+from llmb.launch.documents.variables import LaunchVariable
 
 Values = tuple[str, ...]
 _selection = partial(Option, panel="Selection")

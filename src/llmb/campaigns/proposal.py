@@ -34,11 +34,11 @@ from llmb.jobs.order import Order, make_order
 from llmb.jobs.refresh import TIME_OUT_S
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_key, resolve_submissions, submit_order, unanswered_is_explained
-from llmb.jobspec.options import FrameworkChoices, framework_options
+from llmb.launch.jobspec.job_options import FrameworkChoices, framework_options
+from llmb.launch.scheduler_lookup import all_schedulers, read_cluster_site, read_job_options, scheduler_of
+from llmb.launch.site.site import Site
 from llmb.runs.choices import Choices
 from llmb.runs.record import now
-from llmb.schedulers.lookup import all_schedulers, read_cluster_site, read_job_options, scheduler_of
-from llmb.site.site import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,10 +38,10 @@ from llmb.cli.common import CommandGroup, Json
 from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
+from llmb.launch.site.site import this_machine
 from llmb.readers.samples.host import Device
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
 from llmb.report.output import print_line, print_output
-from llmb.site.site import this_machine
 
 SECONDS = 5.0
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)

@@ -54,7 +54,9 @@ from llmb.jobs.history import open_history
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
-from llmb.jobspec.options import JobOptions
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
+from llmb.launch.site.site import this_machine
 from llmb.readers.samples.host import Device
 from llmb.report.bench_report import (
     advice,
@@ -70,8 +72,6 @@ from llmb.report.output import print_line, print_output
 from llmb.report.table import duration
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import now
-from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
-from llmb.site.site import this_machine
 
 
 def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:

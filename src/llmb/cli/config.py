@@ -15,15 +15,15 @@ from llmb.cli.common import CommandGroup, Json
 from llmb.cli.options import COMPLETIONS, complete_size
 from llmb.cli.root import install_here, say
 from llmb.jobs.settings_in_effect import settings_in_effect
-from llmb.reference_suite.launch_scripts import REPOSITORY, check_checkout, scripts_of
+from llmb.launch.documents.launch_scripts import REPOSITORY, check_checkout, scripts_of
+from llmb.launch.scheduler_lookup import cluster_schema, read_cluster_site, user_schema
+from llmb.launch.site.cluster_config import is_key, read_cluster_file
+from llmb.launch.site.settings_edit import migrate as migrate_file
+from llmb.launch.site.settings_edit import migrated_text, set_value, unset_value
+from llmb.launch.site.site import suite_checkout
 from llmb.report.install_report import checked_document, checked_table, settings_document, settings_tables
 from llmb.report.output import print_output
 from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
-from llmb.schedulers.lookup import cluster_schema, read_cluster_site, user_schema
-from llmb.site.cluster_config import is_key, read_cluster_file
-from llmb.site.settings_edit import migrate as migrate_file
-from llmb.site.settings_edit import migrated_text, set_value, unset_value
-from llmb.site.site import suite_checkout
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 

@@ -180,10 +180,10 @@ STORED = {
     "metrics.jsonl": ("llmb.runs.steps:Step",),
     "rank_times.jsonl": ("llmb.runs.steps:RankTimes",),
     "job.json": ("llmb.runs.record:SubmittedJob",),
-    "job_spec.json": ("llmb.jobspec.spec:JobSpec",),
+    "job_spec.json": ("llmb.launch.jobspec.spec:JobSpec",),
     "job_end.json": ("llmb.runs.record:JobEnd",),
     "task.json": ("llmb.jobs.task:TaskRecord",),
-    "cluster_config.yaml": ("llmb.schedulers.lookup:cluster_schema",),
+    "cluster_config.yaml": ("llmb.launch.scheduler_lookup:cluster_schema",),
     "campaign": ("llmb.campaigns.campaign:Campaign",),
     "catalogue": tuple(
         f"llmb.catalogue.schema:{name}File"

@@ -35,6 +35,8 @@ from llmb.health.node import DISK_BYTES, check_node, check_request, settings_her
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.health.rules import AREAS, rules
 from llmb.jobs.history import open_history
+from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of
+from llmb.launch.scheduler_port import NodeState, Scheduler
 from llmb.readers.samples.host import host_name
 from llmb.readers.samples.node_settings import NodesSettings, together
 from llmb.report.doctor_report import (
@@ -50,8 +52,6 @@ from llmb.report.junit import node_cases, write_junit
 from llmb.report.output import print_output
 from llmb.runs.conditions import find_drift, settings_of_run
 from llmb.runs.record import RunRecord, now
-from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
-from llmb.schedulers.port import NodeState, Scheduler
 
 ASK_S = 60.0
 MIB = 2**20

@@ -26,6 +26,8 @@ from llmb.install.installation import Removal, complete_removal, hub_repositorie
 from llmb.install.installing import free_text, install_all, known_answers, next_commands, would_install
 from llmb.install.questions import completed, completed_path
 from llmb.install.state import read_state
+from llmb.launch.scheduler_lookup import SCHEDULERS
+from llmb.launch.scheduler_port import Choice, Question
 from llmb.prepare.hub import can_check
 from llmb.report.install_report import (
     answers_table,
@@ -38,8 +40,6 @@ from llmb.report.install_report import (
 )
 from llmb.report.output import bold, print_output, table_lines
 from llmb.report.table import rows_table
-from llmb.schedulers.lookup import SCHEDULERS
-from llmb.schedulers.port import Choice, Question
 
 
 def ask(question: Question, problem: str | None) -> str:

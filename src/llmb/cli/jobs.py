@@ -26,6 +26,7 @@ from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.states import read_last_lines, read_run
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
+from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.report.jobs_report import (
     job_document,
     job_table,
@@ -40,7 +41,6 @@ from llmb.report.junit import job_cases, write_junit
 from llmb.report.output import log_writer, print_output
 from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.record import read_record, unreadable_record
-from llmb.schedulers.lookup import find_scheduler
 
 LINE_EVERY_S = 10.0
 ExpectS = Annotated[

@@ -16,10 +16,10 @@ from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, 
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.judge.copies import with_copies
+from llmb.launch.documents.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.readers.logs.configuration import document_of_log
 from llmb.readers.logs.log_files import FoundFiles, find_all_logs, find_logs, read_in_parallel
 from llmb.readers.samples.host import usable_cores
-from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.report.output import print_output
 from llmb.report.parse_report import (
     ParseReport,

@@ -19,6 +19,7 @@ from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.options import given_of, recipe_options, record_options, request_of, selection_options, takes
 from llmb.cli.root import install_here, print_for_recipe, say
+from llmb.launch.programs.engine.program import count_ranks
 from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
 from llmb.predict.prediction import (
     Calibration,
@@ -32,7 +33,6 @@ from llmb.predict.prediction import (
 from llmb.predict.prediction import predict as predict_plan
 from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.predict.search import Candidate, Goal, remedies, search_for
-from llmb.programs.engine.program import count_ranks
 from llmb.report.output import print_json, print_output
 from llmb.report.predict_report import (
     Foreseen,

@@ -28,6 +28,9 @@ from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
+from llmb.launch.documents.variables import documented_variables, near_misses, read_preparation_variables
+from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_options
+from llmb.launch.site.site import Site
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
 from llmb.prepare.hub import (
@@ -43,7 +46,6 @@ from llmb.prepare.hub import (
 from llmb.prepare.jobs import TOKENS, PrepareChoices, preparation_orders, same_jobs
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepare.verify import verify_prepared
-from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.report.install_report import (
     access_document,
     access_table,
@@ -60,8 +62,6 @@ from llmb.report.jobs_report import flags_text, queued_document, submit_text
 from llmb.report.output import print_output
 from llmb.runs.checkpoints.prepared_data import SPLITS, Split, prepared_folders
 from llmb.runs.huggingface.tensors import parse_size
-from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
-from llmb.site.site import Site
 from llmb.weights.conversion import default_processes
 
 Workload = Annotated[

@@ -23,8 +23,8 @@ from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say, warn
 from llmb.cli.runs import print_repeats, print_result
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, repeats_lock
-from llmb.programs.conclude import EndedRun
-from llmb.programs.engine.program import check_memory, memory_warnings
+from llmb.launch.programs.conclude import EndedRun
+from llmb.launch.programs.engine.program import check_memory, memory_warnings
 from llmb.report.output import print_output
 from llmb.report.plan_report import plan_document, plan_table, start_lines
 from llmb.report.table import plain_lines

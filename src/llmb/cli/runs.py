@@ -15,7 +15,7 @@ from llmb.cli.options import complete_run, takes
 from llmb.cli.root import install_here, say
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.states import read_step_times
-from llmb.programs.conclude import EndedRun, read_ended_run
+from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_output
 from llmb.report.run_report import machine_table, repeats_document, repeats_tables, run_document, run_table

@@ -41,9 +41,10 @@ from llmb.cli.runs import print_result
 from llmb.health.checked_nodes import OPTION
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.judge.published_verdict import figure_of
-from llmb.programs.conclude import read_ended_run
-from llmb.programs.engine.program import check_memory, memory_warnings
-from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
+from llmb.launch.documents.variables import documented_variables, near_misses, read_launch
+from llmb.launch.programs.conclude import read_ended_run
+from llmb.launch.programs.engine.program import check_memory, memory_warnings
+from llmb.launch.scheduler_lookup import read_cluster_site
 from llmb.report.jobs_report import (
     campaign_document,
     campaign_table,
@@ -59,7 +60,6 @@ from llmb.report.plan_report import start_lines
 from llmb.report.table import number
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
-from llmb.schedulers.lookup import read_cluster_site
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
 """None means the value of the file."""

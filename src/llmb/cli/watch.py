@@ -25,7 +25,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.wait import exit_code, last_try
-from llmb.programs.conclude import read_ended_run
+from llmb.launch.programs.conclude import read_ended_run
 from llmb.report.jobs_report import watch_document, watch_line, watch_title
 from llmb.report.output import log_writer, print_output
 from llmb.report.run_report import run_document

@@ -28,7 +28,7 @@ from llmb.exchange.tables import (
     write_parquet,
     write_tables,
 )
-from llmb.programs.conclude import read_ended_run
+from llmb.launch.programs.conclude import read_ended_run
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import read_job_if_whole

@@ -16,7 +16,7 @@ from llmb.base.errors import EnvironmentProblem
 from llmb.base.missing import Missing
 from llmb.base.shown_text import csv_value
 from llmb.catalogue.records import PARALLEL, Convention, Window
-from llmb.programs.conclude import EndedRun
+from llmb.launch.programs.conclude import EndedRun
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import new_file
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step

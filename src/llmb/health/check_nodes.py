@@ -25,12 +25,12 @@ from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_task
 from llmb.jobs.task import TaskOrder, TaskRecord
 from llmb.jobs.wait import PATIENCE_S, pause_s
-from llmb.jobspec.options import JobOptions
-from llmb.jobspec.spec import PYTHON, Placement
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.spec import PYTHON, Placement
+from llmb.launch.scheduler_lookup import scheduler_of
+from llmb.launch.scheduler_port import JobState, NodeState, Scheduler
+from llmb.launch.site.site import Site
 from llmb.runs.record_file import BrokenRecord
-from llmb.schedulers.lookup import scheduler_of
-from llmb.schedulers.port import JobState, NodeState, Scheduler
-from llmb.site.site import Site
 
 ASK_S = 20.0
 NODES_EVERY_S = 30.0

@@ -25,11 +25,11 @@ from llmb.health.rules import SAME_PCT, rule, rules
 from llmb.jobs.history import read_history
 from llmb.jobs.store import Filter
 from llmb.jobs.task import CHECKS
+from llmb.launch.scheduler_port import Cluster
 from llmb.readers.samples.node_settings import NodeSettings
 from llmb.runs.folder import RunFolder, create_numbered, write_atomically, write_newest, writing
 from llmb.runs.record import now
 from llmb.runs.record_file import BrokenRecord, read_record_file
-from llmb.schedulers.port import Cluster
 
 Value = str | float
 

@@ -15,10 +15,10 @@ from llmb.base.tools import Said, ask_program
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
+from llmb.launch.scheduler_lookup import SCHEDULERS, scheduler_of
+from llmb.launch.site.site import Site
 from llmb.readers.samples.host import usable_cores
 from llmb.runs.folder import CLUSTER_CONFIG
-from llmb.schedulers.lookup import SCHEDULERS, scheduler_of
-from llmb.site.site import Site
 
 OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 """Settings that a single machine does not have, whose file 'llmb install' writes, too."""

@@ -34,13 +34,13 @@ from llmb.health.checks.software import Silent, container_checks, scheduler_chec
 from llmb.health.facts import FactSource, WantedFacts, named_places, wanted_of
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
+from llmb.launch.scheduler_lookup import read_cluster_site, scheduler_of
+from llmb.launch.scheduler_port import Scheduler, SchedulerSetup
 from llmb.readers.samples.host import host_name
 from llmb.readers.samples.node_settings import NodeSettings, read_settings
 from llmb.runs.conditions import gpu_limits
 from llmb.runs.folder import write_atomically
 from llmb.runs.record import now
-from llmb.schedulers.lookup import read_cluster_site, scheduler_of
-from llmb.schedulers.port import Scheduler, SchedulerSetup
 
 DISK_BYTES = 256 * 2**20
 SCHEDULER_S = 20.0

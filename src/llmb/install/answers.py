@@ -14,8 +14,8 @@ from llmb.base.options import Option, limit_problems, options_of
 from llmb.base.secrets import holds_secret
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
-from llmb.reference_suite.launch_scripts import LaunchScript, launch_scripts
-from llmb.schedulers.lookup import SCHEDULERS, all_schedulers, find_scheduler
+from llmb.launch.documents.launch_scripts import LaunchScript, launch_scripts
+from llmb.launch.scheduler_lookup import SCHEDULERS, all_schedulers, find_scheduler
 
 UNMOUNTABLE = ",:"
 """Container runtimes separate mounts by them."""

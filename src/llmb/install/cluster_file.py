@@ -15,12 +15,12 @@ from llmb.catalogue.data_files import CatalogueError, read_data, read_file, sche
 from llmb.install.answers import Answers, answers_schema
 from llmb.install.environment import python_of
 from llmb.install.state import Journal, put_file
+from llmb.launch.scheduler_lookup import UNNAMED, all_schedulers, cluster_schema, find_scheduler
+from llmb.launch.scheduler_port import NONE
+from llmb.launch.site.cluster_config import read_cluster_config, read_cluster_file
+from llmb.launch.site.settings_edit import migrate
 from llmb.runs.folder import CLUSTER_CONFIG, write_atomically, writing
 from llmb.runs.record import LOCAL
-from llmb.schedulers.lookup import UNNAMED, all_schedulers, cluster_schema, find_scheduler
-from llmb.schedulers.port import NONE
-from llmb.site.cluster_config import read_cluster_config, read_cluster_file
-from llmb.site.settings_edit import migrate
 
 ADVICE = f"{see('install-on-a-cluster')}; 'llmb install --record FILE' writes such a file"
 ANSWERS_HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"

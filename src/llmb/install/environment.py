@@ -26,10 +26,10 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record, gpu_type_of
 from llmb.install.answers import EXISTING, Answers
 from llmb.install.state import Journal, put_file
+from llmb.launch.scheduler_lookup import SCHEDULERS, find_scheduler
+from llmb.launch.scheduler_port import NONE, Offer
+from llmb.launch.site.site import this_machine
 from llmb.runs.folder import ROOT_VARIABLES
-from llmb.schedulers.lookup import SCHEDULERS, find_scheduler
-from llmb.schedulers.port import NONE, Offer
-from llmb.site.site import this_machine
 
 BUILDS = Path(__file__).with_name("torch_builds.yaml")
 PROGRAMS = ("uv", "conda")

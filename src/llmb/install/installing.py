@@ -39,12 +39,12 @@ from llmb.install.installation import (
 )
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
 from llmb.install.suite import remove_environments, suite_environments, suite_steps
+from llmb.launch.scheduler_lookup import find_scheduler
+from llmb.launch.scheduler_port import NONE
 from llmb.runs.checkpoint_use import check_room
 from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.runs.record import LOCAL
-from llmb.schedulers.lookup import find_scheduler
-from llmb.schedulers.port import NONE
 
 RESUMED = "the same command resumes here"
 ENVIRONMENT_BYTES = 12 * 10**9

@@ -24,10 +24,10 @@ from llmb.install.answers import (
 from llmb.install.environment import Surroundings, torch_builds
 from llmb.install.images import source_problem
 from llmb.install.installation import prepared_sizes
-from llmb.reference_suite.launch_scripts import launch_scripts, scripts_of
+from llmb.launch.documents.launch_scripts import launch_scripts, scripts_of
+from llmb.launch.scheduler_lookup import SCHEDULERS, find_scheduler
+from llmb.launch.scheduler_port import NONE, Choice, Partition, Question, Scheduler
 from llmb.runs.record import LOCAL
-from llmb.schedulers.lookup import SCHEDULERS, find_scheduler
-from llmb.schedulers.port import NONE, Choice, Partition, Question, Scheduler
 
 GRACE = "aarch64"
 """The architecture of hosts that NVLink connects with their GPUs."""

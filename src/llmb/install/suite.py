@@ -16,7 +16,7 @@ from llmb.install.answers import EXISTING, Answers, suite_scripts
 from llmb.install.environment import activated, empty_environment, run_visibly
 from llmb.install.installation import Installation, InstallStep
 from llmb.install.state import Journal, partial_of
-from llmb.reference_suite.launch_scripts import (
+from llmb.launch.documents.launch_scripts import (
     NEMO_RUN,
     REPOSITORY,
     LaunchScript,
@@ -29,10 +29,10 @@ from llmb.reference_suite.launch_scripts import (
     nemo_run_commit,
     scripts_of,
 )
+from llmb.launch.scheduler_lookup import cluster_schema
+from llmb.launch.site.cluster_config import SuiteSettings, read_cluster_config
+from llmb.launch.site.site import SUITE_FOLDER, SUITES
 from llmb.runs.folder import CLUSTER_CONFIG, writing
-from llmb.schedulers.lookup import cluster_schema
-from llmb.site.cluster_config import SuiteSettings, read_cluster_config
-from llmb.site.site import SUITE_FOLDER, SUITES
 
 DOCUMENTED_ENVIRONMENT = "venv"
 """Where the documents make it, below STAGE_PATH."""

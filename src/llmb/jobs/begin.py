@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmb.base.errors import InfrastructureError, LlmbError, UsageError
-from llmb.jobspec.spec import read_spec
-from llmb.programs.port import find_program
-from llmb.reference_suite.documented_paths import link_as_documented
+from llmb.launch.documents.documented_paths import link_as_documented
+from llmb.launch.jobspec.spec import read_spec
+from llmb.launch.programs.port import find_program
+from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.runs.attempts import begin_attempt
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, RunRecord, now, read_record, source_fields, write_record
-from llmb.schedulers.lookup import find_scheduler
 
 
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:

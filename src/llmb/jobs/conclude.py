@@ -18,11 +18,11 @@ from llmb.jobs.job import LOST, Job
 from llmb.jobs.refresh import NOT_CONCLUDED, refresh
 from llmb.jobs.states import COMPLETED, FAILED, read_figures
 from llmb.jobs.store import Filter, Store
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
+from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.runs.folder import NotWritable, RunFolder
 from llmb.runs.record import BegunJob, RunRecord, read_job, read_job_end, read_record, source_fields
-from llmb.schedulers.lookup import find_scheduler
 
 KILLED = 137
 Say = Callable[[str], None]

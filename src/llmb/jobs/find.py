@@ -12,7 +12,7 @@ from statistics import median
 from llmb.base.errors import UsageError, closest, did_you_mean
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
-from llmb.schedulers.lookup import find_scheduler
+from llmb.launch.scheduler_lookup import find_scheduler
 
 _AGO = re.compile(r"(\d+)\s*([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -7,13 +7,13 @@ It writes the result of the job's run after the workers ended; SIGNAL is empty i
 import sys
 from pathlib import Path
 
-from llmb.jobspec.spec import read_spec
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.jobspec.spec import read_spec
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
+from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
-from llmb.schedulers.lookup import find_scheduler
 
 
 def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:

@@ -16,9 +16,9 @@ from llmb.jobs.refresh import TIME_OUT_S, refresh
 from llmb.jobs.states import decide, read_folder, read_run
 from llmb.jobs.store import Store
 from llmb.jobs.wait import last_try
+from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.runs.folder import NotWritable, RunFolder
 from llmb.runs.record import read_record, unreadable_record
-from llmb.schedulers.lookup import find_scheduler
 
 Write = Callable[[bytes], object]
 Ask = Callable[[Job], Job]

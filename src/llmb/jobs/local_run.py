@@ -23,12 +23,15 @@ from llmb.jobs.order import Prepared, send
 from llmb.jobs.refresh import refresh_job
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.submit import new_job, new_key, record_handle
-from llmb.jobspec.options import FrameworkOptions
-from llmb.jobspec.spec import JobSpec, Placement, layered, write_spec
-from llmb.programs.conclude import EndedRun, finish_run, read_ended_run
-from llmb.programs.engine.nsys import check_here, with_profiler
-from llmb.programs.engine.program import plan_engine
-from llmb.programs.port import End, ProgramRequest, find_program
+from llmb.launch.jobspec.job_options import FrameworkOptions
+from llmb.launch.jobspec.spec import JobSpec, Placement, layered, write_spec
+from llmb.launch.local import INTERRUPTED, JOB_VARIABLE, WORDS, local_command, local_variables, run_workers
+from llmb.launch.programs.conclude import EndedRun, finish_run, read_ended_run
+from llmb.launch.programs.engine.nsys_command import check_here, with_profiler
+from llmb.launch.programs.engine.program import plan_engine
+from llmb.launch.programs.port import End, ProgramRequest, find_program
+from llmb.launch.scheduler_lookup import find_scheduler
+from llmb.launch.site.site import Machine, Site, check_machine, this_machine
 from llmb.readers.samples.host import NodeProcesses
 from llmb.readers.samples.nvml import find_gpus
 from llmb.readers.samples.other_work import run_text
@@ -43,9 +46,6 @@ from llmb.runs.plan import EnginePlan, Plan, pretending
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, LOCAL, RunRecord, new_record, write_record
 from llmb.runs.steps import StepNews
-from llmb.schedulers.local import INTERRUPTED, JOB_VARIABLE, WORDS, local_command, local_variables, run_workers
-from llmb.schedulers.lookup import find_scheduler
-from llmb.site.site import Machine, Site, check_machine, this_machine
 
 LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")

@@ -15,8 +15,8 @@ from llmb.catalogue.catalogue import Catalogue, JobDefaults, job_defaults
 from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import Request, requested_gpu_type, resolve
 from llmb.jobs.job import row_of_record
-from llmb.jobspec.options import Binding, Boost, ContainerSettings, FrameworkOptions, JobOptions
-from llmb.jobspec.spec import (
+from llmb.launch.jobspec.job_options import Binding, Boost, ContainerSettings, FrameworkOptions, JobOptions
+from llmb.launch.jobspec.spec import (
     PYTHON,
     RUN_FOLDER,
     JobSpec,
@@ -27,7 +27,11 @@ from llmb.jobspec.spec import (
     place,
     write_spec,
 )
-from llmb.programs.port import ProgramRequest, ProgramWork, find_program
+from llmb.launch.programs.port import ProgramRequest, ProgramWork, find_program
+from llmb.launch.scheduler_lookup import find_scheduler, scheduler_of
+from llmb.launch.scheduler_port import Defaults, Scheduler, Submission
+from llmb.launch.site.cluster_config import ClusterConfig
+from llmb.launch.site.site import Site
 from llmb.runs.checkpoint_use import check_space
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import create_run_folder, experiment_name, release_checkpoints, run_parent
@@ -35,10 +39,6 @@ from llmb.runs.folder import CLUSTER_CONFIG, RunFolder, write_atomically, writin
 from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, SubmittedJob, queued_record, write_record
-from llmb.schedulers.lookup import find_scheduler, scheduler_of
-from llmb.schedulers.port import Defaults, Scheduler, Submission
-from llmb.site.cluster_config import ClusterConfig
-from llmb.site.site import Site
 
 
 def on_site(

@@ -17,10 +17,10 @@ from llmb.jobs.job import Job
 from llmb.jobs.states import FAILED, FolderState, decide, read_figures, read_folder
 from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions
+from llmb.launch.scheduler_lookup import find_scheduler
+from llmb.launch.scheduler_port import INFRASTRUCTURE, FaultTable, JobState, Phase, Scheduler
 from llmb.runs.failure import failed_host, tail
 from llmb.runs.record import LOCAL
-from llmb.schedulers.lookup import find_scheduler
-from llmb.schedulers.port import INFRASTRUCTURE, FaultTable, JobState, Phase, Scheduler
 
 TABLE = Path(__file__).parent / "data" / "faults.yaml"
 TIME_OUT_S = 60.0

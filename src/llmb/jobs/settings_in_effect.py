@@ -10,9 +10,8 @@ from llmb.base.secrets import HIDDEN, holds_secret
 from llmb.catalogue.catalogue import Catalogue, JobDefaults, find_fabric, job_defaults
 from llmb.catalogue.data_files import compose_file, line_in
 from llmb.catalogue.resolve import CPU, Request, find_workload, resolve, sizes_of
-from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
-from llmb.schedulers.lookup import cluster_schema, scheduler_of, user_schema
-from llmb.site.cluster_config import (
+from llmb.launch.scheduler_lookup import cluster_schema, scheduler_of, user_schema
+from llmb.launch.site.cluster_config import (
     ClusterConfig,
     SettingsFile,
     combined,
@@ -21,7 +20,8 @@ from llmb.site.cluster_config import (
     read_cluster_file,
     read_user_file,
 )
-from llmb.site.site import Site
+from llmb.launch.site.site import Site
+from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
 
 SourceKind = Literal["option", "shell", "user", "cluster", "catalogue", "llmb"]
 Value = str | int | float | bool | list[Any] | None

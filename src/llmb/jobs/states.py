@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from llmb.jobs.job import ANSWERED, LIVE, LOST, NOT_SUBMITTED, SUBMITTING, Job, Status
 from llmb.jobs.task import task_outcome
-from llmb.programs.port import StepsDone, find_program
+from llmb.launch.programs.port import StepsDone, find_program
+from llmb.launch.scheduler_lookup import all_schedulers
+from llmb.launch.scheduler_port import FROM_OUTSIDE, JobState
 from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import JobEnd, RunRecord, read_job_end, read_record
 from llmb.runs.steps import read_steps
-from llmb.schedulers.lookup import all_schedulers
-from llmb.schedulers.port import FROM_OUTSIDE, JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

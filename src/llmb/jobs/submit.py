@@ -19,10 +19,10 @@ from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order, Prepared, prepare, removed_if_refused, send
 from llmb.jobs.store import Store
 from llmb.jobs.task import TaskOrder
+from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.runs.experiment import stamped_folder
 from llmb.runs.folder import RunFolder, link_latest, write_atomically, writing
 from llmb.runs.record import SubmittedJob, now, read_job, read_record, write_record
-from llmb.schedulers.lookup import find_scheduler
 
 LOOK_BACK_S = 86400.0
 SETTLED_S = 5.0

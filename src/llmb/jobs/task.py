@@ -12,8 +12,8 @@ from typing import Any, Literal
 from llmb.base.record import Record
 from llmb.base.trust import STATE_FOLDER, WORKLOADS
 from llmb.jobs.order import JobOrder, mounted_folders, on_site
-from llmb.jobspec.options import ContainerSettings, StartMode
-from llmb.jobspec.spec import JobSpec, Placement, Word
+from llmb.launch.jobspec.job_options import ContainerSettings, StartMode
+from llmb.launch.jobspec.spec import JobSpec, Placement, Word
 from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.record import JobEnd

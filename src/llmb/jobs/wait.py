@@ -28,11 +28,11 @@ from llmb.jobs.order import Prepared
 from llmb.jobs.refresh import faults_of, refresh, worth_a_retry
 from llmb.jobs.store import KeyTaken, Store
 from llmb.jobs.submit import hand_over, submission_lock
-from llmb.jobspec.spec import read_spec
-from llmb.programs.port import NewSteps, find_program
+from llmb.launch.jobspec.spec import read_spec
+from llmb.launch.programs.port import NewSteps, find_program
+from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.runs.record import read_record, write_record
 from llmb.runs.steps import StepNews
-from llmb.schedulers.lookup import find_scheduler
 
 LONGEST_AGO_S = 86400.0
 """A job that failed longer ago is not retried."""

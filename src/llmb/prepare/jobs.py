@@ -19,11 +19,11 @@ from llmb.jobs.job import LIVE, Job
 from llmb.jobs.refresh import refresh
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.task import PREPARATIONS, TaskOrder, TaskRecord
-from llmb.jobspec.options import JobOptions
-from llmb.jobspec.spec import PYTHON, Placement
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.spec import PYTHON, Placement
+from llmb.launch.scheduler_lookup import scheduler_of
+from llmb.launch.site.site import Site
 from llmb.runs.checkpoints.prepared_data import prepared_folders
-from llmb.schedulers.lookup import scheduler_of
-from llmb.site.site import Site
 
 TIME_LIMIT_MIN = 55
 """Time limit of the reference documents."""

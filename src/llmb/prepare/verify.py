@@ -15,11 +15,11 @@ from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, find_workload, releases_of, seq_lens_of, source_of
 from llmb.catalogue.throughput import parameter_count
+from llmb.launch.documents.documented_paths import NemoItem, nemo_items
+from llmb.launch.documents.launch_scripts import find_launch_script
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.packed_files import read_packed
 from llmb.prepare.sample_files import SampleFiles, read_samples_record
-from llmb.reference_suite.documented_paths import NemoItem, nemo_items
-from llmb.reference_suite.launch_scripts import find_launch_script
 from llmb.runs.checkpoints.checkpoint import RECORD, model_differences, read_checkpoint
 from llmb.runs.checkpoints.checkpoint_files import BLOCK, damaged_files, partial_path
 from llmb.runs.checkpoints.conversion_request import OnProgress, finished_files

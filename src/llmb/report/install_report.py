@@ -13,11 +13,11 @@ from llmb.install.images import ImportedImage
 from llmb.install.installation import Removal
 from llmb.install.installing import StepResult
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
+from llmb.launch.documents.documented_paths import NemoItem
+from llmb.launch.documents.launch_scripts import CheckedFile
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub import RepositoryAccess, TokenSource
 from llmb.prepare.verify import Item, Verification
-from llmb.reference_suite.documented_paths import NemoItem
-from llmb.reference_suite.launch_scripts import CheckedFile
 from llmb.report.recipe_report import lora_text
 from llmb.report.table import (
     Column,

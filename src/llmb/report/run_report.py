@@ -13,7 +13,7 @@ from llmb.catalogue.records import Convention
 from llmb.catalogue.throughput import MFU
 from llmb.judge.causes import cause_rules
 from llmb.judge.judgement import headline
-from llmb.programs.conclude import EndedRun
+from llmb.launch.programs.conclude import EndedRun
 from llmb.readers.profiles.breakdown import shares
 from llmb.readers.samples.machine import MachineReport, event_text, kind_text, machine_rules
 from llmb.readers.samples.sample_records import HostUse, ResourceUse

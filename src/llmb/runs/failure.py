@@ -237,7 +237,7 @@ _STALL_LINE = re.compile(rf"^{STALL}(?:(?P<who>ranks? [\d, -]+) on (?P<host>[\w.
 _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
 # Of a node that could not be made ready for its workers. The scheduler's own output may begin its line.
 _NODE_LINE = re.compile(r"llmb: node (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
-# What llmb.processes.ranks reports of a rank, in the order in which they ended.
+# What llmb.launch.ranks reports of a rank, in the order in which they ended.
 _ENDED_LINE = re.compile(
     r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) "
     r"(?P<how>ended with exit code \d+|was killed by signal (?P<signal>\d+) \(\w+\))$",

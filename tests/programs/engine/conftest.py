@@ -19,7 +19,7 @@ from fork_server import Fork, ForkServer
 from free_ports import free_ports
 from torch.distributed import FileStore
 
-from llmb.processes.ranks import STORE
+from llmb.launch.ranks import STORE
 
 LLMB = [sys.executable, "-P", "-m", "llmb.cli.main"]
 STARTED_WITHIN_S = 300

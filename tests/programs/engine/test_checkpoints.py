@@ -18,8 +18,8 @@ from fork_server import Fork
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.throughput import checkpoint_bytes
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
 from llmb.readers.logs.outcome import judge_log
 from llmb.readers.logs.reader import read_log
 from llmb.runs.checkpoints.checkpoint import read_checkpoint, read_checkpoint_times, saved_checkpoints

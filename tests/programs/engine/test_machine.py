@@ -11,13 +11,13 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import gpu_type_of
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.jobs.local_run import local_spec, recipe_for
+from llmb.launch.local import THREADS, local_command, local_variables
+from llmb.launch.programs.engine.program import SHIPPED, check_memory, memory_warnings
+from llmb.launch.site.site import Machine, check_machine, this_machine
 from llmb.predict.memory import clearly_fits, estimate
-from llmb.programs.engine.program import SHIPPED, check_memory, memory_warnings
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan
-from llmb.schedulers.local import THREADS, local_command, local_variables
-from llmb.site.site import Machine, check_machine, this_machine
 
 CATALOGUE = Catalogue()
 LAPTOP = Machine(gpu_names=(), cores=8)
@@ -146,7 +146,7 @@ def test_every_variable_is_explained_in_the_docs() -> None:
 def test_the_command_names_the_folder_and_nothing_secret(tiny_plan: Callable[..., Plan]) -> None:
     run = RunFolder(Path("/data/with space/run"))
     command = local_command(local_spec(tiny_plan(scale=4), Path("/data"), {}, run), run)
-    assert command[1:6] == ("-P", "-m", "llmb.processes.ranks", "1", "4")
+    assert command[1:6] == ("-P", "-m", "llmb.launch.ranks", "1", "4")
     assert command[-1] == "/data/with space/run"
 
 

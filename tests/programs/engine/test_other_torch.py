@@ -9,15 +9,15 @@ import torch
 
 import llmb
 from llmb.engine.torch_names import ACCOUNT, BENCH, ENGINE, TRIED, WEIGHTS, missing_names, untried
-from llmb.processes.ranks import words
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.local import run_workers
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
+from llmb.launch.ranks import words
 from llmb.report.run_report import run_table
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
-from llmb.schedulers.local import run_workers
 
 WORKER = Path(__file__).with_name("other_torch_worker.py")
 SOURCES = [Path(llmb.__file__).parent / part for part in ("engine", "bench/worker", "weights/worker")]

@@ -12,7 +12,7 @@ from called_here import Run
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.programs.engine.program import memory_warnings
+from llmb.launch.programs.engine.program import memory_warnings
 from llmb.readers.logs.log_files import parse_file
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan, pretending

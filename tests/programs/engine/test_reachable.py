@@ -10,7 +10,7 @@ import pytest
 
 from llmb.base.processes import family
 from llmb.engine.parallel.rendezvous import STORE as READ_STORE
-from llmb.processes.ranks import STORE
+from llmb.launch.ranks import STORE
 
 TWO = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "100000")
 LISTENING = "0A"

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from llmb.processes.ranks import words
-from llmb.programs.conclude import finish_run
-from llmb.programs.port import End
+from llmb.launch.local import run_workers
+from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.port import End
+from llmb.launch.ranks import words
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
-from llmb.schedulers.local import run_workers
 
 Start = Callable[..., Any]
 MakePlan = Callable[..., Plan]

@@ -50,7 +50,7 @@ def put_process(root: Path, pid: int, parent: int, words: str, *ticks: int, bega
 def node_of_two_runs(root: Path) -> NodeProcesses:
     put_process(root, 1, 0, "init", 900)
     put_process(root, 10, 1, "llmb run", 100, 0, 50, 0)
-    put_process(root, 11, 10, "python -P -m llmb.processes.ranks 1 2 python -m llmb.engine.worker /a/run", 100)
+    put_process(root, 11, 10, "python -P -m llmb.launch.ranks 1 2 python -m llmb.engine.worker /a/run", 100)
     put_process(root, 12, 11, "python -m llmb.engine.worker /a/run", 300, 100)
     put_process(root, 13, 12, "cc1plus", 100)
     put_process(root, 20, 1, "python -m llmb.engine.worker /a/run2", 500, began=7000)

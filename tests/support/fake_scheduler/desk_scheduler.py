@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 from llmb.base.options import Option
 from llmb.catalogue.records import Record
-from llmb.jobspec.spec import JobSpec, Word, filled
-from llmb.processes.ranks import words
+from llmb.launch.jobspec.spec import JobSpec, Word, filled
+from llmb.launch.local import started
+from llmb.launch.ranks import words
+from llmb.launch.scheduler_port import AskedJob, Choice, JobAnswers, JobState, Scheduler, SchedulerQuestion, Submission
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now
-from llmb.schedulers.local import started
-from llmb.schedulers.port import AskedJob, Choice, JobAnswers, JobState, Scheduler, SchedulerQuestion, Submission
 
 
 class DeskSettings(Record):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that measures collectives, once a rank: ``python -m llmb.bench.worker.collectives FOLDER``.
 
-``llmb.processes.ranks`` starts it, or a scheduler with the same variables. Rank 0 writes the result, and one line of
+``llmb.launch.ranks`` starts it, or a scheduler with the same variables. Rank 0 writes the result, and one line of
 progress a size to standard output.
 """
 

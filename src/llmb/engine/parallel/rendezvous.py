@@ -38,7 +38,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from llmb.base.errors import EnvironmentProblem
 
 STORE = "LLMB_STORE"
-"""As llmb.processes.ranks sets it."""
+"""As llmb.launch.ranks sets it."""
 STORE_ID = "LLMB_STORE_ID"
 PATIENCE = timedelta(minutes=10)
 UNTIL_REMOVED = -1

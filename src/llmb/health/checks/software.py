@@ -18,7 +18,7 @@ from llmb.base.shown_text import listed
 from llmb.health.checks.disk import read_disk
 from llmb.health.facts import FactSource, WantedFacts, printed_documents
 from llmb.health.rules import Finding, gb, names_of, rule, skipped
-from llmb.schedulers.port import SchedulerSetup, Trait
+from llmb.launch.scheduler_port import SchedulerSetup, Trait
 
 OLDEST_PYTHON = (3, 11)
 IN_CONTAINER = "jobs run in a container, which has its own"

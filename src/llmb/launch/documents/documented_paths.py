@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's files by the names that the recipe's document gives them, for the document's own commands; and what the
+suite's own preparation leaves in NeMo's form.
+
+The log is a hard link where the file system has them: ``grep -r`` follows no symbolic link that it finds.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llmb.launch.jobspec.spec import JobSpec
+from llmb.readers.profiles import NCCL_LOG_END
+from llmb.runs.checkpoints.checkpoint import RECORD, saved_checkpoints
+from llmb.runs.checkpoints.nemo_folder import BACKEND_FILE, MODEL_FILE, is_nemo_folder
+from llmb.runs.checkpoints.prepared_data import PreparedFolders
+from llmb.runs.experiment import recorded_suffix
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import RunRecord
+
+COPIED_BYTES = 1 << 24
+NO_ACCOUNT = "default"
+"""In place of the account of a job that names none: Slurm then takes the user's default one."""
+
+
+def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
+    """Adds NCCL's logs of all ranks to the log of a traced run if its document has them there."""
+    document = plan.recipe.document
+    if not plan.nccl_trace or document is None or not document.nccl_trace_in_log:
+        return
+    try:
+        with folder.log.open("ab") as log:
+            for trace in sorted(folder.nccl_trace.glob(f"*{NCCL_LOG_END}")):
+                with trace.open("rb") as lines:
+                    shutil.copyfileobj(lines, log, COPIED_BYTES)
+    except OSError as error:
+        sys.stderr.write(f"llmb: warning: {folder.log} does not have all of NCCL's logs: {error.strerror}\n")
+
+
+def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> None:
+    """Links the files of a run that began under the names of its document. One that cannot be made ends no run."""
+    if spec.documented_root and record.attempts:
+        # As NeMo-Run names it, of which the suite's parser shows what is between the account and the task's number.
+        account, job_id = spec.flags.get("account") or NO_ACCOUNT, record.attempts[0].job.job_id
+        log = f"log-{account}.{folder.path.name}_{job_id}_0.out"
+        try:
+            _link_missing(Path(spec.documented_root), folder, record.plan, log)
+        except OSError as error:
+            sys.stderr.write(f"llmb: warning: {error.filename2 or error.filename} is not linked: {error.strerror}\n")
+
+
+def _link_missing(root: Path, folder: RunFolder, plan: Plan, log: str) -> None:
+    """Makes the links below ``root`` that do not exist yet; nothing for a document whose folders are llmb's own.
+
+    Raises OSError.
+    """
+    document = plan.recipe.document
+    if document is None or document.results is None:
+        return
+    results, recipe = document.results, plan.recipe
+    names = recipe.model_dump(include={"workload", "size", "dtype", "release"}) | {
+        "gpus": recipe.scale,
+        "seconds": folder.path.parent.name.rpartition("_")[2],
+        "recorded": recorded_suffix(plan),
+    }
+    names["experiment"] = results.experiment.format(**names)
+    first, *others = (root / template.format(**names) for template in results.folders)
+    folder.log.touch()
+    for above in (first, *others):
+        _link_file(above / log, folder.log)
+    if results.nsys_profile and plan.profile:
+        _link_folder(first / results.nsys_profile, folder.nsys_profile)
+    if results.checkpoint:
+        for saved in saved_checkpoints(folder.checkpoints_of(plan)):
+            _link_folder(first / results.checkpoint.format(samples=saved.record.consumed_samples), saved.path)
+
+
+def _link_file(link: Path, file: Path) -> None:
+    if not os.path.lexists(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            link.hardlink_to(file)
+        except OSError:  # a file system without hard links
+            _link_folder(link, file)
+
+
+def _link_folder(link: Path, target: Path) -> None:
+    """A symbolic link that stays valid where the file system is mounted elsewhere."""
+    if not os.path.lexists(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(target, link.parent))
+
+
+NemoState = Literal["complete", "missing", "incomplete", "of llmb"]
+COMMON_FILE = "weights/common.pt"
+"""Written last by Megatron-Core, with the metadata (core/dist_checkpointing/serialization.py)."""
+SAMPLES = ("training.jsonl", "validation.jsonl", "test.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class NemoItem:
+    """A checkpoint or a dataset as NeMo wants it."""
+
+    name: str
+    path: Path
+    state: NemoState
+    problem: str | None = None
+    """What is wrong with what is there."""
+
+
+def nemo_items(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> tuple[NemoItem, ...]:
+    """The checkpoint ``model``, and ``dataset`` packed to ``seq_len`` with its tokenizer."""
+    return _checkpoint(folders, model), _dataset(folders, model, dataset, seq_len)
+
+
+def _checkpoint(folders: PreparedFolders, model: str) -> NemoItem:
+    path, name = folders.model(model), f"models/{model}"
+    if (path / RECORD).is_file():
+        problem = "it is a checkpoint of llmb, which NeMo cannot read; each needs a root of installation of its own"
+        return NemoItem(name, path, "of llmb", problem)
+    if not is_nemo_folder(path):
+        return NemoItem(name, path, "missing")
+    if lacking := list(_lacking(path)):
+        return NemoItem(name, path, "incomplete", f"without {', '.join(lacking)}: its import was ended")
+    return NemoItem(name, path, "complete")
+
+
+def _lacking(path: Path) -> Iterator[str]:
+    yield from (name for name in (MODEL_FILE, BACKEND_FILE, COMMON_FILE) if not (path / name).is_file())
+    shards = list((path / "weights").glob("*.distcp"))
+    if not shards:
+        yield "weights/*.distcp"
+    yield from (f"content in weights/{shard.name}" for shard in shards if not shard.stat().st_size)
+
+
+def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> NemoItem:
+    """NeMo packs while it trains, if it has to: the samples decide."""
+    path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
+    name = f"datasets/{dataset}"
+    wanted = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")
+    lacking = [item for item in wanted if not (path / item).is_file()]
+    if not lacking:
+        return NemoItem(name, path, "complete")
+    if set(SAMPLES) <= set(lacking):
+        return NemoItem(name, path, "missing")
+    return NemoItem(name, path, "incomplete", f"without {', '.join(lacking)}")

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference suite's own ``cluster_config.yaml``, in each of its forms, as settings of llmb. Pure.
+
+Version 1 has a block ``launcher`` and flat Slurm keys (``gpu_partition``, ``gpu_gres``); ``schema_version: 2`` has
+those keys at the top and in blocks ``slurm.gpu`` and ``slurm.cpu``.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from llmb.base.secrets import has_secret, holds_secret
+from llmb.catalogue.records import Record
+from llmb.launch.jobspec.spec import variable_problems
+
+Value = str | int | float | bool | None
+Values = dict[str, Value]
+Data = dict[str, Any]
+VBOOST_CLUSTER = "eos"
+"""The cluster on which the reference suite sets vboost by itself."""
+VERSION_1_KEYS = ("launcher",)
+VERSION_2_KEYS = ("llmb_repo", "llmb_install")
+FLAT_KEYS = ("gpu_partition", "gpu_gres", "cpu_gres")
+BLOCKS = ("gpu", "cpu")
+FLAG_OF = {
+    "TIMELIMIT": "time",
+    "MEM_PER_NODE": "mem",
+    "ARRAY_INX": "array",
+    "JOB_NAME": "job-name",
+    "CPU_FREQ_REQ": "cpu-freq",
+}
+"""Flags of sbatch that its variables call otherwise."""
+
+
+class _Lenient(BaseModel):
+    """What else is in it does not concern jobs."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Install(_Lenient):
+    venv_type: Literal["uv", "venv", "conda"] | None = None
+    method: Literal["slurm", "local"] | None = None
+    node_architecture: str | None = None
+    image_folder: str | None = None
+
+
+class _Workload(_Lenient):
+    venv_path: str | None = None
+    venv_type: str | None = None
+    environment: Values | None = None
+
+
+class _Workloads(_Lenient):
+    installed: tuple[str, ...] = ()
+    config: dict[str, _Workload | None] | None = None
+
+
+class _Launcher(_Lenient):
+    llmb_repo: str | None = None
+    llmb_install: str | None = None
+    gpu_type: str | None = None
+    node_architecture: str | None = None
+    cluster_name: str | None = None
+
+
+class _Block(BaseModel):
+    """Keys of Slurm, which are any."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Value]
+
+    def others(self) -> Values:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class _Partition(_Block):
+    partition: str | None = None
+    gres: str | int | None = None
+
+
+class _Blocks(_Block):
+    account: str | int | None = None
+    gpu: _Partition | None = None
+    cpu: _Partition | None = None
+
+
+class _Flat(_Block):
+    account: str | int | None = None
+    gpu_partition: str | None = None
+    gpu_gres: str | int | None = None
+    cpu_partition: str | None = None
+    cpu_gres: str | int | None = None
+
+
+class _Common(Record):
+    install: _Install | None = None
+    environment: Values | None = None
+    workloads: _Workloads | None = None
+
+
+class Version2(_Common):
+    """``schema_version: 2``."""
+
+    schema_version: Literal[2]
+    llmb_repo: str | None = None
+    llmb_install: str | None = None
+    gpu_type: str | None = None
+    cluster_name: str | None = None
+    slurm: _Blocks | None = None
+
+
+class Version1(_Common):
+    """The forms before it."""
+
+    schema_version: Literal[1] | None = None
+    launcher: _Launcher | None = None
+    slurm: _Flat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceForm:
+    """Which form a file has."""
+
+    title: str
+    shape: type[Version1] | type[Version2]
+
+
+@dataclass(slots=True)
+class Translation:
+    """A file of the reference suite as data of llmb's form. ``notes`` say what was not taken, and why."""
+
+    data: Data = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)
+    """Names of the variables that were left out because they hold secrets."""
+    notes: list[str] = field(default_factory=list)
+
+
+def form_of(data: object) -> ReferenceForm | None:
+    """The reference suite's form of a parsed file; None for llmb's own.
+
+    Raises ValueError for a mixture of its forms, and for a version that is not known.
+    """
+    if not isinstance(data, dict):
+        return None
+    first, second = _marks(data, VERSION_1_KEYS, FLAT_KEYS), _marks(data, VERSION_2_KEYS, BLOCKS)
+    version = data.get("schema_version")
+    if first and (second or version == 2):
+        other = second[0] if second else "schema_version: 2"
+        raise ValueError(f"{first[0]} is of the reference suite's version 1, and {other} is of its version 2; keep one")
+    if "schema_version" in data and version not in (1, 2):
+        raise ValueError(f"schema_version is {version}; the reference suite's files have 1 or 2, and llmb's have none")
+    if second or version == 2:
+        return ReferenceForm("schema_version 2", Version2)
+    workloads = data.get("workloads")
+    listed = isinstance(workloads, dict) and isinstance(workloads.get("installed"), list)
+    if first or version == 1 or listed:
+        return ReferenceForm("version 1", Version1)
+    return None
+
+
+def _marks(data: Mapping[str, object], keys: tuple[str, ...], below_slurm: tuple[str, ...]) -> list[str]:
+    slurm = data.get("slurm")
+    return [
+        *(key for key in keys if key in data),
+        *(f"slurm.{key}" for key in below_slurm if isinstance(slurm, dict) and key in slurm),
+    ]
+
+
+def translated(given: Version1 | Version2) -> Translation:
+    """``given`` as data of llmb's form."""
+    found = Translation()
+    head = given.launcher or _Launcher() if isinstance(given, Version1) else given
+    slurm = _slurm(given, found)
+    environment = _variables(given.environment or {}, "environment", found, slurm)
+    own = {
+        "cluster_name": head.cluster_name,
+        "gpu_type": head.gpu_type and head.gpu_type.lower(),
+        "environment": environment,
+        "slurm": slurm,
+        "install": _install(given, found),
+        "workloads": _workloads(given.workloads, found),
+        "reference_suite": _suite(given),
+    }
+    found.data.update({key: value for key, value in own.items() if value})
+    if (head.cluster_name or "").lower() == VBOOST_CLUSTER:
+        found.data.setdefault("vboost", 1)
+    return found
+
+
+def _slurm(given: Version1 | Version2, found: Translation) -> Data:
+    if isinstance(given.slurm, _Flat):
+        flat = given.slurm
+        shared, gpu = flat.others(), _Partition(partition=flat.gpu_partition, gres=flat.gpu_gres)
+        cpu = _Partition(partition=flat.cpu_partition, gres=flat.cpu_gres)
+    elif given.slurm:
+        shared, gpu, cpu = given.slurm.others(), given.slurm.gpu or _Partition(), given.slurm.cpu or _Partition()
+    else:
+        return {}
+    account = given.slurm.account
+    slurm: Data = {
+        "account": None if account is None else str(account),
+        "partition": gpu.partition,
+        "cpu_partition": cpu.partition,
+        **_gres(gpu.gres, found),
+    }
+    # What a block says replaces what is shared; null cancels it.
+    for name, value in {**shared, **gpu.others()}.items():
+        _add_flag(name, value, slurm, found)
+    if cpu.gres:
+        found.notes.append("slurm: GPUs of CPU jobs are not taken: they ask for none")
+    found.notes.extend(f"slurm.cpu.{name} is not taken: flags hold for all jobs" for name in cpu.others())
+    return {key: value for key, value in slurm.items() if value is not None}
+
+
+def _gres(gres: str | int | None, found: Translation) -> Data:
+    """SBATCH_GPUS_PER_NODE of the reference suite, such as 8 or h100:8."""
+    if gres is None or str(gres).strip().lower() in ("", "null", "none", "0"):
+        return {"gpu_request": "none"}
+    kind, _, count = str(gres).strip().removeprefix("gpu:").rpartition(":")
+    if not count.isdecimal():
+        found.notes.append(f"slurm: the GRES '{gres}' is not taken: it must be a number of GPUs, such as 8")
+        return {}
+    if count == "1":
+        found.notes.append("slurm: a GRES of 1 is read as all GPUs of a node")
+    return {"gpus_per_node": None if count == "1" else int(count), "gres_type": kind or None}
+
+
+def _add_flag(name: str, value: Value, slurm: Data, found: Translation) -> None:
+    """A key of Slurm as the variable that the reference suite makes of it, and that as a flag of sbatch."""
+    variable = name.upper() if name.lower().startswith(("sbatch_", "slurm_")) else f"SBATCH_{name.upper()}"
+    if value is None:
+        return
+    text = str(value)
+    kind, _, key = variable.partition("_")
+    if holds_secret(variable, text):
+        found.secrets.append(name)
+    elif key in ("ACCOUNT", "PARTITION"):
+        slurm[key.lower()] = text
+    elif key == "GPUS_PER_NODE":
+        slurm.update(_gres(text, found))
+    elif kind == "SLURM":
+        found.notes.append(f"slurm.{name} is not taken: {variable} is a variable of srun; see slurm.srun_flags")
+    else:
+        flag = FLAG_OF.get(key, key.lower().replace("_", "-"))
+        flags = slurm.setdefault("flags", {})
+        flags[flag] = value if isinstance(value, bool) else text
+
+
+def _variables(given: Values, where: str, found: Translation, slurm: Data | None = None) -> dict[str, str]:
+    """Variables of jobs. What the reference suite's scripts read becomes the setting that it stands for, if ``slurm``
+    is given.
+    """
+    kept = {}
+    for name, value in given.items():
+        text = str(value)
+        if value is None:
+            found.notes.append(f"{where}.{name} is not taken: it has no value")
+        elif holds_secret(name, text):
+            found.secrets.append(name)
+        elif slurm is not None and name.startswith("SBATCH_"):
+            _add_flag(name.lower(), value, slurm, found)
+        elif slurm is not None and name in _READ:
+            _READ[name](text, slurm, found)
+        elif problems := list(variable_problems({name: text})):
+            found.notes.append(f"{where}.{name} is not taken: {problems[0]}")
+        else:
+            kept[name] = text
+    return kept
+
+
+def _time_limit(text: str, slurm: Data, found: Translation) -> None:  # noqa: ARG001
+    slurm.setdefault("flags", {})["time"] = text
+
+
+def _gpus_per_node(text: str, slurm: Data, found: Translation) -> None:
+    if text.isdecimal():
+        slurm["gpus_per_node"] = int(text)
+    else:
+        found.notes.append(f"environment.GPUS_PER_NODE is not taken: '{text}' is not a number")
+
+
+def _additional(text: str, slurm: Data, found: Translation) -> None:
+    for part in filter(None, map(str.strip, text.split(";"))):
+        name, equals, value = part.lstrip("-").partition("=")
+        if has_secret(part):
+            found.secrets.append("ADDITIONAL_SLURM_PARAMS")
+        else:
+            slurm.setdefault("flags", {})[name.strip()] = value.strip() if equals else True
+
+
+def _vboost(text: str, slurm: Data, found: Translation) -> None:  # noqa: ARG001
+    found.data["vboost"] = int(text.strip().lower() in ("1", "true", "yes"))
+
+
+_READ = {
+    "TIME_LIMIT": _time_limit,
+    "GPUS_PER_NODE": _gpus_per_node,
+    "ADDITIONAL_SLURM_PARAMS": _additional,
+    "ENABLE_VBOOST": _vboost,
+}
+
+
+def _install(given: Version1 | Version2, found: Translation) -> Data:
+    install = given.install or _Install()
+    launcher = given.launcher if isinstance(given, Version1) else None
+    architecture = install.node_architecture or (launcher and launcher.node_architecture)
+    known = {"arm64": "aarch64", "amd64": "x86_64"}.get(str(architecture), architecture)
+    if known not in (None, "x86_64", "aarch64"):
+        found.notes.append(f"install.node_architecture is not taken: '{known}' is not known")
+        known = None
+    own = {
+        "environment": install.venv_type,
+        "image_folder": install.image_folder,
+        "node_architecture": known,
+        "workloads": list(given.workloads.installed) if given.workloads else [],
+    }
+    return {key: value for key, value in own.items() if value}
+
+
+def _workloads(given: _Workloads | None, found: Translation) -> Data:
+    workloads: Data = {}
+    for name, own in (given.config or {}).items() if given else ():
+        variables = _variables((own and own.environment) or {}, f"workloads.config.{name}.environment", found)
+        if variables:
+            workloads[name] = {"environment": variables}
+    return workloads
+
+
+def _suite(given: Version1 | Version2) -> Data:
+    """Where the suite's own software is."""
+    launcher = given.launcher if isinstance(given, Version1) else None
+    checkout = given.llmb_repo if isinstance(given, Version2) else launcher and launcher.llmb_repo
+    config = (given.workloads and given.workloads.config) or {}
+    environments = {name: own.venv_path for name, own in config.items() if own and own.venv_path}
+    return {name: value for name, value in (("checkout", checkout), ("environments", environments)) if value}
+
+
+def told(form: ReferenceForm, found: Translation) -> Iterator[str]:
+    """What is to be known wherever the file is read."""
+    what = f"cluster_config.yaml is the reference suite's ({form.title}), read as llmb's"
+    yield f"{what}; 'llmb config migrate' writes it so"
+    if found.secrets:
+        names = ", ".join(dict.fromkeys(found.secrets))
+        yield f"cluster_config.yaml holds secrets, which are left out: {names}; jobs need none"

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment variables of the reference documents, and how llmb interprets them. Pure."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from llmb.base.errors import UsageError, closest, itemized, see
+from llmb.base.options import NONE_WORDS, WORD, Option, read_value, valid_values
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.model_name import split_model
+from llmb.catalogue.records import Record
+from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
+from llmb.launch.documents.launch_scripts import CACHES, TOKEN, find_launch_script, launch_scripts
+
+SUITE = "reference_suite"
+"""The program that calls the suite's own launch scripts."""
+VARIABLES = Path(__file__).with_name("variables.yaml")
+Value = str | int | float | bool | None
+TYPES: Mapping[str, Option] = {
+    "word": Option(form=WORD),
+    "text": Option(),
+    "count": Option(annotation=int, minimum=1),
+    "number": Option(annotation=int, minimum=0),
+    "flag": Option(annotation=bool),
+}
+"""Types of variables that set no option."""
+SHORTEST_INEXACT = 7
+"""Minimum letters of a name for which similar names are suggested: many shorter names differ by one letter only."""
+LIKENESS = 0.87
+MOST_LETTERS_MORE = 1
+
+
+class VariableUse(Record):
+    """How llmb interprets a variable, for some workloads or for all."""
+
+    workloads: tuple[str, ...] = ()
+    framework: bool = False
+    """Only for jobs of another framework, not for llmb's engine."""
+    sets: str | None = None
+    """Name of the option that gets the value."""
+    values: dict[str, str] = Field(default_factory=dict)
+    """Valid values, and the option's value for each; empty if they are the same."""
+    adds: dict[str, str] = Field(default_factory=dict)
+    """Options that are also set, unless the value is false."""
+    install: bool = False
+    """The value is the root of installation, which every command reads."""
+    read_for: str | None = None
+    """Name of the option that reads the variable wherever a job is submitted, not only by ``llmb launch``."""
+    passed: bool = False
+    """The job gets it in its environment."""
+    accepts: tuple[str, ...] = ()
+    """The only supported values."""
+    because: str | None = None
+    ignored: str | None = None
+    refused: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one_use(self) -> Self:
+        kinds = (self.sets, self.install, self.read_for, self.passed, self.accepts, self.ignored, self.refused)
+        if sum(map(bool, kinds)) != 1:
+            raise ValueError("a use needs exactly one of sets, install, read_for, passed, accepts, ignored and refused")
+        if bool(self.accepts) != bool(self.because):
+            raise ValueError("accepts requires a reason in because")
+        return self
+
+    def fits(self, workload: str, *, framework: bool) -> bool:
+        return (not self.workloads or workload in self.workloads) and (framework or not self.framework)
+
+
+class LaunchVariable(Record):
+    """A variable of the reference documents."""
+
+    name: str
+    meaning: str
+    type: Literal["word", "text", "count", "number", "flag"] | None = None
+    """Type of the value; None if an option defines it."""
+    none_is: int | None = None
+    """The value that words such as null stand for, if ``none_is`` is given."""
+    releases: tuple[str, ...]
+    uses: tuple[VariableUse, ...]
+    excludes: tuple[str, ...] = ()
+    """Variables that cannot be combined with this one."""
+    quiet: bool = False
+    """Other programs read it too: if llmb ignores it, that is not reported."""
+    preparation: VariableUse | None = None
+    """How ``llmb prepare submit`` interprets it, if not like a launch."""
+
+    def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
+        return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
+
+    @property
+    def prepares(self) -> VariableUse | None:
+        """Its use for a preparation; None if it applies to runs alone."""
+        shared = next((use for use in self.uses if use.read_for or use.install), None)
+        return self.preparation or shared
+
+    @model_validator(mode="after")
+    def _has_one_type(self) -> Self:
+        if bool(self.type) == bool(self.option):
+            raise ValueError("type is required if no use sets an option, and invalid otherwise")
+        return self
+
+    @property
+    def option(self) -> str | None:
+        """Name of the option that defines the values."""
+        return next((name for use in self.uses if (name := use.sets or use.read_for)), None)
+
+    def value(self, text: str, options: Mapping[str, Option]) -> Value:
+        """Raises ValueError with the valid values."""
+        if "none_is" in self.model_fields_set and text.lower() in NONE_WORDS:
+            return self.none_is
+        takes = self.takes(options)
+        found: Value = read_value(takes, text.lower() if takes.form.any_case else text)
+        return found
+
+    def valid(self, options: Mapping[str, Option]) -> str:
+        """Valid values, as words after "it must be"."""
+        names = [name for use in self.uses for name in use.values]
+        return " or ".join(names) if names else valid_values(self.takes(options))
+
+    def takes(self, options: Mapping[str, Option]) -> Option:
+        return TYPES[self.type] if self.type else options[str(self.option)]
+
+
+class VariablesFile(Record):
+    """``variables.yaml``."""
+
+    variables: tuple[LaunchVariable, ...]
+
+
+@cache
+def documented_variables(path: Path = VARIABLES) -> tuple[LaunchVariable, ...]:
+    """The environment variables of the reference documents. Raises CatalogueError."""
+    return read_file(path, VariablesFile, wrap="variables").variables
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the environment requests."""
+
+    options: Mapping[str, Value]
+    """Values by option."""
+    origins: Mapping[str, str]
+    """The variable that each of ``options`` comes from."""
+    notes: tuple[str, ...]
+    """Ignored variables, with the reasons."""
+
+
+def read_variables(
+    variables: Sequence[LaunchVariable],
+    environ: Mapping[str, str],
+    workload: str,
+    options: Mapping[str, Option],
+    given: Collection[str] = (),
+    *,
+    framework: bool = False,
+) -> Reading:
+    """What ``environ`` requests of a launch of ``workload``. As in the reference scripts, an empty value is unset.
+
+    ``options`` are those that variables may set. Options in ``given``, of the command line, take precedence: a variable
+    that sets one of them is not checked. Raises UsageError with every variable that does not apply, is invalid, or
+    contradicts another one.
+    """
+    reading, problems = _Readings(options), list[str]()
+    for variable in variables:
+        text = environ.get(variable.name, "").strip()
+        use = variable.use_for(workload, framework=framework)
+        if not text or (use and use.sets in given and use.sets is not None):
+            continue
+        problem = reading.add(variable, use, text) if use else _does_not_apply(variable, workload)
+        if problem:
+            problems.append(problem)
+    problems.extend(_exclusions(variables, reading.honored))
+    if problems:
+        raise UsageError(
+            f"the environment has invalid or unsupported variables:{itemized(problems)}",
+            where="environment variables",
+            do=f"correct or unset them; {see('environment')}",
+        )
+    return Reading(reading.options, reading.origins, tuple(reading.notes))
+
+
+def read_preparation_variables(
+    variables: Sequence[LaunchVariable],
+    environ: Mapping[str, str],
+    workload: str,
+    options: Mapping[str, Option],
+    given: Collection[str] = (),
+) -> Reading:
+    """Reads the variables of a preparation. A variable that applies to runs alone is noted, and not checked."""
+    own = [item.model_copy(update={"uses": (item.prepares,), "excludes": ()}) for item in variables if item.prepares]
+    reading = read_variables(own, environ, workload, options, given)
+    others = [item.name for item in variables if not item.prepares and not item.quiet and environ.get(item.name)]
+    notes = (f"{name} is not needed: it is for runs, and this is a preparation" for name in others)
+    return Reading(reading.options, reading.origins, (*reading.notes, *notes))
+
+
+class _Readings:
+    """What was read so far."""
+
+    def __init__(self, known: Mapping[str, Option]) -> None:
+        self.known = known
+        self.options: dict[str, Value] = {}
+        self.origins: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.honored: dict[str, Value] = {}
+        """Values by variable, of those that set something."""
+
+    def add(self, variable: LaunchVariable, use: VariableUse, text: str) -> str | None:
+        """Stores the value; returns the problem with it, if any."""
+        if use.refused:
+            return f"{variable.name} is not supported: {use.refused}"
+        if use.ignored:
+            if not variable.quiet:
+                self.notes.append(f"{variable.name} is not needed: {use.ignored}")
+            return None
+        try:
+            value = _read(variable, use, text, self.known)
+        except ValueError:
+            return f"{variable.name} is '{text}'; it must be {variable.valid(self.known)}"
+        if use.accepts:
+            return _not_accepted(variable, use, value)
+        if use.read_for or use.install or use.passed:
+            return None
+        self.honored[variable.name] = value
+        taken = {str(use.sets): value, **(use.adds if value is not False else {})}
+        problems = (self._take(option, variable.name, item) for option, item in taken.items())
+        return next(filter(None, problems), None)
+
+    def _take(self, option: str, name: str, value: Value) -> str | None:
+        before = self.options.get(option)
+        if option in self.origins and before != value:
+            return f"{name} is '{value}', but {self.origins[option]} is '{before}'; unset one of them"
+        self.origins[option] = name
+        self.options[option] = value
+        return None
+
+
+def _read(variable: LaunchVariable, use: VariableUse, text: str, options: Mapping[str, Option]) -> Value:
+    if not use.values:
+        return variable.value(text, options)
+    if text.lower() not in use.values:
+        raise ValueError(text)
+    return use.values[text.lower()]
+
+
+def _exclusions(variables: Iterable[LaunchVariable], honored: Mapping[str, Value]) -> Iterator[str]:
+    """Considers flags that are set; a false one excludes nothing."""
+    for variable in variables:
+        for other in variable.excludes:
+            if honored.get(variable.name) and honored.get(other):
+                yield f"{variable.name} and {other} are mutually exclusive; unset one of them"
+
+
+def _not_accepted(variable: LaunchVariable, use: VariableUse, value: Value) -> str | None:
+    written = str(value).lower()
+    if written in use.accepts:
+        return None
+    return f"{variable.name} is '{written}'; it must be {' or '.join(use.accepts)}: {use.because}"
+
+
+def _does_not_apply(variable: LaunchVariable, workload: str) -> str:
+    fitting = dict.fromkeys(name for use in variable.uses if not use.refused for name in use.workloads)
+    return f"{variable.name} does not apply to {workload}; it is for {', '.join(fitting)}"
+
+
+def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> Iterator[str]:
+    """A warning for each name in ``environ`` that is similar to that of a variable."""
+    known = {_letters(variable.name): variable.name for variable in variables}
+    for name in sorted(set(environ) - set(known.values())):
+        like = closest(_letters(name), known, cutoff=LIKENESS)
+        if near := [known[letters] for letters in like if _is_near(name, letters)]:
+            yield f"{name} is not a variable that llmb reads; did you mean {' or '.join(near)}?"
+
+
+def _is_near(name: str, known: str) -> bool:
+    """True if ``name`` may be a misspelling of ``known``; a name with an additional prefix is another name."""
+    letters = _letters(name)
+    long = len(known) >= SHORTEST_INEXACT
+    return letters == known or (long and abs(len(letters) - len(known)) <= MOST_LETTERS_MORE)
+
+
+def _letters(name: str) -> str:
+    """Ignores case and underscores, which are often misspelled."""
+    return name.replace("_", "").upper()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedLaunch:
+    """``values`` are those of a job's options; ``notes`` list ignored variables with reasons."""
+
+    values: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def read_launch(
+    catalogue: Catalogue,
+    options: Mapping[str, Option],
+    environ: Mapping[str, str],
+    model: str,
+    values: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> RequestedLaunch:
+    """The job of a launch of ``model``, a workload or a workload and a size.
+
+    ``options`` are those of a job; ``values`` are the command line's with their defaults, ``given`` those specified
+    there, which override the variables. Raises UsageError.
+    """
+    workload, own_size = split_model(catalogue, model)
+    size = given.get("size") or own_size
+    strongest = {**given, "workload": workload, **({"size": size} if size else {})}
+    framework, variables = values.get("framework"), documented_variables()
+    left: dict[str, str] = {}
+    if framework == SUITE:
+        variables, left = _left_to_scripts(variables, environ, workload)
+    reading = read_variables(variables, environ, workload, options, strongest, framework=bool(framework))
+    found = {**values, **reading.options, **strongest}
+    found["size"] = found.get("size") or _only_size(catalogue, workload)
+    if found.get("scale") is None and found.get("nodes") is None:
+        raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or give --scale or --nodes")
+    notes = list(reading.notes)
+    if release := _other_release(catalogue, found, reading.origins):
+        found["release"] = release
+        newest = _newest(catalogue, found)
+        notes.append(f"release {release}, whose document counts the GPUs this way; --release {newest} is the newest")
+    script = find_launch_script(workload, found["size"], found.get("release") or _newest(catalogue, found))
+    unread = {*left} - script.reads if script else set[str]()
+    notes += [f"{name} is not needed: the launch script of that release does not read it" for name in sorted(unread)]
+    if arguments := [f"{name.lower()}={value}" for name, value in left.items() if name not in unread]:
+        found["framework_arg"] = [*(found.get("framework_arg") or ()), *arguments]
+    return RequestedLaunch(found, tuple(notes))
+
+
+def _left_to_scripts(
+    variables: Sequence[LaunchVariable], environ: Mapping[str, str], workload: str
+) -> tuple[tuple[LaunchVariable, ...], dict[str, str]]:
+    """The variables that llmb reads, and those, with values, that only the suite's own launch scripts do."""
+    read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
+    own = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
+    own -= {item.name for item in variables if any(use.install for use in item.uses)}
+    left = {name: environ[name] for name in sorted(own - CACHES) if environ.get(name)}
+    return tuple(item for item in variables if item.name not in own), left
+
+
+def _newest(catalogue: Catalogue, found: Mapping[str, Any]) -> str | None:
+    """The newest release that has the recipe."""
+    releases = releases_of(find_workload(catalogue, found["workload"]), found["size"])
+    return releases[-1] if releases else None
+
+
+def _other_release(catalogue: Catalogue, found: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
+    """The release of the only documents that define the number of GPUs as this launch does, unless it is the newest."""
+    option = "nodes" if found.get("nodes") is not None else "scale"
+    counted = [
+        item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)
+    ]
+    releases = releases_of(find_workload(catalogue, found["workload"]), found["size"])
+    own = [release for release in releases if any(release in item.releases for item in counted)]
+    return own[-1] if own and own[-1] != releases[-1] and found.get("release") is None else None
+
+
+def _only_size(catalogue: Catalogue, name: str) -> str:
+    """The size, if the documents have only one. Raises UsageError."""
+    workload = find_workload(catalogue, name)
+    sizes = [size for size in sizes_of(workload) if releases_of(workload, size)]
+    if len(sizes) != 1:
+        raise UsageError(f"the size of {name} is not specified", choices=sizes, do="set MODEL_SIZE, or give --size")
+    return sizes[0]

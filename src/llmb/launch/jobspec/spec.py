@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One job, decided in every respect but its folder: what a scheduler gets, and what the run folder keeps of it."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from llmb.base.errors import UsageError, itemized
+from llmb.base.secrets import HIDDEN, has_secret, holds_secret, without_secrets
+from llmb.catalogue.records import Record
+from llmb.launch.jobspec.job_options import Binding, Boost, ContainerSettings, StartMode
+from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.record_file import read_record_file
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The launcher sets the first; the others are read-only in bash.
+TAKEN = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
+ADVICE = "remove or correct them; 'llmb submit --help-all' shows the form"
+READ_ONLY = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
+PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "BASH_", "llmb_")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable and who set it."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class VariableLayer:
+    """Variables from one place; later layers replace what earlier ones set."""
+
+    origin: str
+    variables: Mapping[str, str]
+
+
+def layered(
+    shipped: Iterable[VariableLayer], shell: Mapping[str, str], given: Iterable[VariableLayer]
+) -> tuple[Variable, ...]:
+    """Every variable once: what llmb ships, unless the shell that submits has it, below what the user has written.
+
+    What holds a secret in that shell does not count as set there.
+    """
+    variables: dict[str, Variable] = {}
+    for layer in shipped:
+        variables.update(_variables(layer))
+    own = without_secrets({name: shell[name] for name in variables if name in shell})
+    variables.update({name: Variable(name, value, "the shell that submitted") for name, value in own.items()})
+    for layer in given:
+        variables.update(_variables(layer))
+    return tuple(variables.values())
+
+
+def _variables(layer: VariableLayer) -> dict[str, Variable]:
+    return {name: Variable(name, value, layer.origin) for name, value in layer.variables.items()}
+
+
+def parse_variables(texts: Iterable[str]) -> dict[str, str]:
+    """``NAME=VALUE`` each. Raises UsageError with all problems."""
+    variables: dict[str, str] = {}
+    problems = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            problems.append(f"'{HIDDEN if has_secret(text) else text}' has no value; write NAME=VALUE")
+        elif name in variables and variables[name] != value:
+            problems.append(f"duplicate key {name}")
+        variables[name] = value
+    problems.extend(problem for problem in variable_problems(variables) if problem not in problems)
+    if problems:
+        raise UsageError(f"--env cannot be used:{itemized(problems)}", do=ADVICE)
+    return variables
+
+
+def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
+    """Why variables cannot be written into a batch script."""
+    for name, value in variables.items():
+        if not NAME.fullmatch(name):
+            yield f"'{name}' is not the name of a variable"
+        elif name in TAKEN or name in READ_ONLY or name.startswith(PREFIXES):
+            yield f"{name} is set by the launcher of the workers"
+        elif holds_secret(name, value):
+            yield (
+                f"{name} looks like a secret, and variables are written into the batch script; jobs need none:"
+                " prepare gated data before, where the secret stays in your shell"
+            )
+        if not value.isprintable():
+            yield f"{name} holds a character that does not print"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Equal nodes, with a process per GPU (or as many on a CPU)."""
+
+    nodes: int
+    processes_per_node: int
+    whole_nodes: bool
+    """Every GPU of the nodes is used."""
+
+    @property
+    def processes(self) -> int:
+        return self.nodes * self.processes_per_node
+
+
+def place(scale: int, gpus_per_node: int | None) -> Placement:
+    """Nodes for ``scale`` processes; None means one node. Raises UsageError if they do not fill nodes evenly."""
+    per_node = gpus_per_node or scale
+    if scale < per_node:
+        return Placement(1, scale, whole_nodes=False)
+    nodes, rest = divmod(scale, per_node)
+    if rest:
+        fitting = [size for size in range(per_node, 0, -1) if scale % size == 0]
+        raise UsageError(
+            f"a scale of {scale} is not divisible by {per_node} GPUs per node",
+            choices=(f"--gpus-per-node {size}" for size in fitting),
+            do="give another --scale, or take fewer GPUs of each node",
+        )
+    return Placement(nodes, per_node, whole_nodes=True)
+
+
+class Placeholder(Record):
+    """What only whoever starts the job knows."""
+
+    slot: Literal["run_folder", "python"]
+    """The run folder, or the interpreter that has llmb and torch where the process runs."""
+    before: str = ""
+    """Text before it without a space, with no character that a shell interprets."""
+    after: str = ""
+    """Text that follows, likewise."""
+
+
+Word = str | Placeholder
+RUN_FOLDER = Placeholder(slot="run_folder")
+PYTHON = Placeholder(slot="python")
+
+
+def filled(word: Word, run_folder: str, python: str) -> str:
+    if isinstance(word, str):
+        return word
+    return word.before + {"run_folder": run_folder, "python": python}[word.slot] + word.after
+
+
+class Launch(Record):
+    """A program's own script that queues a job, or is queued, in place of a batch script of llmb's.
+
+    ``named``: the variables by which it takes what a scheduler is asked for: ``account``, ``partition``, ``time``,
+    and ``flags`` for any others as ``KEY=VALUE`` with semicolons between them.
+    """
+
+    queued_by: Literal["script", "scheduler"]
+    """The script queues the job itself, or the scheduler takes it as a batch script."""
+    folder: str
+    """Where it is called."""
+    script: str
+    named: dict[str, str] = Field(default_factory=dict)
+    needed: tuple[str, ...] = ()
+    """Names of ``named`` that it does not do without."""
+    removed: tuple[str, ...] = ()
+    """Variables that it must not see."""
+    environment: str | None = None
+    """Its virtual environment."""
+    logs: tuple[str, ...]
+    """Patterns of the files where training writes, with ``{job_id}``; of several, the newest is the run's."""
+    outputs: tuple[str, ...]
+    """Where its batch script writes, likewise."""
+
+
+class JobSpec(Record):
+    """The content of ``job_spec.json``.
+
+    ``begin`` runs first and may refuse; ``work`` is one process per GPU, and is followed to its end, with its output in
+    ``log``; ``finish`` gets the exit code and the signal that ended the job, if one did. A job with a ``launch`` has
+    none of these.
+    """
+
+    schema_version: int = 1
+    scheduler: str
+    program: str
+    title: str
+    """For people, on top of a script."""
+    name: str
+    """Equal runs share it."""
+    placement: Placement
+    gpus: bool
+    """Each process has a GPU; else it computes on a CPU."""
+    nvlink_domain_nodes: int = 1
+    """Nodes whose GPUs NVLink connects."""
+    node: str | None = None
+    """The one node that the job is for, all of it; None for a job on any nodes."""
+    time_limit_min: float | None
+    retries: int = 0
+    start: StartMode | Literal["once", "rounds"]
+    """As torchrun: one task of the scheduler per node, which starts its processes; or one task per process, or one
+    process for the whole job, whose placement then only counts its GPUs. ``rounds``: steps on some of the nodes, as
+    ``rounds.txt`` in the run folder lists them, each of which may fail; ``work`` prints who takes part in the last."""
+    cpus: int | None = None
+    """CPU cores of a process; None where the scheduler decides, and for one core per process on a CPU."""
+    flags: dict[str, str | None] = Field(default_factory=dict)
+    """The scheduler's own flags, all of them but those that name the run folder, in their order."""
+    step_flags: dict[str, str | None] = Field(default_factory=dict)
+    """The scheduler's flags for the start of the workers alone."""
+    excluded_nodes: str | None = None
+    """In the scheduler's syntax for lists of nodes."""
+    variables: tuple[Variable, ...] = ()
+    secrets: tuple[str, ...] = ()
+    """Names of variables that the job gets from the shell that submits although they may hold secrets. Their values are
+    in no file."""
+    gpu_type: str | None = None
+    """A GPU type of the catalogue, or ``cpu``; None for a preparation without GPUs."""
+    modules: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+    prolog: tuple[str, ...] = ()
+    """Shell commands that every node runs before the workers, outside of a container."""
+    vboost: Boost | None = None
+    """Boost of the GPUs of every node while the workers train."""
+    binding: Binding = Binding()
+    """Binding of each worker."""
+    python: str
+    """The interpreter on the nodes, outside of a container."""
+    container: ContainerSettings = ContainerSettings()
+    control_in_container: bool = True
+    """Whether ``begin`` and ``finish`` run in the container, too."""
+    sampled: bool = False
+    """Whether a sampler of llmb runs on every node beside workers that start none, outside of a container."""
+    begin: tuple[Word, ...] = ()
+    work: tuple[Word, ...] = ()
+    launch: Launch | None = None
+    finish: tuple[Word, ...] = ()
+    log: str
+    """Name of the log in the run folder."""
+    documented_root: str | None = None
+    """The folder below which the run is also found by the names of the recipe's document; None without these."""
+
+
+def write_spec(folder: RunFolder, spec: JobSpec) -> None:
+    write_atomically(folder.job_spec, spec.model_dump_json(indent=2) + "\n")
+
+
+def read_spec(folder: RunFolder) -> JobSpec:
+    """Raises ValueError for a file that is not a specification, OSError without one."""
+    return read_record_file(folder.job_spec, JobSpec)

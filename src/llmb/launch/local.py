@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This machine as a scheduler: a job is the process of ``llmb run``, which begins at once and runs the workers."""
+
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from llmb.base.errors import UsageError
+from llmb.base.processes import end_stalled, started_program, waiting_for
+from llmb.base.secrets import without_secrets
+from llmb.base.tools import ask_program
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.spec import JobSpec, filled
+from llmb.launch.ranks import words
+from llmb.launch.scheduler_port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
+from llmb.launch.site.site import Site
+from llmb.readers.samples.host import host_name
+from llmb.runs.folder import RunFolder, writing
+from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
+
+THREADS = "OMP_NUM_THREADS"
+"""Cores per process: without it, the thread pool of each process uses all of them."""
+LAUNCHER_PID = "LLMB_LAUNCHER_PID"
+LOOK_EVERY_S = 0.5
+"""Between two looks at a run's files. A process that wakes up interrupts a thread that others of its process wait for:
+20 looks per second made the steps of a tiny model on a CPU 8 % longer."""
+
+
+def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:
+    """One process per GPU (or as many on a CPU), started and watched by one that does not load torch."""
+    work = (filled(word, str(folder.path), sys.executable) for word in spec.work)
+    return (sys.executable, *words(1, spec.placement.processes), *work)
+
+
+def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the processes get on top of ``environ``; what the user has set stays."""
+    threads = max(1, cores // spec.placement.processes_per_node)
+    shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
+    return {name: value for name, value in shipped.items() if name not in environ}
+
+
+def run_workers(
+    command: Sequence[str], variables: Mapping[str, str], folder: RunFolder, on_time: Callable[[], None]
+) -> int:
+    """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called again and again.
+
+    Workers get no variable that may hold a secret: libraries print and record their environment.
+
+    Workers end when this process is gone, even if it was killed: they know it by a variable, and on Linux the kernel
+    kills those that are stopped. When they end a hung run, this ends those that are stopped.
+
+    Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
+    """
+    with writing(folder.log):
+        log = folder.log.open("wb")
+    with log:
+        environ = {**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())}
+        with started_program(command, log, subprocess.STDOUT, environ) as process:
+            ended = waiting_for(process)
+            while not ended.wait(LOOK_EVERY_S):
+                on_time()
+                if folder.stall.exists():
+                    end_stalled(process)
+            on_time()
+        return process.returncode
+
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+PS_LIMIT_S = 30
+START_FIELD = 19
+"""Index in /proc/<pid>/stat behind the name: ticks since the boot."""
+
+
+def this_process() -> Process:
+    pid = os.getpid()
+    return Process(host=socket.gethostname(), pid=pid, started=started(pid) or "")
+
+
+def is_here(process: Process) -> bool:
+    return process.host == socket.gethostname()
+
+
+def is_alive(process: Process) -> bool:
+    """Whether a process of this machine exists."""
+    return started(process.pid) == process.started
+
+
+def started(pid: int) -> str | None:
+    """When a process of this machine was started; None for one that is not there, or has ended."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not Path("/proc/self/stat").exists():
+        listing = ["ps", "-o", "lstart=", "-p", str(pid)]
+        return ask_program(listing, PS_LIMIT_S).text.strip() or None
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    boot = BOOT.read_text().strip() if BOOT.exists() else ""
+    return None if fields[0] in ("Z", "X") else f"{fields[START_FIELD]} {boot}"
+
+
+INTERRUPTED = 130
+"""Exit code of a run that was asked to end."""
+JOB_VARIABLE = "LLMB_JOB_ID"
+GONE = "the run folder is gone, and with it how the run ended"
+WORDS: dict[Phase, str] = {
+    "running": "RUNNING",
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "cancelled": "CANCELLED",
+    "killed": "KILLED",
+}
+
+
+class LocalScheduler(Scheduler):
+    """Nothing is queued: handing a job over makes this process the one that runs it."""
+
+    name = "local"
+    title = "the system"
+    words = frozenset([*WORDS.values(), UNKNOWN])
+
+    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002 (of the port)
+        if spec.launch:
+            do = "call 'llmb submit' where Slurm is, or leave --framework out"
+            raise UsageError(f"{spec.program} queues its jobs in Slurm itself, and nothing is queued here", do=do)
+        return spec
+
+    def script(self, spec: JobSpec, folder: RunFolder) -> str:
+        return shlex.join(local_command(spec, folder)) + "\n"
+
+    def submit(self, job: Submission) -> SubmittedJob:  # noqa: ARG002 (whatever it is, it runs here)
+        job_id, process = f"local-{secrets.token_hex(4)}", this_process()
+        return SubmittedJob(scheduler=self.name, job_id=job_id, submitted_at=now(), process=process)
+
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:  # noqa: ARG002 (it never waits)
+        return JobAnswers({job.key: _state(job) for job in jobs if job.live})
+
+    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+        for job in jobs:
+            process = _process(job.folder)
+            if process is None:
+                continue
+            if not is_here(process):
+                do = f"call 'llmb jobs cancel {job.job_id}' on {process.host}"
+                raise UsageError(f"job {job.job_id} runs on {process.host}, and this is another host", do=do)
+            if is_alive(process):
+                _end(process, job)
+
+    def current_job(self, environ: Mapping[str, str]) -> BegunJob:
+        return BegunJob(scheduler=self.name, job_id=environ[JOB_VARIABLE], nodes=host_name())
+
+
+def _end(process: Process, job: AskedJob) -> None:
+    try:
+        os.kill(process.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise UsageError(f"job {job.job_id} is another user's process", do="ask its owner to cancel it") from error
+
+
+def _process(base: RunFolder) -> Process | None:
+    try:
+        handle = read_job(base)
+    except (OSError, ValueError):
+        return None
+    return handle.process if handle else None
+
+
+def _state(job: AskedJob) -> JobState:
+    """Checks for the process first: if the run ends in between, its record is written by then."""
+    job_id, process = str(job.job_id), _process(job.folder)
+    here = process is not None and is_here(process)
+    alive = process is not None and here and is_alive(process)
+    try:
+        record = read_record(job.folder)
+    except (OSError, ValueError):
+        record = None
+    nodes = process.host if process else None
+    if record and record.status not in ("queued", "running"):
+        return _ended(job_id, record, nodes)
+    started_s = seconds_of(record.started_at) if record else None
+    if process and not here:
+        meaning = f"it was started on {process.host}, and only that host can show whether it still runs"
+        return JobState(job_id=job_id, phase="running", meaning=meaning, nodes=nodes, started_s=started_s)
+    if process is None and not job.folder.path.is_dir():
+        return JobState(job_id=job_id, state=UNKNOWN, phase="failed", meaning=GONE)
+    phase: Phase = "running" if alive else "killed"
+    how = None if alive else "its process was killed"
+    return JobState(job_id=job_id, state=WORDS[phase], phase=phase, meaning=how, nodes=nodes, started_s=started_s)
+
+
+def _ended(job_id: str, record: RunRecord, nodes: str | None) -> JobState:
+    code = record.exit_code
+    ends: dict[str, Phase] = {"success": "completed", "cancelled": "cancelled"}
+    phase = ends.get(record.status, "failed")
+    return JobState(
+        job_id=job_id,
+        state=WORDS[phase],
+        phase=phase,
+        meaning={"cancelled": "cancelled", "failed": f"ended with exit code {code}"}.get(phase),
+        exit_code=code,
+        nodes=nodes,
+        started_s=seconds_of(record.started_at),
+        ended_s=seconds_of(record.ended_at),
+    )

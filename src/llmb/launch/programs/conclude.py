@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends the record of a run, whatever ended the run, and whoever notices; and reads the results of ended runs."""
+
+import errno
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
+from llmb.judge.published_verdict import with_verdict
+from llmb.launch.documents.documented_paths import add_documented_trace, link_as_documented
+from llmb.launch.jobspec.spec import JobSpec
+from llmb.launch.programs.port import End, find_program
+from llmb.readers.samples.node_settings import NodesSettings
+from llmb.readers.samples.samples import discard_settings, settings_of_nodes
+from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.environment import read_environment
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
+from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
+from llmb.runs.result import Result, without_figures
+from llmb.runs.steps import Step, read_steps
+from llmb.runs.trace_reports import keep_breakdown, report_network
+
+NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
+"""Error codes of a file that is not a regular one, or too large."""
+
+
+def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | None = None) -> Result:
+    """Ends the record of a run: concludes it, adds what NCCL said of its network, judges it, and links its files.
+
+    The record has the result before it is judged. ``spec`` is that of a job whose document may have other names for its
+    files; None makes no links. Raises OSError as ``conclude_run``.
+    """
+    concluded = conclude_run(folder, record, end)
+    write_record(folder, concluded)
+    judged = judge_run(add_network(folder, concluded))
+    write_record(folder, judged)
+    assert judged.result, "it was concluded"
+    remove_merged_files(folder, judged.result)
+    if spec:
+        link_as_documented(folder, spec, judged)
+        add_documented_trace(folder, judged.plan)
+    return judged.result
+
+
+def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
+    """The record of a run that ended, with its result, which is not judged yet. Nothing is written.
+
+    What ends a run that is done takes nothing away from it, and is noted. What cannot be read of its files is missing
+    with the reason, and never keeps it from its end. Raises OSError where the steps cannot be read now, but may be
+    later.
+    """
+    known = record.model_copy(update=_left_beside(folder))
+    after = f"ended by {end.cause}" if end.cause else f"exit code {end.exit_code}" if end.exit_code else None
+    result, done = _read_result(folder, known, end, after)
+    if done and end.cause:
+        end = End(0)
+    settings = _settings(folder, known, result)
+    if after and result.status == "success":
+        result = result.model_copy(update={"note": f"{after}, after its last step"})
+    if end.cancelled and result.status == "failed":
+        result = result.model_copy(update={"status": "cancelled"})
+    ended = {"status": result.status, "reason": result.reason, "exit_code": end.exit_code, "ended_at": now()}
+    return known.model_copy(update={**ended, "settings": settings, "result": result})
+
+
+def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
+    """With the network that the run used, by what NCCL said of it."""
+    assert record.result, "it was concluded"
+    network = report_network(folder, record.plan, record.environment or None)
+    return record.model_copy(update={"result": record.result.model_copy(update={"network": network})})
+
+
+def judge_run(record: RunRecord) -> RunRecord:
+    """With the verdict of the result against the published figure."""
+    assert record.result, "it was concluded"
+    return record.model_copy(update={"result": with_verdict(record.result, record)})
+
+
+def remove_merged_files(folder: RunFolder, result: Result) -> None:
+    """Removes what the record has now; the breakdown of a step also has a file of its own."""
+    with suppress(OSError):
+        keep_breakdown(folder, result.profile)
+    for file in (folder.environment, folder.vboost, folder.stall):
+        with suppress(OSError):
+            file.unlink()
+    discard_settings(folder.resources)
+
+
+def _left_beside(folder: RunFolder) -> dict[str, Any]:
+    """What workers and the batch script wrote for the record."""
+    found: dict[str, Any] = {}
+    if (
+        environment := read_or_missing("what the workers wrote", lambda: read_environment(folder.environment))
+    ) is not None:
+        found["environment"] = environment
+    if folder.vboost.exists():
+        wrote = "what the batch script wrote"
+        found["vboost"] = read_or_missing(wrote, lambda: read_record_file(folder.vboost, VboostOutcome))
+    return found
+
+
+def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
+    """The result by the files of the program, and whether the run was done when ``after`` ended it."""
+    program = find_program(record.program)
+    try:
+        done = after is not None and program.progress(folder, record.plan).done
+        return program.result(folder, record, End(0) if done else end), done
+    except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno not in NEVER_READABLE:
+            raise
+        reason = "; ".join(filter(None, (f"its files cannot be read: {why_unreadable(error)}", after)))
+        return without_figures("failed" if after else "invalid", reason, steps=0), False
+
+
+def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSettings | Missing:
+    """Where no sampler ran, the reason is why the nodes were not watched either."""
+    nodes = record.environment.nodes if record.environment else ()
+    read = read_or_missing("the settings of the nodes", lambda: settings_of_nodes(folder.resources, nodes))
+    found = record.settings if read is None else read
+    return result.machine if read is None and not found and isinstance(result.machine, Missing) else found
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A run that ended, however it did. ``record`` may be that with which it began."""
+
+    folder: RunFolder
+    record: RunRecord
+    result: Result
+
+    @property
+    def plan(self) -> Plan:
+        return self.record.plan
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean step time of a success."""
+        times = self.result.step_time_s if self.result.status == "success" else None
+        return times.mean if times else None
+
+
+def read_ended_run(folder: RunFolder) -> EndedRun:
+    """Raises UsageError if the run has not ended or there is none, EnvironmentProblem if it cannot be read."""
+    try:
+        record = read_record(folder)
+    except (OSError, ValueError) as error:
+        raise unreadable_record(folder, error) from error
+    if record.status in ("queued", "running"):
+        do = "'llmb jobs wait' waits for it; 'llmb jobs list' shows its state"
+        raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
+    return EndedRun(folder, record, stored_result(folder, record))
+
+
+def stored_result(folder: RunFolder, record: RunRecord) -> Result:
+    """The result of a run that has ended, as it was stored; nothing is written. Raises as ``stored_run``."""
+    return stored_run(folder, record)[0]
+
+
+def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[Step]]:
+    """The stored result of a run that has ended, and its steps, which are read unless it failed.
+
+    A run whose files say something else is invalid. Raises BrokenRecord if they cannot be read.
+    """
+    assert record.status not in ("queued", "running")
+    result, failed = record.result, record.status != "success"
+    if result is None and failed:
+        return with_verdict(without_figures(record.status, record.reason, steps=0), record), ()  # it never began
+    if result and failed and result.status == record.status:
+        return result, ()
+    try:
+        steps = read_steps(folder.steps)
+    except (BrokenRecord, OSError) as error:
+        what = error.what if isinstance(error, BrokenRecord) else f"the run cannot be read: {error.strerror}"
+        where = error.where if isinstance(error, BrokenRecord) else error.filename
+        raise BrokenRecord(what, where=where, do=f"the log has its steps: 'llmb parse {folder.log}'") from error
+    missing = record.program == ENGINE and not steps
+    contradiction = f"there are no steps in {folder.steps}" if missing else why_contradicting(record, steps)
+    if result and contradiction is None:
+        return result, steps
+    return with_verdict(without_figures("invalid", contradiction, len(steps)), record), steps

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb's engine behind the port of programs, and whether a run of it fits its GPUs before it starts or is queued."""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
+from llmb.base.processes import run_talking
+from llmb.base.scratch import scratch_folder
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
+from llmb.launch.jobspec.spec import PYTHON, RUN_FOLDER, VariableLayer
+from llmb.launch.programs.engine.nsys_command import with_profiler, worker_module
+from llmb.launch.programs.nsys_options import export_report
+from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.launch.site.site import Site
+from llmb.predict.memory import clearly_fits, estimate, estimate_here, settle_sharding
+from llmb.predict.prediction import predicted_step
+from llmb.predict.search import remedies
+from llmb.readers.logs.error_text import fault_at_end
+from llmb.readers.samples.host import Device
+from llmb.readers.samples.samples import samples_of_ended
+from llmb.runs.attempts import cut, is_done, window_began, with_steady_window
+from llmb.runs.checkpoint_use import report_checkpoints
+from llmb.runs.choices import Choices
+from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.failure import tail
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.planning import NotPrepared, plan_training
+from llmb.runs.rank_account import GIB, PROGRAM, SURE_MARGIN_GIB, AccountJob, MemoryUse, RankAccount, countable
+from llmb.runs.record import ENGINE, RunRecord, engine_plan
+from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
+from llmb.runs.steps import StepFollower, read_steps
+from llmb.runs.trace_reports import report_profile
+
+
+class EngineProgram(Program):
+    """Trains with ``llmb.engine.worker``, in the cluster's container or without one."""
+
+    name = ENGINE
+
+    def plan(
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
+    ) -> EnginePlan:
+        if options.arguments:
+            raise UsageError("--framework-arg is for a framework's script", do="add --framework, or leave it out")
+        return plan_engine(catalogue, recipe, choices, site.install)
+
+    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
+        return ProgramWork(
+            command=(PYTHON, "-P", "-m", worker_module(plan), RUN_FOLDER),
+            container=engine_container(asked.options, asked.site.config.container),
+            variables=VariableLayer("engine", shipped_variables(plan.device, asked.variables)),
+        )
+
+    def started(self, plan: Plan) -> Plan:
+        return with_profiler(plan)
+
+    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+        return StepsDone(len(read_steps(folder.steps)), is_done(folder, plan))
+
+    def new_steps(self, folder: RunFolder) -> StepFollower:
+        return StepFollower(folder.steps)
+
+    def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
+        steps = read_steps(folder.steps)
+        contradiction = why_contradicting(record, steps)
+        record, unsteady = (record, None) if contradiction else with_steady_window(record, steps)
+        plan = engine_plan(record)
+        sampled, log_tail = plan.resource_interval_s is not None, tail(folder.log)
+        found = conclude(
+            RunEvidence(
+                plan,
+                steps,
+                end.exit_code,
+                log_tail,
+                end.cause,
+                checkpoint=report_checkpoints(folder, plan, steps),
+                profile=report_profile(folder, plan, export_report(plan, folder)),
+                no_window=unsteady or cut(record),
+                began=window_began(record),
+                contradiction=contradiction,
+                environment=record.environment or None,
+                samples=samples_of_ended(folder.resources) if sampled else NOT_SAMPLED,
+            )
+        )
+        error = fault_at_end(log_tail.encode()) if found.status == "success" else ""
+        return found.model_copy(update={"error_at_end": error}) if error else found
+
+
+def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
+    """``plan_training``, with the sharding that memory permits where none was chosen, and the predicted step."""
+
+    def sharded(plan: EnginePlan) -> EnginePlan:
+        settled = settle_sharding(plan, choices.parallelism)
+        return settled.model_copy(update={"predicted": predicted_step(catalogue, settled)})
+
+    try:
+        return sharded(plan_training(catalogue, recipe, choices, install))
+    except NotPrepared as error:
+        assert isinstance(error.plan, EnginePlan)
+        error.plan = sharded(error.plan)
+        raise
+
+
+def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
+    """That of the cluster, with the options' image and mounts. Raises UsageError if the cluster has no container."""
+    if not options.image and not options.mounts:
+        return container
+    if container.runtime == "none":
+        do = "set container.runtime in cluster_config.yaml, or leave --image and --mounts out"
+        raise UsageError("this cluster's jobs run without a container", do=do)
+    chosen = {"image": options.image or container.image, "mounts": (*container.mounts, *options.mounts)}
+    return container.model_copy(update=chosen)
+
+
+class ShippedVariable(NamedTuple):
+    name: str
+    value: str
+    why: str
+    device: Device | None = None
+    """None for both."""
+    also: tuple[str, ...] = ()
+    """Other names of the same setting: setting one of them counts as setting this one."""
+
+
+SHIPPED = (
+    ShippedVariable("PYTHONUNBUFFERED", "1", "a line of the log is there when it is written"),
+    ShippedVariable(
+        "GOMP_SPINCOUNT",
+        "10000",
+        "threads that wait spin for some ten microseconds only: with the default, a core that something else used made "
+        "a step 50 times as long",
+        device="cpu",
+    ),
+    # Where one of both is set, glibc no longer raises the other by itself; 32 MiB is as far as it would have gone.
+    ShippedVariable(
+        "MALLOC_TRIM_THRESHOLD_",
+        str(2**40),
+        "memory that a step frees is there for the next: returned to the kernel and fetched again, page by page, it "
+        "made a bf16 step of 90 million parameters 7 % longer",
+        device="cpu",
+    ),
+    ShippedVariable("MALLOC_MMAP_THRESHOLD_", str(2**25), "likewise, for tensors of up to 32 MiB", device="cpu"),
+    ShippedVariable(
+        "PYTORCH_ALLOC_CONF",
+        "expandable_segments:True",
+        "memory that is free stays usable: fixed segments leave gaps that no later tensor fits",
+        device="cuda",
+        also=("PYTORCH_CUDA_ALLOC_CONF",),
+    ),
+    # As in Megatron-Bridge's scripts for published runs, for every GPU type (scripts/performance/utils/executors.py).
+    ShippedVariable(
+        "TORCH_NCCL_HIGH_PRIORITY",
+        "1",
+        "what others wait for goes first: a collective does not queue behind computation that is independent of it",
+        device="cuda",
+    ),
+)
+
+
+def shipped_variables(device: Device, known: Container[str]) -> dict[str, str]:
+    """Variables for ``device``, but for settings that the user made under another name; ``known`` are the user's."""
+    return {
+        item.name: item.value
+        for item in SHIPPED
+        if item.device in (None, device) and not any(name in known for name in item.also)
+    }
+
+
+VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Nothing is computed, on no device."""
+
+
+def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None:
+    """Returns at once if the estimate says that the run fits.
+
+    Raises UsageError if its tensors alone, as the account counts them, are more than a GPU has, unless ``force``.
+    """
+    if (use := estimated(plan)) is None or clearly_fits(use):
+        return
+    assert isinstance(plan, EnginePlan)
+    text = memory_text(use)
+    if force:
+        say(f"warning: {text}; it is not counted because of --force")
+        return
+    say(f"{text}; counting that rank, which takes a minute or more (--force leaves it out)")
+    try:
+        exact = count_ranks(plan, [use.fullest.rank], say)
+    except (EnvironmentProblem, RunFailed) as error:
+        say(f"warning: memory was not counted: {error.what}")
+        return
+    if exact.capacity_gib is not None and exact.fullest.peak_bytes / GIB + SURE_MARGIN_GIB > exact.capacity_gib:
+        changes = [f"{each.options} needs about {each.needed_gib:.1f}" for each in remedies(plan)]
+        do = f"{'; '.join([*changes, 'or more GPUs'])}; --force goes on all the same"
+        raise UsageError(f"the run does not fit: {memory_text(exact)}", do=do)
+    say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
+
+
+def estimated(plan: Plan) -> MemoryUse | None:
+    """``estimate_here`` of the rank that runs alone, if one does."""
+    use, rank = estimate_here(plan), plan.recipe.pretended_rank
+    if use is None or rank is None:
+        return use
+    assert isinstance(plan, EnginePlan)
+    return estimate(plan, [rank])
+
+
+def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
+    """What each of some ranks takes. Raises EnvironmentProblem without torch, and RunFailed."""
+    if find_spec("torch") is None:
+        raise EnvironmentProblem(
+            "the engine counts its memory with torch, which this Python does not have", do="pip install 'llmb[engine]'"
+        )
+    counted, assumptions = countable(plan)
+    found = []
+    for number in ranks:
+        say(f"counting rank {number} of {plan.recipe.layout.gpus}")
+        found.append(count_rank(AccountJob(plan=counted, rank=number)))
+    # What is kept for the backward pass is decided by torch's compiler.
+    compiler = f"torch {version('torch')} trains it; another version may keep other tensors"
+    assumptions = (*assumptions, compiler)
+    return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(found))
+
+
+def count_rank(job: AccountJob) -> RankAccount:
+    with scratch_folder("llmb-memory-") as folder:
+        path = folder / "job.json"
+        path.write_text(job.model_dump_json())
+        lines: list[bytes] = []
+        ended = run_talking(("-P", "-m", PROGRAM, str(path)), VARIABLES, lines.append, "nothing was counted")
+    if ended.code or not lines:
+        raise ended.failure(f"the program that counts rank {job.rank}")
+    return RankAccount.model_validate_json(lines[-1])
+
+
+def memory_text(use: MemoryUse) -> str:
+    """What the fullest rank needs, as a part of a sentence."""
+    fullest = use.fullest
+    about = "about " if use.method == "estimate" else ""
+    return (
+        f"rank {fullest.rank} needs {about}{use.needed_gib:.1f} of {use.capacity_gib:g} GiB on stage {fullest.pp_stage}"
+    )
+
+
+def memory_warnings(plan: Plan) -> Iterator[str]:
+    """By the estimate alone, for many plans at a time."""
+    use = estimated(plan)
+    if use is not None and not use.fits:
+        yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; 'llmb memory' counts it"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Bridge behind the port of programs."""
+
+from llmb.base.errors import UsageError
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
+from llmb.launch.jobspec.spec import VariableLayer
+from llmb.launch.programs.foreign_log import (
+    NewLogSteps,
+    has_all_steps,
+    judge_latest_attempt,
+    result_of_log,
+    samples_beside,
+)
+from llmb.launch.programs.megatron_bridge.command import (
+    OFFLINE,
+    bridge_command,
+    bridge_data,
+    bridge_origin,
+    bridge_plan,
+    bridge_variables,
+    check_image,
+    prepared_squad,
+    trains_packed,
+)
+from llmb.launch.programs.nsys_options import export_report
+from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.launch.site.site import Site
+from llmb.predict.prediction import predicted_step
+from llmb.readers.logs.formats.megatron import FORMAT
+from llmb.readers.logs.outcome import LogOutcome
+from llmb.runs.choices import Choices
+from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan, make_plan
+from llmb.runs.record import RunRecord
+from llmb.runs.result import Result
+from llmb.runs.trace_reports import report_profile
+
+SAVED = "train_state.pt"
+"""Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""
+
+
+def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
+    """Whether every step is logged, and the last checkpoint is complete if one is requested."""
+    if not has_all_steps(plan, outcome, FORMAT):
+        return False
+    last = folder.checkpoints_of(plan) / f"iter_{plan.last_step + 1:07d}" / SAVED
+    return not plan.save_checkpoint or last.is_file()
+
+
+class MegatronBridge(Program):
+    """Trains with the framework's performance script; what begins and ends the job runs outside of its container."""
+
+    name = "megatron_bridge"
+
+    def plan(
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
+    ) -> Plan:
+        squad = None if choices.synthetic else prepared_squad(catalogue, recipe, site.install)
+        origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
+        plan = bridge_plan(catalogue, recipe, choices, origin, packed=packed)
+        check_image(options.image, recipe)
+        predicted = predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"))
+        return plan.model_copy(update={"predicted": predicted})
+
+    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:
+        save_dir = str(folder.checkpoints_of(plan))
+        squad = prepared_squad(Catalogue(), plan.recipe, asked.site.install)
+        used = squad if squad and plan.origin.data.path == str(squad.root) else None
+        return ProgramWork(
+            command=tuple(bridge_command(plan, asked.choices, save_dir, asked.options.arguments, used)),
+            start="task-per-gpu",
+            container=bridge_container(asked.options, asked.site.config.container),
+            control_in_container=False,
+            variables=VariableLayer(self.name, {**bridge_variables(plan.recipe), **(OFFLINE if used else {})}),
+            recipe_variables=False,
+            title=f", with {self.name} {bridge_data().release}",
+        )
+
+    def started(self, plan: Plan) -> Plan:
+        return plan
+
+    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+        outcome = judge_latest_attempt(folder.log, plan.window, FORMAT)
+        return StepsDone(outcome.steps or 0, is_done(folder, plan, outcome))
+
+    def new_steps(self, folder: RunFolder) -> NewLogSteps:
+        return NewLogSteps(folder, FORMAT)
+
+    def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
+        plan = record.plan
+        profile = report_profile(folder, plan, export_report(plan, folder))
+        outcome = judge_latest_attempt(folder.log, plan.window, FORMAT)
+        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus, log_gbs=outcome.gbs)
+        gpu = Catalogue().gpus.get(plan.recipe.gpu_type)
+        nodes = -(-plan.recipe.layout.gpus // gpu.gpus_per_node) if gpu else None
+        return result_of_log(plan, outcome, end, FORMAT, profile, contradiction, samples_beside(folder), nodes)
+
+
+def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:
+    """The framework's image, or the requested one. Raises UsageError if the cluster has no containers."""
+    if settings.runtime == "none":
+        do = "set 'container: {runtime: pyxis, image: ...}' (or apptainer) in cluster_config.yaml"
+        raise UsageError(f"{MegatronBridge.name} runs in its container, and this cluster has none", do=do)
+    image = options.image or bridge_data().images[settings.runtime]
+    return settings.model_copy(update={"image": image, "mounts": (*settings.mounts, *options.mounts)})

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of programs, for the code that assembles, follows and concludes jobs, and programs by name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Protocol
+
+from llmb.base.errors import unknown
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions, StartMode
+from llmb.launch.jobspec.spec import Launch, VariableLayer, Word
+from llmb.launch.site.site import Site
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import RunRecord
+from llmb.runs.result import Result
+from llmb.runs.steps import StepNews
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRequest:
+    """What was requested beside the plan, and where."""
+
+    choices: Choices
+    options: FrameworkOptions
+    site: Site
+    variables: frozenset[str] = frozenset()
+    """Names of variables that the user, the shell or the cluster's settings have set."""
+    gpus_per_node: int
+    given: frozenset[str] = frozenset()
+    """Names of ``variables`` that do not come from the shell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramWork:
+    """What a program needs from the job that runs it."""
+
+    command: tuple[Word, ...] = ()
+    """One process per GPU, or as many on a CPU."""
+    launch: Launch | None = None
+    """In place of ``command``: the program's own script, which queues the job."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables with secrets that it needs of the shell that submits."""
+    start: StartMode | None = None
+    """None if it supports both modes."""
+    container: ContainerSettings
+    control_in_container: bool = True
+    """The container has llmb, which begins and finishes the job."""
+    variables: VariableLayer
+    recipe_variables: bool = True
+    """Whether variables that the catalogue has for a recipe are for this program."""
+    title: str = ""
+    """Note on the program, appended to a job's title."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDone:
+    """How far a run has come. ``done``: every step, and the last checkpoint where one is wanted."""
+
+    steps: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the processes of a run ended. ``cause`` ended them from outside; None where they ended by themselves."""
+
+    exit_code: int
+    cause: str | None = None
+    cancelled: bool = False
+    """They were ended on purpose."""
+
+
+class NewSteps(Protocol):
+    """Yields each step once."""
+
+    def new(self) -> Iterator[StepNews]:
+        """Steps that were done since the last call; a restarted run yields its steps again."""
+
+
+class Program(Protocol):
+    """Something that trains."""
+
+    name: str
+
+    def plan(
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
+    ) -> Plan:
+        """What it is to do, with prepared files below the root of the site's installation.
+
+        Raises UsageError with everything that it does not support, and NotPrepared.
+        """
+
+    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:
+        """How it is run in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
+
+    def started(self, plan: Plan) -> Plan:
+        """The plan as it is on the machine where the run starts, which may decide what was left open."""
+
+    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+        """Progress from the files of a run, whether it has ended or not."""
+
+    def new_steps(self, folder: RunFolder) -> NewSteps:
+        """Follows the steps of a run that is still running."""
+
+    def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
+        """The result from the files of a run that ended. Raises OSError."""
+
+
+PROGRAMS = {
+    "engine": ("llmb.launch.programs.engine.program", "EngineProgram"),
+    "reference_suite": ("llmb.launch.programs.reference_suite", "ReferenceSuite"),
+    "megatron_bridge": ("llmb.launch.programs.megatron_bridge.program", "MegatronBridge"),
+}
+
+
+@cache
+def find_program(name: str) -> Program:
+    """Raises UsageError for a name that does not exist."""
+    if name not in PROGRAMS:
+        raise unknown("program", name, PROGRAMS)
+    module, found = PROGRAMS[name]
+    program: Program = getattr(import_module(module), found)()
+    return program

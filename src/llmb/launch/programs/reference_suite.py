@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents' own software behind the port of programs.
+
+The launch script of a recipe's release queues the job, or is queued, with the variables that the recipe means; its log
+becomes that of the run.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from os.path import lexists
+from pathlib import Path
+
+from llmb.base.errors import UsageError, itemized
+from llmb.base.missing import Missing
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import Dtype, Recipe
+from llmb.catalogue.resolve import find_workload
+from llmb.catalogue.window import resolve_window, rule_of_document
+from llmb.launch.documents.documented_paths import nemo_items
+from llmb.launch.documents.launch_scripts import (
+    CACHES,
+    TOKEN,
+    LaunchScript,
+    changed_files,
+    changed_needs,
+    filled_path,
+    find_launch_script,
+    has_nemo_run,
+    image_problem,
+    launch_scripts,
+    unmet_needs,
+)
+from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables
+from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
+from llmb.launch.jobspec.spec import Launch, VariableLayer, read_spec
+from llmb.launch.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
+from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.launch.site.site import Site, suite_checkout
+from llmb.predict.prediction import predicted_step
+from llmb.readers.logs.formats import format_called
+from llmb.readers.logs.formats.format import Format
+from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
+from llmb.runs.checkpoints.prepared_data import prepared_folders
+from llmb.runs.choices import DEFAULT_SEED, Choices
+from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.failure import tail
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan, make_plan
+from llmb.runs.planning import NotPrepared
+from llmb.runs.record import RunRecord, read_job, read_record
+from llmb.runs.result import Result
+
+STEPS = 50
+"""What every script trains unless MAX_STEPS says otherwise."""
+LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gbs", "seq_len", "layers")
+WHERE = ("install", "account", "partition", "time_limit", "slurm_arg")
+"""What the root of installation and the scheduler's options say."""
+ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")
+
+
+def variables_by_option(script: LaunchScript) -> dict[str, LaunchVariable]:
+    """The variable of ``script`` that takes what an option of llmb says, by the option's name."""
+    found: dict[str, LaunchVariable] = {}
+    for variable in documented_variables():
+        use = _use(variable, script)
+        if use and variable.name in {*script.reads, *script.always}:
+            option = use.sets or use.read_for or ("install" if use.install else None)
+            if option:
+                found.setdefault(option, variable)
+    return found
+
+
+def _use(variable: LaunchVariable, script: LaunchScript) -> VariableUse | None:
+    return variable.use_for(script.workload, framework=True) if script.release in variable.releases else None
+
+
+def script_variables(
+    script: LaunchScript,
+    recipe: Recipe,
+    choices: Choices,
+    steps: int,
+    gpus_per_node: int,
+    arguments: Mapping[str, str],
+    image: str | None,
+    mounts: Sequence[str],
+) -> dict[str, str]:
+    """Names and values that the script gets; ``script_problems`` has refused what it cannot take."""
+    known = variables_by_option(script)
+    chosen = dict(_always(recipe, gpus_per_node)) | dict(_chosen(script, recipe, choices, steps))
+    chosen |= {"image": image, "mounts": ",".join(mounts) or None}
+    usual = Catalogue().gpus[recipe.gpu_type].gpus_per_node == gpus_per_node
+    found: dict[str, str] = {}
+    for option, value in chosen.items():
+        variable = known.get(option)
+        if variable is None or value is None:
+            continue
+        if option in ALWAYS and variable.name not in script.always and (option != "gpus_per_node" or usual):
+            continue
+        found[variable.name] = _text(variable, script, value)
+    for fixed in script.fixed:
+        if chosen.get(fixed.option):
+            found |= fixed.variables
+    return found | {name.upper(): value for name, value in arguments.items()}
+
+
+def _always(recipe: Recipe, gpus_per_node: int) -> Iterator[tuple[str, object]]:
+    yield "size", recipe.size
+    yield "dtype", str(recipe.dtype)
+    yield "scale", recipe.scale
+    yield "gpu_type", recipe.gpu_type
+    yield "gpus_per_node", gpus_per_node
+
+
+def _chosen(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) -> Iterator[tuple[str, object]]:
+    """What is not as the script has it by itself, by option."""
+    for name in LAYOUT:
+        if name in recipe.overridden:
+            yield name, getattr(recipe.layout, name)
+    profiling = choices.profiling
+    if steps != steps_by_itself(script, recipe, choices):
+        yield "steps", steps
+    yield "profile", profiling.profile or None
+    yield "profile_start_step", profiling.profile_start_step
+    yield "profile_stop_step", profiling.profile_stop_step
+    yield "profile_gpu_metrics", profiling.profile_gpu_metrics or None
+    yield "nccl_trace", profiling.nccl_trace or None
+    yield "save_checkpoint", choices.save_checkpoint or None
+    yield "load_checkpoint", choices.load_checkpoint
+    yield "fp8_recipe", choices.fp8_recipe
+
+
+def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> int:
+    """The steps that the script trains without MAX_STEPS."""
+    if not script.fixes_steps:
+        return STEPS
+    if choices.load_checkpoint:
+        return 1
+    return choices.profiling.steps_of(recipe.documented_profile) or STEPS
+
+
+def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
+    """As the script writes it."""
+    use = _use(variable, script)
+    words = {taken: word for word, taken in use.values.items()} if use else {}
+    if value is True:
+        return "true"
+    return words.get(str(value), str(value))
+
+
+SUPPORTED = frozenset({"steps", "window", "label", "profiling", "save_checkpoint", "load_checkpoint", "fp8_recipe"})
+"""Choices that a script may have a variable for, and those that only llmb reads."""
+
+
+def script_problems(
+    script: LaunchScript, recipe: Recipe, choices: Choices, steps: int, arguments: Mapping[str, str]
+) -> Iterator[str]:
+    """What the script cannot be asked for."""
+    own, recorded = steps_by_itself(script, recipe, choices), choices.profiling.profile or choices.profiling.nccl_trace
+    if script.fixes_steps and (recorded or choices.load_checkpoint) and steps != own:
+        yield f"--steps is {steps}, and such a run has {own} there"
+    if choices.profiling.profiler == "torch" or choices.profiling.profile_ranks:
+        yield "it profiles with Nsight Systems, and ranks of its own choice"
+    if recipe.gpu_type not in script.gpu_types:
+        yield f"it has no settings for {recipe.gpu_type}; it is for {', '.join(script.gpu_types)}"
+    yield from _unknown_options(script, recipe, choices, steps)
+    yield from _unknown_arguments(script, arguments)
+
+
+def _unknown_options(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) -> Iterator[str]:
+    known, default = variables_by_option(script), Choices()
+    for name in Choices.model_fields:
+        if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
+            yield f"{name.replace('_', '-')} is chosen, which is for llmb's engine"
+    asked = [name for name, value in _chosen(script, recipe, choices, steps) if value is not None]
+    others = [name for name in recipe.overridden if name not in LAYOUT]
+    for option in (*(name for name in asked if name not in known), *others):
+        yield f"--{option.replace('_', '-')} has no variable there"
+
+
+def _unknown_arguments(script: LaunchScript, arguments: Mapping[str, str]) -> Iterator[str]:
+    known = variables_by_option(script)
+    taken = {variable.name: option for option, variable in known.items()}
+    for name in arguments:
+        variable = name.upper()
+        if variable in taken:
+            yield f"--framework-arg {name} is what --{taken[variable].replace('_', '-')} says"
+        elif variable not in script.reads:
+            yield f"--framework-arg {name}: it does not read {variable}"
+
+
+def named_variables(script: LaunchScript) -> dict[str, str]:
+    """The variables for what the scheduler is asked for."""
+    known = variables_by_option(script)
+    pairs = {"account": "account", "partition": "partition", "time": "time_limit", "flags": "slurm_arg"}
+    return {name: known[option].name for name, option in pairs.items() if option in known}
+
+
+CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samples[:=] ?(\d{1,12})\b")
+"""In the step lines of NeMo 1 and 2."""
+IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
+"""The version in an image's name, as enroot and the suite's installer write it."""
+MODIFIED = "--modified-suite calls it all the same"
+NOT_BESIDE = Missing("the reference suite's own script starts the job, and no sampler of llmb runs beside it")
+
+
+def script_of(recipe: Recipe) -> LaunchScript:
+    """Raises UsageError for a recipe that no release of the suite has."""
+    found = find_launch_script(recipe.workload, recipe.size, recipe.release)
+    if found is None:
+        known = [f"{', '.join(item.sizes)} of {item.title}" for item in launch_scripts()]
+        what = f"the reference suite has no launch script for {recipe.workload} {recipe.size} of {recipe.release}"
+        raise UsageError(what, choices=known, do="give another --release, or leave --framework out")
+    return found
+
+
+def checkout_of(script: LaunchScript, options: FrameworkOptions, site: Site) -> Path:
+    return Path(options.suite) if options.suite else suite_checkout(site, script.tag)
+
+
+def environment_of(script: LaunchScript, site: Site) -> Path | None:
+    """The virtual environment of the settings, of the shell, or in the folder of the documents; None for no need."""
+    if script.queued_by == "scheduler":
+        return None
+    chosen = site.config.reference_suite.environments.get(script.workload)
+    if chosen:
+        return Path(chosen).expanduser()
+    active = (Path(found) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if (found := site.shell.get(name)))
+    return next((path for path in active if has_nemo_run(path)), site.install / "venv")
+
+
+def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> dict[str, str]:
+    """What the templates of paths have."""
+    return {
+        "root": str(site.install),
+        "folder": str(checkout / script.folder),
+        "dtype": str(recipe.dtype),
+        "size": recipe.size,
+        "gpus": str(recipe.scale),
+    }
+
+
+def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> Iterator[str]:
+    """What is not as the script needs it, on this machine, each with what to do."""
+    checkout, install = checkout_of(script, options, site), f"call 'llmb install --suite-release {script.release}'"
+    if not (checkout / script.folder / script.script).is_file():
+        place = f"{script.folder}/{script.script} in {checkout}"
+        yield f"there is no {place}: {install}, or give --suite, a clone at tag {script.tag}"
+        return
+    values = _values(script, recipe, checkout, site)
+    yield from unmet_needs(script, values)
+    if not options.modified_suite:
+        yield from (f"{change} ({MODIFIED})" for change in _changes(script, recipe, checkout, site))
+    if script.prepares:
+        yield from _unready_data(script, recipe, site)
+    environment = environment_of(script, site)
+    if environment and not has_nemo_run(environment):
+        yield f"there is no NeMo-Run in {environment}: {install}, or set reference_suite.environments"
+    version = script.framework.split()[-1]
+    other = IMAGE_VERSION.search(Path(options.image or "").name)
+    if other and other[1] != version and not options.modified_suite:
+        yield f"--image is NeMo {other[1]}, and the release has {version} ({MODIFIED})"
+    image = Path(options.image or filled_path(script.image_file, values))
+    if problem := image_problem(image):
+        yield f"the image {image} {problem}: import it from {script.image}"
+    if TOKEN in script.always and not site.shell.get(TOKEN):
+        yield f"{TOKEN} is not set: the script asks for it"
+
+
+def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[str]:
+    """Why the checkpoint is not NeMo's; a dataset that is not packed is packed by NeMo when it trains."""
+    source = find_workload(Catalogue(), script.workload).sources.get(recipe.size)
+    if source is None:
+        return
+    folders = prepared_folders(site.install, script.workload)
+    checkpoint, _ = nemo_items(folders, source.model, source.dataset, recipe.layout.seq_len)
+    if checkpoint.state != "complete":
+        why = f", {checkpoint.problem}" if checkpoint.problem else ""
+        do = f"call 'llmb install --suite-release {script.release} --prepare job'"
+        yield f"{checkpoint.path} is {checkpoint.state}{why}: {do}"
+
+
+def _unloadable(checkpoint: str | None, site: Site) -> Iterator[str]:
+    """Why the script cannot resume from ``checkpoint``: it mounts the root of installation, and NeMo's cache."""
+    if checkpoint is None:
+        return
+    path, cache = Path(checkpoint), site.shell.get("NEMO_HOME")
+    mounted = [site.install, *([Path(cache)] if cache else [])]
+    seen = any(path.is_relative_to(root) for root in mounted)
+    if not seen or not any(path.resolve().is_relative_to(root.resolve()) for root in mounted):
+        yield f"{path} is not in the container, which has {' and '.join(map(str, mounted))} alone: move it below"
+    if not any(path.glob("weights/*.distcp")):
+        yield f"{path} has no weights/*.distcp: give the folder that holds the folder 'weights' of a checkpoint of NeMo"
+
+
+def _changes(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> list[str]:
+    """What is not as the release has it."""
+    return [*changed_files(checkout, script), *changed_needs(script, _values(script, recipe, checkout, site))]
+
+
+class ReferenceSuite(Program):
+    """Calls the launch script of the recipe's release in a checkout of the reference suite."""
+
+    name = "reference_suite"
+
+    def plan(
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
+    ) -> Plan:
+        script = script_of(recipe)
+        steps = choices.steps_of(recipe, resumes=choices.load_checkpoint is not None)
+        recorded = ("cuda", steps, 0, recipe.scale, recipe.documented_profile)
+        problems = [
+            *script_problems(script, recipe, choices, steps, options.arguments),
+            *choices.profiling.problems(*recorded),
+            *choices.label_problems(),
+        ]
+        if problems:
+            raise UsageError(f"the launch script of {script.title} cannot do this:{itemized(problems)}")
+        profile = choices.profiling.settled(*recorded)
+        documented, window = _documented(script, recipe, options, site), recipe.documented_window
+        rule = rule_of_document(choices.window, window) if documented else choices.window
+        plan = Plan(
+            recipe=_noted(script, recipe, choices),
+            device="cuda",
+            steps=steps,
+            window=resolve_window(rule, steps, 0, window),
+            seed=DEFAULT_SEED,
+            fp8_recipe=choices.fp8_recipe_of(recipe) if recipe.dtype is Dtype.FP8 else None,
+            save_checkpoint=choices.save_checkpoint,
+            profile=profile and profile.model_copy(update={"or_torch": False}),
+            nccl_trace=choices.profiling.nccl_trace,
+            lora=recipe.lora,
+            predicted=predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda")),
+            documented_software=documented,
+            declared_origin=_origin(script, recipe, site),
+        )
+        not_ready = [*unready(script, recipe, options, site), *_unloadable(choices.load_checkpoint, site)]
+        if not_ready:
+            what = f"{script.title} cannot be launched yet:{itemized(not_ready)}"
+            raise NotPrepared(
+                UsageError(what, do=f"see 'llmb config check --suite {checkout_of(script, options, site)}'"), plan
+            )
+        return plan
+
+    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
+        script, recipe, site = script_of(plan.recipe), plan.recipe, asked.site
+        _check_nodes(script, asked.gpus_per_node)
+        _check_given(script, asked)
+        checkout = checkout_of(script, asked.options, site)
+        values = _values(script, recipe, checkout, site)
+        own = script_variables(
+            script,
+            recipe,
+            asked.choices,
+            plan.steps,
+            asked.gpus_per_node,
+            asked.options.arguments,
+            asked.options.image,
+            asked.options.mounts,
+        )
+        own = {script.root: str(site.install), **own}
+        environment, named = environment_of(script, site), named_variables(script)
+        set_here = own.keys() | {*named.values(), TOKEN} | CACHES
+        launch = Launch(
+            queued_by=script.queued_by,
+            folder=values["folder"],
+            script=f"./{script.script}",
+            named=named,
+            needed=tuple(name for name, variable in named.items() if variable in script.always),
+            removed=tuple(sorted((script.reads | {*script.removed}) - set_here)),
+            environment=str(environment) if environment else None,
+            logs=tuple(filled_path(item, values) for item in script.logs),
+            outputs=tuple(filled_path(item, values) for item in script.outputs),
+        )
+        return ProgramWork(
+            launch=launch,
+            secrets=(TOKEN,) if script.queued_by == "script" else (),
+            container=ContainerSettings(
+                runtime="pyxis", image=asked.options.image or filled_path(script.image_file, values)
+            ),
+            variables=VariableLayer(self.name, own),
+            recipe_variables=False,
+            title=f", with {self.name} {script.release} ({script.framework})",
+        )
+
+    def started(self, plan: Plan) -> Plan:
+        return plan
+
+    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+        bring_log(folder)
+        log_format = _format(plan)
+        outcome = judge_latest_attempt(folder.log, plan.window, log_format)
+        return StepsDone(outcome.steps or 0, has_all_steps(plan, outcome, log_format))
+
+    def new_steps(self, folder: RunFolder) -> NewLogSteps:
+        return NewLogSteps(folder, _format(read_record(folder).plan), lambda: bring_log(folder))
+
+    def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
+        bring_log(folder)
+        plan, log_format = record.plan, _format(record.plan)
+        outcome = judge_latest_attempt(folder.log, plan.window, log_format)
+        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus, log_gbs=outcome.gbs) or other_batch(
+            folder, plan
+        )
+        return result_of_log(plan, outcome, end, log_format, None, contradiction, NOT_BESIDE)
+
+
+def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> str | None:
+    """What trains, unless something of it is not as the document had it."""
+    changed = options.modified_suite and _changes(script, recipe, checkout_of(script, options, site), site)
+    return None if changed or options.arguments or options.image else script.framework
+
+
+def other_batch(folder: RunFolder, plan: Plan) -> str | None:
+    """Why the log is of another recipe: its last step, or the samples that it has consumed, are not the plan's."""
+    found = CONSUMED.findall(tail(folder.log))
+    if not found or plan.start or plan.first_step:
+        return None
+    step, samples = int(found[-1][0]), int(found[-1][1])
+    wanted = plan.samples_before(step + 1)
+    if step < plan.last_step:
+        return f"the log is of another recipe: its last step is {step}, and the plan's is {plan.last_step}"
+    if samples == wanted:
+        return None
+    return f"the log is of another recipe: {samples} samples were consumed by step {step}, and the plan's are {wanted}"
+
+
+def _format(plan: Plan) -> Format:
+    return format_called(script_of(plan.recipe).log_format)
+
+
+def _origin(script: LaunchScript, recipe: Recipe, site: Site) -> Origin:
+    if recipe.task == "pretrain":
+        data = DataOrigin(kind="synthetic", name=f"mock data of {script.framework}")
+        return Origin(weights=WeightsOrigin(kind="random"), data=data)
+    prepared = str(site.install / "workloads" / script.workload / "checkpoint_and_dataset")
+    weights = WeightsOrigin(kind="checkpoint", name=f"{recipe.model.model} {recipe.size}, by NeMo", path=prepared)
+    data = DataOrigin(kind="dataset", name=dataset_title("squad", recipe.layout.seq_len), path=prepared)
+    return Origin(weights=weights, data=data)
+
+
+def _noted(script: LaunchScript, recipe: Recipe, choices: Choices) -> Recipe:
+    """With what differs from the document by the variables that llmb sets."""
+    notes = (item.note for item in script.fixed if getattr(choices.profiling, item.option))
+    return recipe.model_copy(update={"decisions": (*recipe.decisions, *notes)})
+
+
+def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
+    """Raises UsageError for nodes that are not those which are written into the script."""
+    if script.gpus_per_node in (None, gpus_per_node):
+        return
+    what = f"the launch script of {script.title} takes {script.gpus_per_node} GPUs of each node in any case"
+    do = f"give whole nodes of {script.gpus_per_node}, or leave --framework out: llmb's engine takes any number"
+    raise UsageError(f"{what}, and these are {gpus_per_node}", do=do)
+
+
+def _check_given(script: LaunchScript, asked: ProgramRequest) -> None:
+    """Raises UsageError for variables of settings and options that would change what the script does, unnoticed."""
+    clashing = sorted(asked.given & (script.reads | {*script.removed}) - CACHES - {TOKEN})
+    if clashing:
+        do = "use the options of llmb for them, or --framework-arg NAME=VALUE"
+        raise UsageError(f"the launch script reads {', '.join(clashing)}, given by --env or cluster_config.yaml", do=do)
+
+
+def bring_log(folder: RunFolder) -> None:
+    """Links the newest log of the run's job into its folder, and the output of its batch script; nothing before.
+
+    A log that its job has replaced by a newer one, at a restart, is followed there.
+    """
+    job, launch = read_job(folder), read_spec(folder).launch
+    if job is None or launch is None:
+        return
+    for link, patterns in ((folder.log, launch.logs), (folder.batch_output, launch.outputs)):
+        found = [path for pattern in patterns for path in _matching(pattern, job.job_id)]
+        newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        if newest and not (link.exists() and link.samefile(newest)):
+            _link(link, newest)
+
+
+def _matching(pattern: str, job_id: str) -> Iterator[Path]:
+    path = Path(pattern.replace("{job_id}", job_id))
+    parts = path.relative_to("/").parts
+    first = next((index for index, part in enumerate(parts) if "*" in part), len(parts) - 1)
+    return Path("/", *parts[:first]).glob("/".join(parts[first:]))
+
+
+def _link(link: Path, target: Path) -> None:
+    """A hard link, so that the run keeps its log; another file system has none, and gets a symbolic one."""
+    if lexists(link):
+        link.unlink()
+    try:
+        link.hardlink_to(target)
+    except OSError:
+        link.symlink_to(target)

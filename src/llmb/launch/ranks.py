@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the ranks of this node, and ends them all when one fails.
+
+``python -m llmb.launch.ranks NODES RANKS_PER_NODE COMMAND...`` does what torch.distributed.run would: without its
+store, which listens on all interfaces and whose content its agent unpickles, whoever wrote it; and without loading
+torch. Ranks on one node meet in a file that only their user can open, and on several at MASTER_ADDR and MASTER_PORT,
+where rank 0 listens.
+"""
+
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from llmb.base.processes import ENDING
+from llmb.base.scratch import scratch_folder
+from llmb.readers.samples.host import host_name, usable_cores
+
+STORE = "LLMB_STORE"
+"""The file in which the ranks of one node meet."""
+GRACE_S = 10.0
+"""How long ranks may take to end once asked to; then they are killed."""
+MOST_FILES = 65_536
+"""What a process may open, where its hard limit allows it. More would slow programs that try each possible file."""
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+FAILED = 1
+Process = subprocess.Popen[bytes]
+
+
+def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
+    """What follows the interpreter on each node, before the command of a rank. A script may count the nodes itself."""
+    return ("-P", "-m", "llmb.launch.ranks", nodes if isinstance(nodes, str) else str(nodes), str(per_node))
+
+
+def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a rank: those of torch.distributed, and on one node what keeps its libraries on loopback."""
+    node = int(environ["SLURM_NODEID"]) if nodes > 1 else 0
+    found = {
+        # By default, the compiler of each rank starts processes for all cores of the node.
+        "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // per_node)),
+        **environ,
+        "RANK": str(node * per_node + local_rank),
+        "WORLD_SIZE": str(nodes * per_node),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(node),
+    }
+    if nodes > 1:
+        return found
+    return {
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",
+        **found,
+        "MASTER_ADDR": "127.0.0.1",
+        STORE: store,
+    }
+
+
+def allow_open_files() -> None:
+    """Raises the soft limit, which is often 1,024, for this process and what it starts: sockets grow with the ranks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
+    """The exit code: 0 if all ranks ended well."""
+    arrivals = _arrivals()
+    ranks = {}
+    for local_rank in range(per_node):
+        environ = variables(nodes, per_node, local_rank, store, os.environ)
+        # A session of its own: what a rank starts ends with it.
+        process = subprocess.Popen(command, env=environ, start_new_session=True)
+        ranks[process] = int(environ["RANK"])
+    code = _wait(ranks, arrivals)
+    _end([rank for rank in ranks if rank.poll() is None], arrivals)
+    return code
+
+
+def _arrivals() -> int:
+    """A pipe that holds the number of each signal that has come: the end of a rank, or what ends all."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, *ENDING):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
+    """Returns when all have ended, one has failed, or a signal came."""
+    running = list(ranks)
+    while running:
+        asked = next((number for number in os.read(arrivals, 512) if number in ENDING), None)
+        ended = [rank for rank in running if rank.poll() is not None]
+        running = [rank for rank in running if rank.returncode is None]
+        failed = [rank for rank in ended if rank.returncode]
+        for rank in failed:
+            sys.stderr.write(f"llmb: rank {ranks[rank]} on {host_name()} {how_it_ended(rank.returncode)}\n")
+        sys.stderr.flush()
+        if asked:
+            return 128 + asked
+        if failed:
+            return FAILED
+    return 0
+
+
+def _end(ranks: Sequence[Process], arrivals: int) -> None:
+    for number in (signal.SIGTERM, signal.SIGCONT):  # one that is stopped ends when it goes on
+        _send(ranks, number)
+    end = time.monotonic() + GRACE_S
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
+        if select.select([arrivals], [], [], end - time.monotonic())[0]:
+            os.read(arrivals, 512)
+    _send(ranks, signal.SIGKILL)
+
+
+def _send(ranks: Sequence[Process], number: signal.Signals) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            try:
+                os.killpg(rank.pid, number)
+            except ProcessLookupError:
+                continue  # it has just ended
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code, negative for a signal, in words."""
+    if code > 0:
+        return f"ended with exit code {code}"
+    known = {item.value: item.name for item in signal.Signals}
+    return f"was killed by signal {-code} ({known.get(-code, 'unknown')})"
+
+
+def main(nodes: str, per_node: str, *command: str) -> None:
+    allow_open_files()
+    try:
+        with scratch_folder("llmb-ranks-") as folder:
+            code = run(int(nodes), int(per_node), command, f"{folder}/store")
+    except OSError as error:
+        sys.exit(f"llmb: node {host_name()} failed: the ranks could not be started: {error}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of schedulers, in terms that apply to each of them, and the form of an installation's questions."""
+# ruff: noqa: ARG002 (what a scheduler does by default needs fewer arguments than its own answer)
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import Field, field_validator
+
+from llmb.base.errors import UsageError, closest
+from llmb.base.secrets import without_secrets
+from llmb.catalogue.records import Record
+from llmb.launch.jobspec.job_options import JobOptions, StartMode
+from llmb.launch.jobspec.spec import JobSpec
+from llmb.launch.site.site import Site
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import BegunJob, SubmittedJob
+
+NONE = "none"
+"""Answers a question that has an answer on other clusters; a question without an answer is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    value: str
+    meaning: str = ""
+
+
+class Question:
+    """One answer, with the answers before it at hand."""
+
+    name: ClassVar[str]
+    """Name of the answer's field."""
+    text: ClassVar[str]
+    closed: ClassVar[bool] = True
+    """If there are choices, no other answer is valid."""
+    several: ClassVar[bool] = False
+    """Answers are separated by commas."""
+    is_asked: ClassVar[bool] = True
+    """On a terminal; what is assumed is taken otherwise."""
+
+    def applies(self) -> bool:
+        return True
+
+    def choices(self) -> Sequence[Choice]:
+        return ()
+
+    def assumed(self) -> str | None:
+        """What holds without an answer; None if that cannot be known, and an answer is required."""
+        return None
+
+    def check(self, value: str) -> str | None:
+        """What is wrong with a value that is among the choices, or of a question without choices."""
+        return None
+
+    def problem(self, value: str) -> str | None:
+        """What is wrong with an answer."""
+        names = [choice.value for choice in self.choices()]
+        given = [item.strip() for item in value.split(",")] if self.several else [value]
+        wrong = [item for item in given if self.closed and names and item not in names]
+        if wrong:
+            near = closest(wrong[0], names, cutoff=0.5, most=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            return f"'{wrong[0]}' is not one of: {', '.join(names)}{hint}"
+        return self.check(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Nodes that a scheduler keeps together. None is unknown, or has none of it."""
+
+    name: str
+    is_default: bool = False
+    nodes: int = 0
+    gpus_per_node: int | None = None
+    """GPUs of most of its nodes; None if the scheduler does not count GPUs there."""
+    gres_type: str | None = None
+    architecture: str | None = None
+    """As the kernel names it: x86_64, aarch64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a scheduler offers this user."""
+
+    partitions: tuple[Partition, ...] = ()
+    accounts: tuple[str, ...] | None = None
+    """None if it has no accounting, or does not answer."""
+    default_account: str | None = None
+
+    def partition(self, name: str | None) -> Partition | None:
+        return next((item for item in self.partitions if item.name == name), None)
+
+
+class SchedulerQuestion(Question):
+    """A question of one scheduler, with what that offers."""
+
+    after: ClassVar[str] = "scheduler"
+    """The general question that it follows."""
+
+    def __init__(self, answers: Any, offer: Offer) -> None:  # noqa: ANN401 (with the fields that it declares)
+        self.answers = answers
+        self.offer = offer
+
+
+UNKNOWN = "UNKNOWN"
+Phase = Literal[
+    "queued",
+    "running",
+    "completed",
+    "failed",
+    "cancelled",
+    "timed_out",
+    "node_fail",
+    "preempted",
+    "boot_fail",
+    "out_of_memory",
+    "killed",
+    "unknown",
+    "unrecognized",
+]
+FROM_OUTSIDE: frozenset[Phase] = frozenset(["timed_out", "node_fail", "preempted", "boot_fail", "cancelled", "killed"])
+"""Ends that do not show the result of the run: it may have been complete."""
+INFRASTRUCTURE: frozenset[Phase] = frozenset(["node_fail", "preempted", "boot_fail"])
+"""Ends after which the same job may succeed."""
+
+
+class JobState(Record):
+    """What a scheduler reports of a job. Exit code and signal are of what it started; None where they are not known."""
+
+    job_id: str
+    state: str = UNKNOWN
+    """The scheduler's own term."""
+    phase: Phase = "unknown"
+    """What that means; unknown if the scheduler does not know the job, or has forgotten it, and unrecognized if it
+    reports a state that this llmb does not know: whether the job has ended is then asked again."""
+    meaning: str | None = None
+    """In words: what the job waits for, or how it ended."""
+    may_be_told: bool = False
+    """For an unknown state: the job has ended, and how it ended may be known later."""
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: str | None = None
+    """In the scheduler's syntax."""
+    restarts: int = 0
+    started_s: float | None = None
+    """Seconds since 1970, as all times."""
+    ended_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.phase not in ("queued", "running", "unknown", "unrecognized")
+
+
+class AskedJob(Protocol):
+    """What a scheduler has to know of a job of the history."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def job_id(self) -> str | None: ...
+
+    @property
+    def folder(self) -> RunFolder:
+        """Holds what was submitted."""
+
+    @property
+    def live(self) -> bool:
+        """It had not ended when it was last asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobAnswers:
+    """States by key, without jobs whose scheduler could not be queried. ``warnings`` are shown to the user."""
+
+    states: Mapping[str, JobState]
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a cluster's settings choose where a job does not."""
+
+    gpu_type: str | None = None
+    """That of the job's nodes, as far as it is known."""
+    gpus_per_node: int | None = None
+    start: StartMode = "torchrun"
+    retries: int = 0
+
+
+Trait = Literal["tracking", "binding", "selection", "gpus", "mpi", "containers"]
+"""What a job relies on: that all its processes are found, that tasks are bound to cores, that parts of nodes are
+allocated, that GPUs are counted, MPI's start-up protocols, and containers."""
+
+
+class Plugin(Record):
+    """How a scheduler provides a trait, in its own words."""
+
+    value: str
+    fit: bool
+    """Whether it does what jobs with GPUs on whole nodes rely on."""
+
+
+class NodeState(Record):
+    """A node, as the scheduler sees it."""
+
+    state: str
+    usable: bool
+    reason: str | None = None
+    gpus: int | None = None
+    """That it may allocate here; None if it counts none."""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> str | None:
+        """Why it gets no jobs; None if it does."""
+        return None if self.usable else f"{self.state}{f': {self.reason}' if self.reason else ''}"
+
+
+class SchedulerSetup(Record):
+    """How the scheduler of this machine is set up."""
+
+    version: str | None = None
+    traits: dict[Trait, Plugin] = Field(default_factory=dict)
+    """Without those that could not be read."""
+    node: NodeState | None = None
+    """None if this machine is not a node of it."""
+
+
+class Overlay(Record):
+    """A setting that something else than the files of settings decides."""
+
+    key: str
+    """Dotted, as in cluster_config.yaml."""
+    value: str | int | bool | None
+    source: Literal["shell", "option", "setting"]
+    place: str
+    """The variable, the option, or the key of the other setting."""
+
+
+class FaultPattern(Record):
+    """How the cause of a failure shows in a run's log."""
+
+    fault: str
+    kind: Literal["own", "infrastructure"]
+    pattern: str
+    """Regular expression; named groups match the node at fault."""
+    meaning: str
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from error
+        return value
+
+
+class FaultTable(Record):
+    """The content of a file ``faults.yaml``."""
+
+    faults: tuple[FaultPattern, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job whose files are written, as it is handed over."""
+
+    spec: JobSpec
+    folder: RunFolder
+    """Holds the script, and what the job writes."""
+    environ: Mapping[str, str]
+    held: Sequence[int] = ()
+    """Descriptors that every program which is called for it inherits."""
+    again: bool = False
+    """It was handed over before."""
+
+
+class Queue(ABC):
+    """Takes jobs and reports their states: what a scheduler has to implement.
+
+    Raises InfrastructureError where it does not answer, EnvironmentProblem where it cannot be reached from here.
+    """
+
+    @abstractmethod
+    def script(self, spec: JobSpec, folder: RunFolder) -> str:
+        """The text that does the whole job. Raises UsageError where it cannot work in ``folder``."""
+
+    @abstractmethod
+    def submit(self, job: Submission) -> SubmittedJob:
+        """Hands a job over. Raises UsageError if it is rejected."""
+
+    @abstractmethod
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+        """The states of ``jobs``."""
+
+    @abstractmethod
+    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+        """Ends jobs. Raises UsageError if that is rejected; jobs that have ended are no error."""
+
+    @abstractmethod
+    def current_job(self, environ: Mapping[str, str]) -> BegunJob:
+        """The job that this process runs in."""
+
+    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
+        """Ids, by key, of ``jobs`` without one that were submitted since then; ``claimed`` ids belong to others.
+
+        A job that is not found has none, unless it has begun: its folder then has the id.
+        """
+        return {}
+
+    def handing_over(self, base: RunFolder, spec: JobSpec) -> tuple[str, ...]:
+        """The command that hands a job over, for its record."""
+        return ()
+
+
+class Cluster:
+    """What a scheduler knows of its nodes, and what a cluster's settings say of them.
+
+    The defaults are those of a scheduler that shows nothing of its nodes, and has no settings.
+    """
+
+    settings: type[Record] | None = None
+    """Schema of its section in cluster_config.yaml."""
+    gpus_key: str | None = None
+    """The setting in it, dotted, of the GPUs that a node has."""
+    time_limit_key: str | None = None
+
+    def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
+        """What the cluster's settings choose for a job with ``options`` that asks for ``gpu_type``, or for none.
+
+        Raises UsageError where the nodes that the options name do not have it.
+        """
+        return Defaults(gpu_type=gpu_type or site.config.gpu_type)
+
+    def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
+        """What the shell, and the nodes of ``partition``, change of the cluster's settings. Raises UsageError."""
+        return ()
+
+    def offer(self) -> Offer:
+        """What this user can choose from."""
+        return Offer()
+
+    def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
+        """How it is set up, and in which state it sees ``node``."""
+        return SchedulerSetup()
+
+    def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
+        """The nodes of a list in its own syntax, or else all nodes of a partition, or of the cluster, by name.
+
+        Raises UsageError for a node or a partition that does not exist.
+        """
+        if listed is None:
+            raise UsageError("the scheduler does not list its nodes", do="give them with --nodes")
+        return {name: NodeState(state=UNKNOWN, usable=True) for name in self.host_names(listed)}
+
+    def host_names(self, nodes: str | None) -> list[str]:
+        """Every name of a list of nodes."""
+        return nodes.split(",") if nodes else []
+
+    def host_list(self, names: Iterable[str]) -> str:
+        """The names as a list that its commands take; empty for none."""
+        return ",".join(names)
+
+
+class Wording:
+    """What a scheduler calls things."""
+
+    title: str
+    """Its name for people."""
+    words: frozenset[str] = frozenset()
+    """Every state that its jobs may have."""
+
+    def cause(self, signal: str) -> str:
+        """Who ended a job by this signal."""
+        return signal
+
+    def fault_patterns(self) -> Sequence[FaultPattern]:
+        """How its own messages in a log show the cause of a failure."""
+        return ()
+
+
+class InstallerPart:
+    """What a scheduler brings to an installation. ``answers`` are all answers so far, with those that it declares."""
+
+    answers: type[Record] = Record
+    """Declares the answers that only it needs, as options."""
+    questions: Sequence[type[SchedulerQuestion]] = ()
+    runtimes: Sequence[Choice] = ()
+    """Runtimes of containers that it starts."""
+    comments: Mapping[str, str] = MappingProxyType({})
+    """On keys of its section of cluster_config.yaml."""
+
+    def training_nodes(self, answers: Any, offer: Offer) -> Partition | None:  # noqa: ANN401 (with its own fields)
+        """The nodes that train, as far as it shows them."""
+        return None
+
+    def section(self, answers: Any, gpus_per_node: int | None) -> dict[str, Any]:  # noqa: ANN401 (with its own fields)
+        """Its section of cluster_config.yaml, without what has no value."""
+        return {}
+
+    def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """The answers, by name, that its section of cluster_config.yaml gives."""
+        return {}
+
+
+class Scheduler(Queue, Cluster, Wording, InstallerPart):
+    """One scheduler: its queue, its cluster, its wording and its installation, and the options of its jobs."""
+
+    name: str
+    choices: type[Record] = Record
+    """Declares its options, one per field."""
+
+    def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
+        """What the values of options ask for, above the variables of the shell; ``python`` is the interpreter that
+        runs where nothing else is specified. Raises UsageError with all that is wrong."""
+        return JobOptions(python=python)
+
+    def options_here(self, environ: Mapping[str, str]) -> JobOptions:
+        """Options of the job that this process runs in, as far as they name its nodes; none outside of a job."""
+        return JobOptions()
+
+    def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """With what a script needs to run on the nodes of the job that this process runs in, without secrets."""
+        return without_secrets(environ)
+
+    def warnings(self, spec: JobSpec) -> Sequence[str]:
+        """Why it will probably reject a completed job."""
+        return ()
+
+    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
+        """The specification with flags and limits as they will be. Raises UsageError with all that is wrong."""
+        return spec

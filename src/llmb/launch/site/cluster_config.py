@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cluster_config.yaml`` in the install root: what is particular to one cluster."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from llmb.base.errors import UsageError, see, unknown
+from llmb.base.trust import check_owner
+from llmb.catalogue.data_files import CatalogueError, read_data, schema_problems
+from llmb.catalogue.records import Record
+from llmb.launch.documents.suite_cluster_config import ReferenceForm, form_of, told, translated
+from llmb.launch.jobspec.job_options import Binding, ContainerSettings, Vboost, text_problems
+from llmb.launch.jobspec.spec import variable_problems
+from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, user_config
+
+Shape = TypeVar("Shape", bound=BaseModel)
+Variables = dict[str, str]
+
+
+class WorkloadSettings(Record):
+    """What one workload's jobs get on this cluster."""
+
+    environment: Variables = Field(default_factory=dict)
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _numbers_are_text(cls, value: object) -> object:
+        return texts(value)
+
+    @field_validator("environment")
+    @classmethod
+    def _variables_can_be_set(cls, value: Variables) -> Variables:
+        _raise(list(variable_problems(value)))
+        return value
+
+
+class InstallSettings(Record):
+    """What the installer was told, so that it can be repeated and extended; jobs do not depend on it."""
+
+    environment: Literal["uv", "venv", "conda", "existing"] | None = None
+    """How the shared Python environment is made."""
+    python: str | None = None
+    """Version or path of the interpreter that it is made with."""
+    image_folder: str | None = None
+    """Where container images are kept; None for ``images`` in the root of installation."""
+    node_architecture: Literal["x86_64", "aarch64"] | None = None
+    workloads: tuple[str, ...] = ()
+    """Workloads that are installed."""
+
+
+class SuiteSettings(Record):
+    """The reference suite on this cluster, for ``--framework reference_suite``."""
+
+    checkout: str | None = None
+    """Clone of its repository, at the tag of a release."""
+    environments: Variables = Field(default_factory=dict)
+    """Virtual environment of its own software, by workload."""
+
+
+class ClusterConfig(WorkloadSettings):
+    """The whole file, but for the sections of schedulers; every key may be left out."""
+
+    cluster_name: str | None = None
+    scheduler: str | None = None
+    """What queues jobs; None for the first one that llmb knows."""
+    gpu_type: str | None = None
+    """Used if a command names none."""
+    python: str | None = None
+    """The interpreter on the nodes that has llmb and torch; None for the one that submits."""
+    fabric: str | None = None
+    """The network between nodes, by its name in the catalogue."""
+    modules: tuple[str, ...] = ()
+    """Loaded with ``module load`` before anything else."""
+    profiles: tuple[str, ...] = ()
+    """Files that the batch script sources."""
+    prolog: tuple[str, ...] = ()
+    """Shell commands that every node runs before the workers, outside of the container."""
+    vboost: Vboost | None = None
+    """Set on every node while the workers train."""
+    binding: Binding = Field(default_factory=Binding)
+    container: ContainerSettings = Field(default_factory=ContainerSettings)
+    install: InstallSettings = Field(default_factory=InstallSettings)
+    reference_suite: SuiteSettings = Field(default_factory=SuiteSettings)
+    workloads: dict[str, WorkloadSettings] = Field(default_factory=dict)
+    """By workload."""
+
+    @model_validator(mode="after")
+    def _every_text_prints(self) -> Self:
+        texts = (self.python or "", *self.modules, *self.profiles, *self.prolog)
+        _raise([problem for text in texts for problem in text_problems(text)])
+        return self
+
+    def environment_of(self, workload: str) -> Variables:
+        return self.workloads[workload].environment if workload in self.workloads else {}
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """A file of settings, which is valid. ``data`` is what it says, in llmb's form."""
+
+    path: Path
+    data: Mapping[str, Any] = field(default_factory=dict)
+    form: ReferenceForm | None = None
+    """That of the reference suite, if it has one."""
+    notes: tuple[str, ...] = ()
+    """What the user has to know wherever it is read."""
+    left_out: tuple[str, ...] = ()
+    """What of a file of the reference suite was not taken, and why."""
+
+
+def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
+    """``cluster_config.yaml`` in llmb's form or in one of the reference suite's; empty without one.
+
+    ``schema`` has all sections. Raises UsageError with all that is wrong in it, each with file and line, and for
+    another user's.
+    """
+    if not path.exists():
+        return SettingsFile(path)
+    check_owner(path, path.parent)
+    try:
+        data = read_data(path)
+        form = form_of(data)
+        if form is None:
+            return SettingsFile(path, checked(path, data, schema))
+        given = checked_record(path, data, form.shape)
+    except ValueError as error:
+        raise unusable(path, [f"{path}: {error}"]) from error
+    except CatalogueError as error:
+        raise unusable(path, error.problems) from error
+    found = translated(given)
+    try:
+        schema.model_validate(found.data)
+    except ValidationError as error:
+        problems = (f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise unusable(path, problems) from error
+    return SettingsFile(path, found.data, form, tuple(told(form, found)), tuple(found.notes))
+
+
+def checked(path: Path, data: object, schema: type[Shape]) -> dict[str, Any]:
+    """``data`` of a file, if ``schema`` allows it. Raises CatalogueError with all problems."""
+    checked_record(path, data, schema)
+    return data if isinstance(data, dict) else {}
+
+
+def checked_record(path: Path, data: object, schema: type[Shape]) -> Shape:
+    try:
+        return schema.model_validate({} if data is None else data)
+    except ValidationError as error:
+        raise CatalogueError(schema_problems(path, error)) from error
+
+
+def unusable(path: Path, problems: Iterable[str]) -> UsageError:
+    """The error for a file of settings with problems."""
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    return UsageError(f"{path.name} cannot be used:\n{lines}", do=see("describe-a-cluster"))
+
+
+def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> SettingsFile | None:
+    """The user's own defaults; None without such a file. Raises UsageError with all that is wrong in it."""
+    path = user_config(environ)
+    if path is None or not path.exists():
+        return None
+    check_owner(path)
+    try:
+        return SettingsFile(path, checked(path, read_data(path), schema))
+    except CatalogueError as error:
+        raise unusable(path, error.problems) from error
+
+
+def combined(site: SettingsFile, user: SettingsFile | None, schema: type[ClusterConfig]) -> ClusterConfig:
+    """The cluster's settings, with the user's own above them."""
+    data = dict(site.data)
+    if user:
+        data = _above(data, {key: value for key, value in user.data.items() if key != ROOT_KEY})
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        files = f"{site.path} and {user.path}" if user else str(site.path)
+        problems = [f"{files}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise unusable(site.path, problems) from error
+
+
+def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterConfig:
+    """The settings of the file below ``install`` alone, or the defaults without one. Raises as read_cluster_file."""
+    return combined(read_cluster_file(install / CLUSTER_CONFIG, schema), None, schema)
+
+
+def _above(below: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``own`` replaces what is below, key by key within mappings."""
+    both = {
+        key: _above(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in own.items()
+    }
+    return {**below, **both}
+
+
+def texts(value: object) -> object:
+    """YAML's numbers as text; anything else is for the schema to judge."""
+    if not isinstance(value, dict):
+        return value
+    return {key: str(item) if type(item) in (int, float) else item for key, item in value.items()}
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+NAME = "<name>"
+
+
+def split_key(schema: type[BaseModel], text: str) -> tuple[str, ...]:
+    """The keys that ``text`` stands for; names of workloads may have dots. Raises UsageError with what is like it."""
+    found = _split(schema, text.split("."))
+    if found is None:
+        known = list(known_keys(schema))
+        *above, name = text.split(".")
+        free = [".".join((*keys[:-1], name)) for keys in known if keys[-1] == NAME and list(keys[:-2]) == above]
+        do = f"any name is possible in {' and '.join(free)}" if free and above else None
+        raise unknown("key", text, [".".join(keys) for keys in known], do=do)
+    return found
+
+
+def is_key(schema: type[BaseModel], text: str) -> bool:
+    return _split(schema, text.split(".")) is not None
+
+
+def _split(kind: Any, parts: Sequence[str]) -> tuple[str, ...] | None:  # noqa: ANN401 (any type there is)
+    kind = plain(kind)
+    if not all(parts):
+        return None
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        field = kind.model_fields.get(parts[0])
+        if field is None or len(parts) == 1:
+            return (parts[0],) if field else None
+        rest = _split(field.annotation, parts[1:])
+        return None if rest is None else (parts[0], *rest)
+    if get_origin(kind) is not dict:
+        return None
+    below = get_args(kind)[1]
+    for place in range(1, len(parts)):
+        rest = _split(below, parts[place:])
+        if rest is not None:
+            return (".".join(parts[:place]), *rest)
+    return (".".join(parts),)
+
+
+def known_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any type there is)
+    """Keys of single values, with a placeholder for names that are free."""
+    kind = plain(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            yield from ((name, *rest) for rest in known_keys(field.annotation))
+    elif get_origin(kind) is dict:
+        yield from ((NAME, *rest) for rest in known_keys(get_args(kind)[1]))
+    else:
+        yield ()
+
+
+def plain(kind: Any) -> Any:  # noqa: ANN401 (any type there is)
+    """A type without None."""
+    if get_origin(kind) is Annotated:
+        return plain(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [item for item in get_args(kind) if item is not NoneType]
+        return plain(kinds[0]) if len(kinds) == 1 else kind
+    return kind
+
+
+def leaves(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every single value of settings, with its keys; what is empty is left out."""
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from leaves(item, (*above, str(name)))
+    elif value is not None and value != ():
+        yield above, list(value) if isinstance(value, tuple) else value
+
+
+def has_keys(data: object, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if not isinstance(data, Mapping) or key not in data:
+            return False
+        data = data[key]
+    return True

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes files of settings on disk: one value at a time, or a file of the reference suite as a whole."""
+
+import io
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import CommentMark, YAMLError
+from ruamel.yaml.tokens import CommentToken
+from ruamel.yaml.util import load_yaml_guess_indent
+
+from llmb.base.errors import UsageError, itemized
+from llmb.base.secrets import holds_secret
+from llmb.catalogue.data_files import FOREIGN_LOADER, CatalogueError, read_data
+from llmb.launch.documents.suite_cluster_config import form_of
+from llmb.launch.site.cluster_config import SettingsFile, split_key, unusable
+from llmb.runs.folder import write_atomically, writing
+
+KEPT = ".reference"
+"""Ends the name of a migrated file's old form."""
+REMOVED = object()
+"""In place of a value that is removed."""
+WIDTH = 10**6
+NEW_FILE = "# See 'llmb config show' for what holds, and 'llmb docs schema cluster_config.yaml' for all keys.\n"
+
+
+def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
+    """Writes the value that ``text`` is in YAML, or the text itself, and returns it as it is written.
+
+    Raises UsageError for an unknown key, for a value that the schema does not allow, and for a file that has to be
+    edited by hand; EnvironmentProblem where it cannot be written.
+    """
+    keys = split_key(schema, key)
+    if holds_secret(keys[-1], text):
+        raise UsageError(f"{key} looks like a secret, and settings must not hold secrets", do="keep it in your shell")
+    before = _text(path)
+    problems: list[str] = []
+    for value in _values(text):
+        edited = edited_text(path, before, keys, value)
+        if found := _problems(schema, edited):
+            problems = problems or found
+            continue
+        _write(path, edited if before else NEW_FILE + edited)
+        return str(value)
+    if _problems(schema, before) == problems:
+        raise unusable(path, [f"{path}: {problem}" for problem in problems])
+    raise UsageError(f"{key} cannot be '{text}':{itemized(problems)}")
+
+
+def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
+    """Raises UsageError for a key that the file does not have, and as above."""
+    keys = split_key(schema, key)
+    before = _text(path)
+    try:
+        edited = edited_text(path, before, keys)
+    except KeyError as error:
+        raise UsageError(f"{key} is not set there", where=str(path), do="see 'llmb config show'") from error
+    _write(path, edited)
+
+
+def migrate(file: SettingsFile) -> Path:
+    """Writes a file of the reference suite in llmb's form, and returns where the old one is kept.
+
+    At any time there is a whole file. Raises UsageError where another old one is kept already, EnvironmentProblem.
+    """
+    kept = file.path.with_name(file.path.name + KEPT)
+    with writing(file.path):
+        if kept.exists() and kept.read_bytes() != file.path.read_bytes():
+            raise UsageError("another file of the reference suite is kept there", where=str(kept), do="rename it")
+        if not kept.exists():
+            shutil.copy2(file.path, kept)
+        kept.chmod(0o600)
+        write_atomically(file.path, migrated_text(file))
+    return kept
+
+
+def migrated_text(file: SettingsFile) -> str:
+    """The file in llmb's form, with what was not taken as comments."""
+    form = file.form.title if file.form else ""
+    head = [f"# Made by 'llmb config migrate' from the reference suite's cluster_config.yaml ({form})."]
+    head += [f"# {note}" for note in (*file.notes[1:], *file.left_out)]
+    body = yaml.safe_dump(dict(file.data), sort_keys=False, allow_unicode=True, width=110)
+    return "\n".join(head) + "\n" + body
+
+
+def _text(path: Path) -> str:
+    """Raises UsageError for a file of the reference suite, or one that is not YAML."""
+    if not path.exists():
+        return ""
+    try:
+        data = read_data(path)
+        if form_of(data):
+            do = "'llmb config migrate' writes it in llmb's form"
+            raise UsageError("it is the reference suite's, and llmb changes only its own", where=str(path), do=do)
+    except CatalogueError as error:
+        raise unusable(path, error.problems) from error
+    except ValueError as error:
+        raise unusable(path, [f"{path}: {error}"]) from error
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:  # YAML may be UTF-16, too
+        raise unusable(path, [f"{path}: it is not UTF-8"]) from error
+
+
+def _problems(schema: type[BaseModel], text: str) -> list[str]:
+    try:
+        schema.model_validate(yaml.load(text, Loader=FOREIGN_LOADER) or {})  # noqa: S506 (a safe loader)
+    except ValidationError as error:
+        named = ((".".join(map(str, item["loc"])), item["msg"]) for item in error.errors())
+        return [f"{name}: {what}" if name else what for name, what in named]
+    return []
+
+
+def _values(text: str) -> list[Any]:
+    """What the text may mean: a value of YAML, else itself."""
+    try:
+        value = yaml.load(text, Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
+    except yaml.YAMLError:
+        return [text]
+    return [value] if value == text else [value, text]
+
+
+def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
+    """Raises UsageError where one value cannot be changed alone, such as that of an alias; KeyError."""
+    try:
+        edited = with_value(text, keys, value)
+        wanted = _data(text)
+        _change(wanted, keys, value)
+        if _data(edited) == wanted:
+            return edited
+    except (YAMLError, yaml.YAMLError):
+        pass
+    what = f"{'.'.join(keys)} is written there in a way that llmb does not edit"
+    raise UsageError(what, where=str(path), do="change it there")
+
+
+def with_value(text: str, keys: Sequence[str], value: object) -> str:
+    """The text of a YAML file with ``value`` at ``keys``, or without them; comments and the order of keys stay. Pure.
+
+    Raises KeyError if what is to be removed is not there, YAMLError.
+    """
+    plain = text.replace("\r\n", "\n")
+    _, indent, offset = load_yaml_guess_indent(plain)
+    file = YAML()
+    file.preserve_quotes, file.width, file.explicit_start = True, WIDTH, plain.startswith("---")
+    file.indent(mapping=offset or indent or 2, sequence=(offset or 0) + 2, offset=offset or 0)
+    data, head = file.load(plain), ""
+    if data is None:  # there are no keys, and nothing that would hold comments
+        data, head = CommentedMap(), plain if plain.endswith("\n") or not plain else f"{plain}\n"
+    _change(data, keys, value)
+    written = io.StringIO()
+    file.dump(data, written)
+    edited = head + (written.getvalue() if data else "")
+    return edited.replace("\n", "\r\n") if "\r\n" in text else edited
+
+
+def _change(data: Any, keys: Sequence[str], value: object) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """Sets or removes a value, without what is then empty above it."""
+    while len(keys) > 1 and isinstance(data.get(keys[0]), dict):
+        if value is REMOVED and _is_alone(data[keys[0]], keys[1:]):
+            keys = keys[:1]
+        else:
+            data, keys = data[keys[0]], keys[1:]
+    key, names = keys[0], list(data)
+    if value is REMOVED:
+        if len(keys) > 1 or key not in data:
+            raise KeyError(key)
+        behind, above = _take_comment(data, key), names[: names.index(key)]
+        del data[key]
+        _give_comment(data, above[-1] if above else None, behind)
+        return
+    behind = _take_comment(data, key if key in data else names[-1]) if names else ""
+    data[key] = _node(_nested(keys[1:], value))
+    _give_comment(data, key, behind)
+
+
+def _is_alone(data: Any, keys: Sequence[str]) -> bool:  # noqa: ANN401 (whatever is there)
+    """Whether nothing is beside what ``keys`` lead to."""
+    for key in keys:
+        if not isinstance(data, dict) or list(data) != [key]:
+            return False
+        data = data[key]
+    return True
+
+
+def _nested(keys: Sequence[str], value: object) -> object:
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+def _node(value: object) -> Any:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """A value with the quotes that readers of YAML 1.1 need."""
+    if isinstance(value, dict):
+        return CommentedMap({key: _node(item) for key, item in value.items()})
+    file = YAML()
+    file.preserve_quotes = True
+    return file.load(yaml.safe_dump(value, default_flow_style=True, width=WIDTH, allow_unicode=True))
+
+
+def _last_comment(data: Any, key: Any) -> tuple[list[Any], int]:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """Where the comment behind a value is, with the lines that follow: at the end of the last value in it."""
+    while isinstance(data[key], CommentedMap | CommentedSeq) and data[key] and not data[key].fa.flow_style():
+        data = data[key]
+        key = next(reversed(data)) if isinstance(data, CommentedMap) else len(data) - 1
+    return data.ca.items.setdefault(key, [None] * 4), 2 if isinstance(data, CommentedMap) else 0
+
+
+def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """Cuts off the lines that follow the line of a value: they are about what comes next."""
+    if not isinstance(data, CommentedMap):
+        return ""
+    slots, place = _last_comment(data, key)
+    if slots[place] is None:
+        return ""
+    own, _, following = str(slots[place].value).partition("\n")
+    if own:
+        slots[place].value = f"{own}\n"
+    else:
+        slots[place] = None
+    return following
+
+
+def _give_comment(data: Any, key: object, text: str) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """Puts lines behind a value; without a key before the first one."""
+    if not text or not data:
+        return
+    if key is not None:
+        slots, place = _last_comment(data, key)
+    elif data.ca.comment and data.ca.comment[0]:
+        slots, place = data.ca.comment, 0
+    else:
+        before = data.ca.comment[1] if data.ca.comment and data.ca.comment[1] else []
+        data.ca.comment = [None, [*before, _comment(text)]]
+        return
+    if slots[place]:
+        slots[place].value += text
+    else:
+        slots[place] = _comment(f"\n{text}")
+
+
+def _comment(text: str) -> CommentToken:
+    return CommentToken(text, CommentMark(0), None)
+
+
+def _data(text: str) -> dict[str, Any]:
+    data = yaml.load(text, Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
+    return _unshared(data) if isinstance(data, dict) else {}
+
+
+def _unshared(data: Any) -> Any:  # noqa: ANN401 (whatever is there)
+    """Aliases as copies: a change of one of them shows."""
+    if isinstance(data, dict):
+        return {key: _unshared(value) for key, value in data.items()}
+    return [_unshared(item) for item in data] if isinstance(data, list) else data
+
+
+def _write(path: Path, text: str) -> None:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(os.path.realpath(path)), text)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where jobs run: a cluster's settings, its network, the shell of whoever submits; and this machine, without torch."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from llmb.base.errors import EnvironmentProblem, did_you_mean, unknown
+from llmb.base.tools import ask_program
+from llmb.catalogue.catalogue import Catalogue, find_fabric
+from llmb.catalogue.records import Fabric
+from llmb.catalogue.resolve import CPU
+from llmb.launch.site.cluster_config import ClusterConfig, combined, leaves, read_cluster_file, read_user_file
+from llmb.readers.samples.host import usable_cores
+from llmb.runs.folder import CLUSTER_CONFIG
+from llmb.runs.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """``shell`` holds the variables of the shell that submits."""
+
+    install: Path
+    config: ClusterConfig = field(default_factory=ClusterConfig)
+    fabric: Fabric | None = None
+    shell: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What the user has to know of the settings."""
+
+
+SUITE_FOLDER = "llmb_repo"
+"""Where the reference suite's installer leaves its recipes, below the root of installation."""
+
+
+SUITES = "suites"
+"""What ``llmb install`` makes of the suite's releases, below the root of installation."""
+
+
+def suite_checkout(site: Site, tag: str | None) -> Path:
+    """The checkout of the reference suite: that of the settings, of ``tag`` in the installation, or of its own
+    installer."""
+    if chosen := site.config.reference_suite.checkout:
+        return Path(chosen).expanduser()
+    installed = site.install / SUITES / tag if tag else None
+    return installed if installed and installed.is_dir() else site.install / SUITE_FOLDER
+
+
+def read_site(
+    catalogue: Catalogue,
+    install: Path,
+    environ: Mapping[str, str],
+    schema: type[ClusterConfig],
+    user_schema: type[BaseModel],
+) -> Site:
+    """Raises UsageError with all that is wrong with the settings below ``install``, or with the user's."""
+    file = read_cluster_file(install / CLUSTER_CONFIG, schema)
+    config = combined(file, read_user_file(environ, user_schema), schema)
+    fabric = find_fabric(catalogue, config.fabric) if config.fabric else None
+    if file.form is None:  # the reference suite has GPU types and workloads that llmb lacks
+        _check_gpu_types(catalogue, config)
+    notes = file.notes if file.form else (*file.notes, *_unknown_workloads(catalogue, config))
+    return Site(install=install, config=config, fabric=fabric, shell=environ, notes=notes)
+
+
+def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
+    """A partition of a misspelled type would silently get no jobs. Raises UsageError."""
+    known = (*catalogue.gpus, CPU)
+    for keys, value in leaves(config):
+        if keys[-1] == "gpu_type" and "environment" not in keys and value not in known:
+            raise unknown("GPU type", value, known, do=f"see '{'.'.join(keys)}' in 'llmb config show'")
+
+
+def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[str]:
+    for name in config.workloads:
+        if name not in catalogue.workloads:
+            near = did_you_mean(name, catalogue.workloads)
+            yield f"warning: {CLUSTER_CONFIG}: workloads.{name}: there is no such workload{near}"
+
+
+QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+QUERY_LIMIT_S = 30
+MOST_GPUS = 1024
+"""A longer text is not a list of GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """GPUs by the driver's name, and the CPU cores this process may use."""
+
+    gpu_names: tuple[str, ...]
+    cores: int
+
+
+def this_machine() -> Machine:
+    return Machine(gpu_names=_gpu_names(), cores=usable_cores())
+
+
+def _gpu_names() -> tuple[str, ...]:
+    """Empty without a driver. CUDA_VISIBLE_DEVICES counts as the workers will count it."""
+    if shutil.which(QUERY[0]) is None:
+        return ()
+    said = ask_program(QUERY, QUERY_LIMIT_S)
+    if said.problem:
+        return ()
+    names = tuple(line.strip() for line in said.text.splitlines() if line.strip())[:MOST_GPUS]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names if visible is None else visible_names(names, visible)
+
+
+def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
+    """Names for CUDA_VISIBLE_DEVICES, numbers or UUIDs: CUDA ends at the first that is not there, such as -1.
+
+    Which GPU has a UUID is not known: then the first ones count.
+    """
+    found: list[str] = []
+    for device in visible.split(","):
+        number = int(device) if device.strip().isdecimal() else len(found)
+        if not device.strip() or device.strip().startswith("-") or number >= len(names):
+            break
+        found.append(names[number])
+    return tuple(found)
+
+
+def check_machine(plan: Plan, machine: Machine) -> None:
+    """Raises EnvironmentProblem where this machine cannot run ``plan``."""
+    recipe, gpus = plan.recipe, len(machine.gpu_names)
+    if plan.device == "cuda" and plan.processes > gpus:
+        needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"
+        raise EnvironmentProblem(
+            f"{recipe.workload} {recipe.size} at this scale needs {needed}; this machine has {gpus}",
+            do="take a smaller --scale, '-s tiny --gpu-type cpu', or look at the plan with --dry-run",
+        )

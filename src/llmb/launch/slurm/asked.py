@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user requests of a Slurm job, by options and by the shell, and the flags that complete it. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated
+
+from llmb.base.errors import UsageError, itemized
+from llmb.base.options import NONE_WORDS, Form, Option, convert, limit_problems, options_of, pattern
+from llmb.catalogue.records import Record
+from llmb.catalogue.resolve import CPU
+from llmb.launch.jobspec.job_options import CpuBinding, Flags, JobOptions, NumaBinding, StartMode, Vboost
+from llmb.launch.jobspec.spec import JobSpec, Placement, parse_variables
+from llmb.launch.slurm.offer import site_partition
+from llmb.launch.slurm.script import tasks_of
+from llmb.launch.slurm.settings import (
+    GPU_FLAGS,
+    LEFT_OUT,
+    PER_GPU,
+    TIME,
+    GpuRequest,
+    SlurmSettings,
+    duration,
+    flag_problems,
+    minutes,
+    on_top,
+    parse_additional,
+    parse_flags,
+    requested_flags,
+)
+
+ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
+COUNTED = ("SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE")
+"""The variables whose value is ``null`` where a cluster does not count GPUs, so that no job may ask for them."""
+DURATION = Form(
+    lambda text: text == "" or TIME.fullmatch(text.upper()), "a time such as 30, 00:30:00 or 1-12:00:00", any_case=True
+)
+_option = partial(Option, panel="Slurm")
+
+
+class SlurmChoices(Record):
+    """The options of every command that queues jobs. None leaves a choice to the shell, and then to the cluster's
+    settings.
+
+    sbatch itself reads some of the shell's variables, and would prefer them to the batch script; so they are written
+    into it, and kept from sbatch.
+    """
+
+    account: Annotated[
+        str | None,
+        _option(
+            basic=True, flags=("-A", "--account"), help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT")
+        ),
+    ] = None
+    partition: Annotated[
+        str | None,
+        _option(
+            basic=True,
+            flags=("-p", "--partition"),
+            help="Partition, or several with commas.",
+            set_by=("SBATCH_PARTITION", "SLURM_PARTITION"),
+        ),
+    ] = None
+    qos: Annotated[str | None, _option(help="Quality of service.", set_by=("SBATCH_QOS",))] = None
+    time_limit: Annotated[
+        str | None,
+        _option(
+            basic=True,
+            help="Minutes, hh:mm:ss or d-hh:mm:ss. Default: that of the recipe.",
+            form=DURATION,
+            set_by=("TIME_LIMIT", "SBATCH_TIMELIMIT"),
+        ),
+    ] = None
+    nodes: Annotated[
+        int | None, _option(flags=("-N", "--nodes"), help="Number of nodes, in place of --scale.", minimum=1)
+    ] = None
+    gpus_per_node: Annotated[
+        int | None,
+        _option(
+            help="GPUs, or processes on a CPU. Default: those of the GPU type.",
+            minimum=1,
+            set_by=("GPUS_PER_NODE", "SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE"),
+        ),
+    ] = None
+    gpu_request: Annotated[
+        GpuRequest | None, _option(help="How GPUs are requested; none for whole nodes whose GPUs Slurm does not count.")
+    ] = None
+    gres: Annotated[
+        str | None, _option(help="Generic resources of a node, such as gpu:8. Default: the GPUs that the job uses.")
+    ] = None
+    nodelist: Annotated[str | None, _option(help="Nodes that the job must include.", set_by=("SBATCH_NODELIST",))] = (
+        None
+    )
+    exclude: Annotated[
+        str | None,
+        _option(
+            help="Nodes not to use, such as node[1-4]; @FILE: the nodes that a file lists; unfit: those that "
+            "failed the last check of nodes, or were at fault in runs since.",
+            set_by=("SBATCH_EXCLUDE",),
+        ),
+    ] = None
+    constraint: Annotated[str | None, _option(help="Features that the nodes need.", set_by=("SBATCH_CONSTRAINT",))] = (
+        None
+    )
+    reservation: Annotated[str | None, _option(help="Reservation to run in.", set_by=("SBATCH_RESERVATION",))] = None
+    nice: Annotated[int | None, _option(help="Lowers the priority.")] = None
+    segment: Annotated[
+        int | None,
+        _option(
+            help="Nodes within one NVLink domain. Default if a domain spans nodes: as many as divide the job's nodes."
+        ),
+    ] = None
+    dependency: Annotated[str | None, _option(help="Such as afterok:1234.")] = None
+    retries: Annotated[
+        int | None,
+        _option(
+            help="Start again, from the last checkpoint, up to this many times after "
+            "preemption, the loss of a node and other "
+            "failures of the infrastructure. Default: cluster_config.yaml, else 0.",
+            minimum=0,
+        ),
+    ] = None
+    signal_before: Annotated[
+        int | None, _option(help="End the workers N seconds before the time limit.", minimum=1)
+    ] = None
+    slurm_arg: Annotated[
+        tuple[str, ...],
+        _option(
+            help="Any other flag of sbatch; 'KEY=' leaves one out. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
+        ),
+    ] = ()
+    env: Annotated[
+        tuple[str, ...], _option(help="Variable of the workers. Repeatable.", metavar="NAME=VALUE", repeatable=True)
+    ] = ()
+    start: Annotated[
+        StartMode | None,
+        _option(help="One task per node that starts its ranks, as torchrun, or one per GPU. Default: torchrun."),
+    ] = None
+    vboost: Annotated[
+        str | None,
+        _option(
+            help="Level of nvidia-smi boost-slider on every node while the workers train; recipe: what the published"
+            " jobs asked for, where a node allows it.",
+            metavar="recipe|0-4",
+            form=Form(pattern(r"recipe|[0-4]"), "recipe, or a level from 0 (none) to 4", any_case=True),
+        ),
+    ] = None
+    cpu_binding: Annotated[
+        str | None,
+        _option(
+            help="CPU cores of each worker for itself: 'cores' for an equal share, a number, or none.",
+            metavar="none|cores|N",
+            form=Form(pattern(r"none|cores|\d{1,4}"), "none, cores or a number", any_case=True),
+        ),
+    ] = None
+    numa_binding: Annotated[NumaBinding | None, _option(help="local: CPU cores and memory of the GPU's NUMA node.")] = (
+        None
+    )
+
+    def flags(self) -> dict[str, str | None]:
+        """Flags of sbatch that are asked for, by its own names."""
+        given = self.model_dump(include=set(FLAG_NAMES), exclude_none=True)
+        found: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in given.items()}
+        if self.signal_before:
+            found["signal"] = f"B:USR1@{self.signal_before}"
+        return found
+
+
+FLAG_NAMES: Mapping[str, str] = {
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "time_limit": "time",
+    "gres": "gres",
+    "nodelist": "nodelist",
+    "exclude": "exclude",
+    "constraint": "constraint",
+    "reservation": "reservation",
+    "nice": "nice",
+    "segment": "segment",
+    "dependency": "dependency",
+}
+"""sbatch's name of each option that is one of its flags."""
+
+
+def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str) -> JobOptions:
+    """What the options ask for, above the shell's variables. Raises UsageError with all that is wrong."""
+    if problems := list(limit_problems(chosen)):
+        raise UsageError("\n".join(problems))
+    return JobOptions(
+        flags=job_flags(chosen.flags(), chosen.slurm_arg, environ),
+        variables=parse_variables(chosen.env),
+        nodes=chosen.nodes,
+        gpus_per_node=chosen.gpus_per_node or shell_gpus_per_node(environ),
+        gpu_request=chosen.gpu_request,
+        vboost=_vboost(chosen.vboost),
+        cpu_binding=_cpu_binding(chosen.cpu_binding),
+        numa_binding=chosen.numa_binding,
+        start=chosen.start,
+        retries=chosen.retries,
+        python=python,
+    )
+
+
+def _vboost(text: str | None) -> Vboost | None:
+    if text is None:
+        return None
+    word = str(convert(options_of(SlurmChoices)["vboost"], "--vboost", (text,)))
+    return int(word) if word.isdecimal() else "recipe"
+
+
+def _cpu_binding(text: str | None) -> CpuBinding | None:
+    """As in the reference scripts, 0 is none. Raises UsageError."""
+    if text is None:
+        return None
+    word = str(convert(options_of(SlurmChoices)["cpu_binding"], "--cpu-binding", (text,)))
+    if word == "cores":
+        return "cores"
+    return int(word) if word.strip("0").isdecimal() else "none"
+
+
+def job_flags(own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Flags of the options ``own`` and of ``--slurm-arg``, above those of the shell.
+
+    Raises UsageError with all that is wrong, and where an option and --slurm-arg say different things.
+    """
+    rest = parse_flags(others, "--slurm-arg")
+    twice = [name for name in rest if name in own and rest[name] != own[name]]
+    if twice:
+        raise UsageError(f"an option and --slurm-arg both give {', '.join(twice)}", do="give one of them")
+    additional = parse_additional(environ.get(ADDITIONAL, ""))
+    flags = on_top(shell_flags(environ), additional, {**rest, **own})
+    if problems := list(flag_problems(flags)):
+        raise UsageError(f"these flags cannot be used:{itemized(problems)}")
+    return flags
+
+
+def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Flags of the variables that are set, as they are written."""
+    found: dict[str, str | None] = {}
+    if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
+        found.update(dict.fromkeys(GPU_FLAGS, LEFT_OUT))
+    for name, flag in FLAG_NAMES.items():
+        variable = variable_of(name, environ)
+        if variable is not None:
+            found[flag] = environ[variable]
+    return found
+
+
+def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
+    """Raises UsageError for a value that is not a number."""
+    variable = variable_of("gpus_per_node", environ)
+    if variable is None or _is_none(variable, environ):
+        return None
+    # In a job that asked for a type of GPU Slurm sets it to 'h100:8'.
+    text = environ[variable]
+    count = text if "," in text else text.rpartition(":")[2]
+    found: int = convert(options_of(SlurmChoices)["gpus_per_node"], variable, (count,))
+    return found
+
+
+def _is_none(variable: str | None, environ: Mapping[str, str]) -> bool:
+    return variable in COUNTED and environ[variable].strip().lower() in NONE_WORDS
+
+
+def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
+    """The variable that is set of those that stand for an option."""
+    return next((variable for variable in options_of(SlurmChoices)[name].set_by if environ.get(variable)), None)
+
+
+def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) -> Flags:
+    """The GPU flags of a job with ``chosen`` flags. Raises UsageError for fewer GPUs than the job has processes."""
+    own = {name: chosen[name] for name in GPU_FLAGS if name in chosen}
+    given = requested_flags(own)
+    counts = [count for name, value in given.items() for count in _gpus(name, value or "")]
+    wanted = placement.processes_per_node
+    if counts and min(counts) < wanted:
+        flags = " ".join(f"{name}={value}" for name, value in given.items())
+        do = "request more GPUs, or give a smaller --gpus-per-node"
+        raise UsageError(f"{flags} is less than the job's {wanted} GPUs per node", do=do)
+    if counts or LEFT_OUT in own.values():
+        return given
+    default = _default(settings, placement.processes_per_node)
+    return {**given, **default, **_both(given.get("gres"), default.get("gres"))}
+
+
+def _default(settings: SlurmSettings, count: int) -> Flags:
+    if settings.gpu_request == "none":
+        return {}
+    kind = f"{settings.gres_type}:" if settings.gres_type else ""
+    if settings.gpu_request == "gres":
+        return {"gres": f"gpu:{kind}{count}"}
+    return {"gpus-per-node": f"{kind}{count}"}
+
+
+def _both(other: str | None, gpus: str | None) -> Flags:
+    """Generic resources besides GPUs, and the GPUs."""
+    return {"gres": f"{other},{gpus}"} if other and gpus else {}
+
+
+def _gpus(name: str, value: str) -> list[int]:
+    """The numbers of GPUs in a flag's value, such as ``h100:8`` or, of ``gres``, ``gpu:h100:8,nvme``."""
+    items = value.split(",") if name == "gres" else [f"gpu:{value}"]
+    parts = [item.split("(")[0].split(":") for item in items]
+    return [int(last) if (last := part[-1]).isdecimal() else 1 for part in parts if part[0] == "gpu"]
+
+
+def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
+    """All flags in the order of the script, and the fields of the specification that they set. Raises UsageError."""
+    own = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
+    flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
+    site = {**{name: value for name, value in own.items() if value}, **flags_of_site}
+    problems = [*flag_problems(requested_flags(on_top(site, options.flags)))]
+    chosen = on_top(dict(_defaults(spec)), site, options.flags)
+    if chosen.get("dependency"):
+        # Otherwise a job whose dependency can never be satisfied waits forever.
+        chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
+    if problems:
+        raise UsageError(f"this job cannot be requested:{itemized(problems)}")
+    asking = settings.within(chosen.get("partition"))
+    if options.gpu_request:
+        asking = asking.model_copy(update={"gpu_request": options.gpu_request})
+    flags: Flags = {
+        "nodes": str(spec.placement.nodes),
+        "ntasks-per-node": str(tasks_of(spec)),
+        **(gpu_request(asking, spec.placement, chosen) if spec.gpus else {}),
+        **requested_flags({name: value for name, value in chosen.items() if not (spec.gpus and name in GPU_FLAGS)}),
+    }
+    return spec.model_copy(
+        update={
+            "flags": dict(flags),
+            "step_flags": settings.srun_flags,
+            "excluded_nodes": flags.get("exclude"),
+            "time_limit_min": minutes(flags.get("time") or ""),
+        }
+    )
+
+
+def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
+    placement = spec.placement
+    yield "job-name", spec.name
+    if spec.time_limit_min is not None:
+        yield "time", duration(round(spec.time_limit_min))
+    if spec.node:
+        yield "nodelist", spec.node
+        yield "exclusive", None
+        yield "mem", "0"
+    elif spec.cpus:
+        yield "cpus-per-task", str(spec.cpus)
+    elif not spec.gpus:
+        yield "cpus-per-task", str(placement.processes_per_node // tasks_of(spec))
+    elif placement.whole_nodes:
+        yield "exclusive", None
+        yield "mem", "0"
+        if spec.nvlink_domain_nodes > 1:
+            yield "segment", str(segment(placement.nodes, spec.nvlink_domain_nodes))
+    if spec.start == "rounds":
+        yield "no-kill", None
+    yield ("requeue" if spec.retries else "no-requeue"), None
+
+
+def segment(nodes: int, domain_nodes: int) -> int:
+    """Nodes that have to lie in one NVLink domain: the largest divisor of ``nodes`` that fits one."""
+    return max(size for size in range(1, domain_nodes + 1) if nodes % size == 0)

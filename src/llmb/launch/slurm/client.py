@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's own commands, called with argument lists: a few for many jobs, to keep the load on the controller low."""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.base.secrets import without_secrets
+from llmb.base.shown_text import printable
+from llmb.base.tools import Said, ask_program
+from llmb.launch.slurm.job_state import (
+    FIELD,
+    SACCT_FIELDS,
+    SQUEUE_FIELDS,
+    TIME_FORMAT,
+    SlurmJob,
+    parse_accounts,
+    parse_queue,
+)
+
+TIME_OUT_S = 60
+"""A command waits 9 s for a controller that does not answer, sbatch twice that."""
+DOWN = re.compile(
+    r"Unable to contact|Zero Bytes|timed out|Connection refused|connection failure|Munge|authentication error", re.I
+)
+NO_CONFIGURATION = re.compile(
+    r"establish a configuration source|Unable to process (configuration|slurm\.conf) file|cannot stat file", re.I
+)
+NO_JOB = "Invalid job id"
+IDS_PER_CALL = 1000
+NO_ACCOUNTS = "accounting storage is disabled"
+SUBMITTED = re.compile(r"(?P<job_id>[0-9]{1,20})(?:;(?P<cluster>\S+))?", re.ASCII)
+MOST_SHOWN = 80
+SPEAKER = re.compile(r"^\w+: ((error|fatal): )?")
+# sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
+USER_TOKEN = "SLURM_JWT"  # noqa: S105 (its name, not a token)
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", USER_TOKEN)
+
+
+def submit(
+    script: Path,
+    environ: Mapping[str, str],
+    held: Sequence[int] = (),
+    arguments: Sequence[str] = (),
+    secrets: Collection[str] = (),
+) -> tuple[str, str | None]:
+    """Id of the new job, and its cluster where there are several; sbatch inherits the descriptors ``held``.
+
+    ``arguments`` are preferred to the script's own flags; variables named in ``secrets`` reach the job, too.
+
+    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer: the job may have been
+    queued even then.
+    """
+    kept = submitting_environment(environ, secrets)
+    hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in kept else []
+    done = call(["sbatch", "--parsable", *hidden, *arguments, str(script)], kept, held=held)
+    if done.code:
+        do = "correct the options or cluster_config.yaml; --dry-run prints the batch script"
+        raise UsageError(f"Slurm rejected the job: {message(done)}", do=do)
+    found = SUBMITTED.fullmatch("".join(done.text.strip().splitlines()[-1:]))
+    if found is None:
+        what = f"sbatch did not answer with the id of a job, but with '{printable(done.text.strip()[:MOST_SHOWN])}'"
+        raise InfrastructureError(what, do="see 'squeue --me'; 'llmb jobs refresh' finds a job that was queued")
+    return found["job_id"], found["cluster"]
+
+
+def not_exported(name: str) -> str:
+    """The flag of sbatch by which a variable of its own does not reach the job: there it is empty."""
+    return f"--export=ALL,{name}="
+
+
+def call(
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    time_out_s: float = TIME_OUT_S,
+    held: Sequence[int] = (),
+) -> Said:
+    """Runs one of Slurm's commands.
+
+    Raises EnvironmentProblem where this machine has no Slurm or none that is configured, InfrastructureError where the
+    controller is down.
+    """
+    said = ask_program(command, time_out_s, environ=environ, held=held, cwd=None)
+    if said.code == 0:
+        return said
+    problem = said.problem or ""
+    if said.not_here:
+        do = "call llmb where Slurm's commands are, such as a login node; or use 'llmb run' here"
+        raise EnvironmentProblem(problem, do=do)
+    _raise_unless_configured(said.errors)
+    if said.timed_out:
+        raise InfrastructureError(problem, do="try again")
+    if said.code is None:
+        do = "look at the file that 'command -v' names; a login node has Slurm's own"
+        raise EnvironmentProblem(problem, do=do)
+    if DOWN.search(said.errors):
+        raise InfrastructureError(f"Slurm does not answer: {message(said)}", do="try again, or see 'scontrol ping'")
+    return said
+
+
+def _raise_unless_configured(said: str) -> None:
+    """A machine that gets its configuration from the controller has none while that is down, and says both."""
+    if NO_CONFIGURATION.search(said) and not DOWN.search(said):
+        do = "call llmb where Slurm is configured, such as a login node, or set SLURM_CONF to its slurm.conf"
+        raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(said)}", do=do)
+
+
+def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
+    """What sbatch gets, and hands on to the job: nothing that would replace what the script says, and no secret but
+    those named in ``secrets``, and the token by which Slurm knows the user, which is not handed on.
+    """
+    harmless = {
+        name: value
+        for name, value in without_secrets(environ).items()
+        if not name.startswith(("SBATCH_", "SLURM_", "SRUN_"))
+    }
+    return harmless | {name: environ[name] for name in (*KEPT, *secrets) if name in environ}
+
+
+def message(said: Said) -> str:
+    return last_lines(said.errors) or f"exit code {said.code} with no output"
+
+
+def last_lines(said: str) -> str:
+    return "; ".join([SPEAKER.sub("", line.strip()) for line in said.splitlines() if line.strip()][-3:])
+
+
+def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
+    """States of the jobs that the controller remembers. Raises InfrastructureError where it does not answer."""
+    found: dict[str, SlurmJob] = {}
+    for ids in _batches(job_ids):
+        # Of a single id that is unknown squeue makes an error; of several it leaves out the unknown ones.
+        found.update(_queue(["-j", ids], time_out_s))
+    return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+
+def own_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
+    """All of this user's jobs that the controller remembers."""
+    return list(_queue(["--me"], time_out_s).values())
+
+
+def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
+    """States of the jobs that are in accounting, which lags behind; none on a cluster without accounting.
+
+    Raises InfrastructureError if accounting does not answer.
+    """
+    found: dict[str, SlurmJob] = {}
+    for ids in _batches(job_ids):
+        done, accounts = _accounts(["-j", ids], time_out_s)
+        if done.code and NO_ACCOUNTS in done.errors:
+            return {}
+        _check(done, "accounting does not answer")
+        found.update(accounts)
+    return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+
+def own_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
+    """All of this user's jobs since then that are in accounting; none if there is none, or it does not answer."""
+    since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
+    done, accounts = _accounts(["-S", since], time_out_s)
+    return list(accounts.values()) if done.code == 0 else []
+
+
+def cancel_jobs(job_ids: Sequence[str]) -> None:
+    """Raises UsageError if Slurm does not cancel one of them; jobs that have ended are no error."""
+    for ids in _batches(job_ids):
+        done = call(["scancel", *ids.split(",")])
+        if done.code and NO_JOB not in done.errors:
+            raise UsageError(f"Slurm did not cancel the job: {message(done)}")
+
+
+def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Said, dict[str, SlurmJob]]:
+    """What sacct answers, and the jobs in it."""
+    command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", SACCT_FIELDS]
+    done = call(command, _environ(), time_out_s)
+    return done, parse_accounts(done.text)
+
+
+def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:
+    done = call(["squeue", "-h", "-r", "-t", "all", *which, "-O", SQUEUE_FIELDS], _environ(), time_out_s)
+    if done.code and NO_JOB in done.errors:
+        return {}
+    _check(done, "Slurm does not report its jobs")
+    return parse_queue(done.text)
+
+
+def _check(done: Said, what: str) -> None:
+    if done.code:
+        raise InfrastructureError(f"{what}: {message(done)}", do="try again, or see 'scontrol ping'")
+
+
+def _batches(job_ids: Sequence[str]) -> Iterator[str]:
+    for first in range(0, len(job_ids), IDS_PER_CALL):
+        yield ",".join(job_ids[first : first + IDS_PER_CALL])
+
+
+def _environ() -> dict[str, str]:
+    return {**os.environ, **TIME_FORMAT}

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a job: in Slurm's terms, parsed from its output, and what they mean. Pure."""
+
+from llmb.launch.scheduler_port import UNKNOWN, JobState, Phase
+
+ENDED: dict[str, tuple[Phase, str]] = {
+    "BOOT_FAIL": ("boot_fail", "a node could not be booted"),
+    "CANCELLED": ("cancelled", "cancelled"),
+    "COMPLETED": ("completed", "completed"),
+    "DEADLINE": ("timed_out", "ended at its deadline"),
+    "FAILED": ("failed", "failed"),
+    "LAUNCH_FAILED": ("failed", "the batch script could not be started"),
+    "NODE_FAIL": ("node_fail", "a node failed"),
+    "OUT_OF_MEMORY": ("out_of_memory", "ended by the kernel: out of host memory"),
+    "PREEMPTED": ("preempted", "preempted by another job"),
+    "RECONFIG_FAIL": ("failed", "a node could not be reconfigured"),
+    "REVOKED": ("cancelled", "revoked: another cluster runs it"),
+    "TIMEOUT": ("timed_out", "ended at its time limit"),
+}
+"""Final states, and what they mean. Every other one is of a job that has not ended, as far as this llmb knows."""
+# Reasons and submit lines are any text, so fields end with a character that no text holds. What may hold a line break
+# comes last. Times are requested as seconds since 1970.
+FIELD, RECORD = "\x1f", "\x1e"
+TIME_FORMAT = {"SLURM_TIME_FORMAT": "%s"}
+SACCT_FIELDS = "JobID,State,ExitCode,NodeList,Reason,Submit,Start,End,SubmitLine"
+SQUEUE_FIELDS = (
+    "JobArrayID:|,State:|,exit_code:|,RestartCnt:|,Reason:|,NodeList:|,SubmitTime:|,StartTime:|,EndTime:|,Command:"
+).replace("|", FIELD) + RECORD
+
+
+class SlurmJob(JobState):
+    """A job as Slurm reports it."""
+
+    reason: str | None = None
+    command: str | None = None
+    """What was submitted; it ends with the path of the batch script, as it was given."""
+    submitted_s: float | None = None
+    cancelled_by: str | None = None
+    """Id of the user who did that."""
+
+
+def parse_accounts(text: str) -> dict[str, SlurmJob]:
+    """From ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts.
+
+    After ids were reset, an earlier job with the same id has lines too, which are not starts of this one.
+    """
+    found: dict[str, SlurmJob] = {}
+    for line in text.splitlines():
+        if line.count(FIELD) < SACCT_FIELDS.count(","):
+            continue  # the rest of a submit line that holds a line break
+        job_id, state, exit_text, nodes, reason, submitted, started, ended, command = line.split(FIELD, 8)
+        name, _, who = state.partition(" by ")  # such as "CANCELLED by 1000"
+        code, signal = _exit(exit_text)
+        over = name in ENDED
+        before = found.get(job_id)
+        found[job_id] = SlurmJob(
+            job_id=job_id,
+            state=name or UNKNOWN,
+            exit_code=code if over else None,
+            signal=signal if over else None,
+            reason=_known(reason),
+            nodes=_known(nodes),
+            restarts=before.restarts + 1 if before and before.command == (command or None) else 0,
+            command=command or None,
+            submitted_s=_seconds(submitted),
+            started_s=_seconds(started),
+            ended_s=_seconds(ended) if over else None,
+            cancelled_by=who or None,
+        )
+    return found
+
+
+def parse_queue(text: str) -> dict[str, SlurmJob]:
+    """From ``squeue -h -r -t all`` with SQUEUE_FIELDS, by job id, where a task of an array is ``<job>_<task>``."""
+    found: dict[str, SlurmJob] = {}
+    for record in text.split(RECORD):
+        if record.count(FIELD) < SQUEUE_FIELDS.count(","):
+            continue
+        line = record.removeprefix("\n")
+        job_id, state, status, restarts, reason, nodes, submitted, started, ended, command = line.split(FIELD, 9)
+        code, signal = _wait_status(status)
+        over = state in ENDED
+        found[job_id] = SlurmJob(
+            job_id=job_id,
+            state=state,
+            exit_code=code if over else None,
+            signal=signal if over else None,
+            reason=_known(reason),
+            nodes=_known(nodes),
+            restarts=int(restarts) if restarts.isdecimal() else 0,
+            command=command or None,
+            submitted_s=_seconds(submitted),
+            started_s=None if state == "PENDING" else _seconds(started),  # of a job that waits, when it may start
+            ended_s=_seconds(ended) if over else None,
+        )
+    return found
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text.isdecimal() else None
+
+
+def _wait_status(text: str) -> tuple[int | None, int | None]:
+    """Squeue gives the status of wait(2) as one number, unlike Slurm's other commands."""
+    if ":" in text:
+        return _exit(text)
+    return (int(text) >> 8, int(text) & 0x7F) if text.isdecimal() else (None, None)
+
+
+def _exit(text: str) -> tuple[int | None, int | None]:
+    code, _, signal = text.partition(":")
+    return (int(code), int(signal)) if code.isdecimal() and signal.isdecimal() else (None, None)
+
+
+def _known(text: str | None) -> str | None:
+    return None if text in (None, "", "None", "(null)", "None assigned") else text
+
+
+WAITING = frozenset(
+    [
+        "PENDING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "SPECIAL_EXIT",
+        "RESV_DEL_HOLD",
+        "POWER_UP_NODE",
+    ]
+)
+RUNNING = frozenset(
+    ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED", "EXPEDITING"]
+)
+WORDS = frozenset([*WAITING, *RUNNING, *ENDED])
+"""Every state that is known; a later Slurm may report others."""
+HOLDS = {"SUSPENDED": "suspended by Slurm", "EXPEDITING": "ended; Slurm checks whether to requeue it"}
+WAITS = {
+    "BeginTime": "may not start yet",
+    "Dependency": "another job has to end first",
+    "DependencyNeverSatisfied": "the job that it depends on did not end as required: it will never start; cancel it",
+    "BadConstraints": "no node has what it requests: it will never start; cancel it",
+    "JobHeldAdmin": "held by an administrator",
+    "JobHeldUser": "held; 'scontrol release' lets it go",
+    "JobHoldMaxRequeue": "held, as it was queued again too often; 'scontrol release' lets it go",
+    "job_requeued_in_held_state": "queued again, and held; 'scontrol release' lets it go",
+    "launch_failed_requeued_held": "Slurm could not start it on a node and holds it: look at the node with 'scontrol"
+    " show node', or exclude it; then 'scontrol release' lets the job go",
+    "user_env_retrieval_failed_requeued_held": "Slurm could not read the user's environment on a node and holds it;"
+    " 'scontrol release' lets it go",
+    "PartitionDown": "the partition is down",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows, or for nodes that are down",
+    "PartitionTimeLimit": "it requests more time than the partition allows: it will never start",
+    "Priority": "jobs of higher priority come first",
+    "ReqNodeNotAvail": "a node that it requests is not available",
+    "Reservation": "the reservation has not begun, or is full",
+    "Resources": "the nodes are busy",
+}
+
+
+def phase_of(state: str) -> Phase:
+    if state in WAITING:
+        return "queued"
+    if state in RUNNING:
+        return "running"
+    if state == UNKNOWN:
+        return "unknown"
+    return ENDED[state][0] if state in ENDED else "unrecognized"
+
+
+def with_meaning(job: SlurmJob) -> JobState:
+    """``job`` with its state in terms that apply to every scheduler."""
+    phase = phase_of(job.state)
+    meaning = None
+    if phase == "unrecognized":
+        meaning = f"Slurm reports {job.state}, a state that this llmb does not know; it is asked again"
+    elif phase in ("queued", "running"):
+        meaning = _live_meaning(job)
+    elif phase not in ("unknown", "completed"):
+        meaning = _end_meaning(job)
+    return job.model_copy(update={"phase": phase, "meaning": meaning})
+
+
+def _live_meaning(job: SlurmJob) -> str | None:
+    if job.state in HOLDS:
+        return HOLDS[job.state]
+    if job.state not in WAITING or job.reason in (None, "", "None"):
+        return None
+    name = str(job.reason).strip("()")
+    known = WAITS.get(name.partition(",")[0].replace(" ", "_"))  # scontrol writes some reasons as words
+    return f"{known} ({name})" if known else name
+
+
+def _end_meaning(job: SlurmJob) -> str:
+    _, words = ENDED[job.state]
+    if job.state == "CANCELLED" and job.cancelled_by:
+        return f"{words} by user {job.cancelled_by}"
+    if job.state == "FAILED":
+        return _failed_meaning(job)
+    if job.state in ("NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL") and job.nodes:
+        return f"{words} ({job.nodes})"
+    return words
+
+
+def _failed_meaning(job: SlurmJob) -> str:
+    if job.reason in ("JobLaunchFailure", "LaunchFailed") or (job.exit_code == 0 and job.signal):
+        how = f"signal {job.signal}" if job.signal else str(job.reason)
+        return f"the batch script was killed or could not be started ({how})"
+    if job.exit_code:
+        return f"the batch script ended with exit code {job.exit_code}"
+    return "failed" + (f" ({job.reason})" if job.reason not in (None, "", "None") else "")

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that a program's own script queues in Slurm: what the script gets, the call, and the id that came of it."""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from llmb.base.errors import InfrastructureError, UsageError, itemized
+from llmb.base.secrets import HIDDEN, redacted, without_secrets
+from llmb.base.shown_text import printable
+from llmb.base.tools import ask_program
+from llmb.launch.documents.launch_scripts import NEMO_RUN_JOB
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.spec import JobSpec, Launch, Variable, read_spec
+from llmb.launch.scheduler_port import Submission
+from llmb.launch.slurm.asked import gpu_request
+from llmb.launch.slurm.client import DOWN
+from llmb.launch.slurm.offer import site_partition
+from llmb.launch.slurm.settings import GPU_FLAGS, SlurmSettings, flag_problems, minutes, on_top, requested_flags
+from llmb.runs.folder import RunFolder, writing
+
+LIMIT_S = 1800
+"""NeMo-Run packs its code and may wait for a busy controller."""
+JOB_ID = {"scheduler": re.compile(r"^Submitted batch job (\d{1,20})\b", re.M), "script": NEMO_RUN_JOB}
+REFUSED = re.compile(r"sbatch: error: (.{1,400})")
+SHORT = {"account": "-A", "partition": "-p"}
+SBATCH_VARIABLES = {
+    "time": "SBATCH_TIMELIMIT",
+    "qos": "SBATCH_QOS",
+    "reservation": "SBATCH_RESERVATION",
+    "constraint": "SBATCH_CONSTRAINT",
+    "gres": "SBATCH_GRES",
+    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
+}
+"""Variables that sbatch prefers to the flags in a batch script (sbatch(1), input environment variables)."""
+LAST_LINES = 8
+
+
+def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, settings: SlurmSettings) -> JobSpec:
+    """With the flags that the user and the cluster's settings ask for; the script itself has the others.
+
+    Raises UsageError for what cannot be handed to it.
+    """
+    own = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type)}
+    site = {**{name: value for name, value in own.items() if value}, **settings.flags}
+    chosen = on_top(site, options.flags)
+    asking = settings.within(chosen.get("partition"))
+    if options.gpu_request:
+        asking = asking.model_copy(update={"gpu_request": options.gpu_request})
+    flags = {
+        **{name: value for name, value in requested_flags(chosen).items() if name not in GPU_FLAGS},
+        **gpu_request(asking, spec.placement, chosen),
+    }
+    given = {} if launch.queued_by == "scheduler" else dict(_handed(launch, flags))
+    problems = [*_problems(launch, flags, options), *flag_problems(flags)]
+    if problems:
+        raise UsageError(f"this job cannot be requested:{itemized(problems)}")
+    variables = (*spec.variables, *(Variable(name, value, "slurm") for name, value in given.items()))
+    limit = minutes(flags.get("time") or "") if flags.get("time") else spec.time_limit_min
+    return spec.model_copy(update={"flags": flags, "variables": variables, "time_limit_min": limit})
+
+
+def _problems(launch: Launch, flags: Mapping[str, str | None], options: JobOptions) -> Iterator[str]:
+    yield from (
+        f"{name} is not known, which the launch script needs: give --{name}"
+        for name in ("account", "partition")
+        if name in launch.needed and not flags.get(name)
+    )
+    if launch.queued_by == "script" and "flags" not in launch.named:
+        known = {*launch.named, *SBATCH_VARIABLES}
+        yield from (f"--{name} cannot be handed to sbatch by the launch script" for name in flags if name not in known)
+    chosen = {
+        "--start": options.start,
+        "--vboost": options.vboost,
+        "--cpu-binding": options.cpu_binding,
+        "--numa-binding": options.numa_binding,
+        "--retries": options.retries,
+    }
+    yield from (f"{name} is for jobs that llmb starts itself" for name, value in chosen.items() if value)
+
+
+def _handed(launch: Launch, flags: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    """The variables by which the script, or sbatch below it, gets ``flags``."""
+    more: list[str] = []
+    for name, value in flags.items():
+        variable = launch.named.get(name) or SBATCH_VARIABLES.get(name)
+        if variable:
+            yield variable, value or ""
+        else:
+            more.append(name if value is None else f"{name}={value}")
+    if more and "flags" in launch.named:
+        yield launch.named["flags"], ";".join(more)
+
+
+def launch_text(spec: JobSpec, launch: Launch, folder: RunFolder) -> str:
+    """The text that calls the script, with its output in the run folder."""
+    return "\n".join(_lines(spec, launch, folder)) + "\n"
+
+
+def _lines(spec: JobSpec, launch: Launch, folder: RunFolder) -> Iterator[str]:
+    yield "#!/bin/bash"
+    yield f"# {spec.title}"
+    yield f"cd {shlex.quote(launch.folder)} || exit"
+    if launch.removed:
+        yield f"unset {' '.join(launch.removed)}"
+    yield from (f"export {item.name}={shlex.quote(item.value)}  # {item.origin}" for item in spec.variables)
+    yield from (f"export {name}  # of the shell that submits" for name in spec.secrets)
+    if launch.environment:
+        yield f"export VIRTUAL_ENV={shlex.quote(launch.environment)}"
+        yield 'export PATH="$VIRTUAL_ENV/bin:$PATH"; unset PYTHONHOME'
+    yield f"{_call(spec, launch)} >{shlex.quote(str(folder.launch_output))} 2>&1"
+
+
+def _call(spec: JobSpec, launch: Launch) -> str:
+    if launch.queued_by == "script":
+        return launch.script
+    flags = dict(spec.flags)
+    words = ["sbatch"]
+    for name, short in SHORT.items():
+        if value := flags.pop(name, None):
+            words += [short, value]
+    words += ["-N", str(spec.placement.nodes)]
+    words += [f"--{name}" if value is None else f"--{name}={value}" for name, value in flags.items()]
+    return shlex.join([*words, launch.script])
+
+
+def call_launch(job: Submission) -> str:
+    """The id of the job that the script has queued.
+
+    Raises UsageError with its last lines if it has queued none, InfrastructureError where that is not known.
+    """
+    launch, output = job.spec.launch, job.folder.launch_output
+    assert launch is not None
+    secrets = {name: job.environ[name] for name in job.spec.secrets if name in job.environ}
+    environ = without_secrets(job.environ) | secrets
+    with writing(output):
+        output.touch()
+    said = ask_program(["bash", str(job.folder.batch_script)], LIMIT_S, environ=environ, held=job.held, cwd=None)
+    text = _hidden(output, secrets.values())
+    found = JOB_ID[launch.queued_by].findall(text)
+    if found:
+        return str(found[0])
+    last = "\n".join(f"  {printable(line)}" for line in text.strip().splitlines()[-LAST_LINES:])
+    if DOWN.search(text):
+        raise InfrastructureError(f"Slurm does not answer:\n{last}", do="try again, or see 'scontrol ping'")
+    if refused := REFUSED.search(text):
+        raise UsageError(
+            f"Slurm rejected the job: {printable(refused[1])}", do="correct the options or cluster_config.yaml"
+        )
+    if said.code == 0:
+        what = f"{launch.script} ended without the id of a job:\n{last}"
+        raise InfrastructureError(what, do="see 'squeue --me': a job that it queued is not followed")
+    why = "took too long" if said.timed_out else f"ended with exit code {said.code}"
+    raise UsageError(f"{launch.script} in {launch.folder} {why}, and queued nothing:\n{last}")
+
+
+def _hidden(output: Path, secrets: Iterable[str]) -> str:
+    """What the script printed, and kept, without the secrets that it was given."""
+    printed = text = _text(output)
+    for secret in filter(None, secrets):
+        text = text.replace(secret, HIDDEN)
+    text = redacted(text)  # and those of others that it printed
+    if text != printed:
+        with suppress(OSError):  # in place: on a full disk the job's id is not lost, nor the secret kept
+            output.write_text(text)
+    return text
+
+
+def launched_id(base: RunFolder) -> str | None:
+    """The id that the script of a launch has printed, whose client did not live to read it."""
+    try:
+        launch = read_spec(base).launch
+    except (OSError, ValueError):
+        return None
+    found = JOB_ID[launch.queued_by].findall(_text(base.launch_output)) if launch else []
+    return found[0] if found else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

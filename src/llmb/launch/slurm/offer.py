@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm offers this user: accounts, partitions with their nodes, lists of hosts, GPUs; and how it is set up."""
+
+import os
+import pwd
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
+
+from llmb.base.errors import InfrastructureError, LlmbError, UsageError, unknown
+from llmb.base.options import parse_ranges
+from llmb.catalogue.resolve import CPU
+from llmb.launch.scheduler_port import NodeState, Offer, Partition, Plugin, SchedulerSetup, Trait
+from llmb.launch.slurm.client import call, message
+from llmb.launch.slurm.settings import SlurmSettings
+
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
+_NODE = re.compile(r"\bNodeName=(\S+)")
+ABSENT = "not found"
+SINFO = ("sinfo", "--noheader", "--format=%P|%D|%G|%N")
+"""One line for each group of equal nodes of a partition."""
+SAMPLE = 5
+"""Nodes of a partition whose architecture is looked at."""
+_ARCHITECTURE = re.compile(r"\bArch=(\S+)")
+
+
+def expand(hosts: str | None) -> list[str]:
+    """Every name of the list; empty for none. Raises ValueError."""
+    if re.search(r"[\[\]]", _BRACKET.sub("", hosts or "")):
+        raise ValueError("a bracket lacks its other one")
+    return [name for part in _PART.findall(hosts or "") for name in _names(part)]
+
+
+def nodelist_warnings(listed: str | None, nodes: int) -> Iterator[str]:
+    """For a list of nodes that a job of ``nodes`` nodes cannot have; nothing for a file or a damaged list."""
+    if listed is None or "/" in listed:
+        return
+    with suppress(ValueError):
+        if (count := len({*expand(listed)})) > nodes:
+            yield f"--nodelist names {count} nodes, and the job has {nodes}: Slurm will reject it"
+
+
+def compress(names: Iterable[str]) -> str:
+    """The names as one list, sorted, each of them once; ``node1``, ``node2`` as ``node[1-2]``."""
+    numbers: dict[tuple[str, str], set[str]] = {}
+    for name in names:
+        found = _NUMBERED.fullmatch(name)
+        head, digits, tail = found.groups() if found else (name, "", "")
+        numbers.setdefault((head, tail), set()).add(digits)
+    return ",".join(part for (head, tail), found in sorted(numbers.items()) for part in _families(head, tail, found))
+
+
+def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
+    """Numbers of as many digits as one with leading zeros have leading zeros, too."""
+    padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
+    for width in (0, *sorted(padded)):
+        own = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
+        if own:
+            yield _family(head, width, tail, sorted(own))
+    if "" in numbers:
+        yield head + tail
+
+
+def _family(head: str, width: int, tail: str, numbers: list[int]) -> str:
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0])]
+    spans = [f"{run[0]:0{width}d}" + (f"-{run[-1]:0{width}d}" if len(run) > 1 else "") for run in runs]
+    return f"{head}{spans[0]}{tail}" if len(numbers) == 1 else f"{head}[{','.join(spans)}]{tail}"
+
+
+def _names(part: str) -> Iterator[str]:
+    bracket = _BRACKET.search(part)
+    if not bracket:
+        yield part
+        return
+    for span in parse_ranges(bracket[1]):
+        for number in span.numbers:
+            head = f"{part[: bracket.start()]}{number:0{span.width}d}"
+            for tail in _names(part[bracket.end() :] or ""):
+                yield head + tail
+
+
+def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
+    """In the order of the list. Raises UsageError for text that is not a list, and for nodes or partitions that are
+    not of this cluster; InfrastructureError if Slurm does not answer, EnvironmentProblem on a machine without Slurm."""
+    wanted = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
+    names = list(dict.fromkeys(wanted))
+    done = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
+    found = parse_nodes(done.text)
+    if missing := [name for name in names if name not in found]:
+        if done.code and ABSENT not in f"{done.errors}{done.text}":
+            raise InfrastructureError(f"Slurm does not show its nodes: {message(done)}", do="try again")
+        do = "'sinfo -N' lists the nodes of this cluster"
+        raise UsageError(f"this cluster has no node {compress(missing)}", do=do)
+    return {name: found[name] for name in names}
+
+
+def _listed(text: str) -> list[str]:
+    do = "give a list as Slurm does, such as node[1-4,7],login1"
+    try:
+        names = expand(text)
+    except ValueError as error:
+        raise UsageError(f"'{text}' is not a list of nodes: {error}", do=do) from error
+    if bad := next((name for name in names if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)), None):
+        raise UsageError(f"'{bad}' is not the name of a node", do=do)
+    if not names:
+        raise UsageError("the list of nodes is empty", do=do)
+    return names
+
+
+def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
+    done = call(["sinfo", "--noheader", "--format=%R|%N"], time_out_s=time_out_s)
+    if done.code:
+        raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")
+    rows = [line.partition("|")[::2] for line in done.text.splitlines() if "|" in line]
+    if partition and partition not in {name for name, _ in rows}:
+        raise unknown("partition", partition, sorted({name for name, _ in rows}))
+    return [node for name, nodes in rows if partition in (None, name) for node in expand(nodes.strip())]
+
+
+def parse_nodes(text: str) -> dict[str, NodeState]:
+    """Parses ``scontrol --oneliner show node``: nodes by name."""
+    found = {}
+    for line in text.splitlines():
+        name, state = _NODE.search(line), parse_node(line)
+        if name and state:
+            found[name[1]] = state
+    return found
+
+
+def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
+    """The cluster's partition for a job that names none: the default, unless another one is for its GPU type."""
+    if gpu_type == CPU:
+        return settings.cpu_partition or settings.partition
+    known = settings.types_of(settings.partition)
+    if gpu_type is None or not settings.partitions or gpu_type in known.values():
+        return settings.partition
+    others = [name for name, partition in settings.partitions.items() if partition.gpu_type == gpu_type]
+    if settings.partition is None or known:
+        return ",".join(others) or settings.partition
+    return settings.partition
+
+
+def gpu_type_within(settings: SlurmSettings, partition: str | None, asked: str | None, site: str | None) -> str | None:
+    """The GPU type of a job in ``partition``, which is None where the job names none: the ``asked`` one, else the
+    partition's, else the ``site``'s.
+
+    Raises UsageError where the partition does not have it, or where several partitions have different ones.
+    """
+    if asked == CPU:
+        return asked
+    named = partition or settings.partition
+    known = settings.types_of(named)
+    if asked is None:
+        if len(set(known.values())) > 1:
+            what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in known.items())
+            raise UsageError(f"the partitions have different GPU types: {what}", do="give --gpu-type, or one partition")
+        return next(iter(known.values()), site)
+    having = [name for name, item in settings.partitions.items() if item.gpu_type == asked]
+    wrong = {name: gpu_type for name, gpu_type in known.items() if gpu_type != asked}
+    if wrong and (partition or not having):
+        what = ", ".join(f"partition {name} has {gpu_type}" for name, gpu_type in wrong.items())
+        do = None if having else f"add the partition with {asked} to slurm.partitions in cluster_config.yaml"
+        choices = [f"--partition {name}" for name in having] or [f"--gpu-type {item}" for item in set(wrong.values())]
+        raise UsageError(f"{what}, and the job requests {asked}", choices=choices, do=do)
+    return asked
+
+
+def slurm_offer() -> Offer:
+    """Raises InfrastructureError where Slurm does not answer, EnvironmentProblem if it is not on this machine."""
+    done = call(SINFO)
+    if done.code:
+        raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")
+    groups = _groups(done.text)
+    accounts, default = _accounts()
+    return Offer(partitions=partitions(groups, _architectures(groups)), accounts=accounts, default_account=default)
+
+
+def _groups(text: str) -> list[tuple[str, int, str, str]]:
+    """Partition, number of nodes, generic resources and nodes of each line of sinfo."""
+    found = []
+    for line in text.splitlines():
+        parts = line.split("|")
+        if len(parts) == 4 and parts[1].isdecimal():
+            found.append((parts[0], int(parts[1]), parts[2], parts[3]))
+    return found
+
+
+def partitions(groups: Iterable[tuple[str, int, str, str]], architectures: Mapping[str, str]) -> tuple[Partition, ...]:
+    """GPUs and architecture are those that most of a partition's nodes have. Pure."""
+    by_name: dict[str, list[tuple[int, str, str]]] = {}
+    for name, count, gres, nodes in groups:
+        by_name.setdefault(name, []).append((count, gres, nodes))
+    return tuple(_partition(name, lines, architectures) for name, lines in by_name.items())
+
+
+def _partition(name: str, lines: Sequence[tuple[int, str, str]], architectures: Mapping[str, str]) -> Partition:
+    gpus: Counter[tuple[int | None, str | None]] = Counter()
+    kinds: Counter[str] = Counter()
+    for count, gres, nodes in lines:
+        gpus[read_gpus(gres)] += count
+        kinds.update(architectures[node] for node in islice(expand(nodes), SAMPLE) if node in architectures)
+    gpus_per_node, gres_type = gpus.most_common(1)[0][0]
+    return Partition(
+        name=name.removesuffix("*"),
+        is_default=name.endswith("*"),
+        nodes=sum(count for count, _, _ in lines),
+        gpus_per_node=gpus_per_node,
+        gres_type=gres_type,
+        architecture=kinds.most_common(1)[0][0] if kinds else None,
+    )
+
+
+def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str]:
+    """Architectures of a sample of nodes, by name; the controller knows those of nodes that have registered."""
+    sample = dict.fromkeys(node for _, _, _, nodes in groups for node in islice(expand(nodes), SAMPLE))
+    if not sample:
+        return {}
+    done = call(["scontrol", "show", "node", "--oneliner", ",".join(sample)])
+    found = {}
+    for line in done.text.splitlines():
+        node, architecture = _NODE.search(line), _ARCHITECTURE.search(line)
+        if node and architecture:
+            found[node[1]] = architecture[1]
+    return found
+
+
+def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
+    """This user's accounts and the default one; None where Slurm keeps none, or its database does not answer."""
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        query = ["sacctmgr", "--noheader", "--parsable2", "show"]
+        mine = call([*query, "assoc", f"user={user}", "format=account"])
+        default = call([*query, "user", user, "format=defaultaccount"])
+    except (KeyError, InfrastructureError):
+        return None, None
+    if mine.code or default.code:
+        return None, None
+    names = tuple(dict.fromkeys(filter(None, mine.text.split())))
+    return names, next(iter(default.text.split()), None)
+
+
+_SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
+_FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+_REASON = re.compile(r"(?:^|\s)Reason=(.*?)(?:\s+\[[^\]]*\])?\s*$", re.MULTILINE)
+_GPUS = re.compile(r"(?:^|,)gpu(?::(?P<type>[^:,()]+))?:(?P<count>\d+)")
+_NONE = ("", "(null)", "N/A")
+PYXIS = "--container-image"
+UNUSABLE = frozenset(
+    [
+        "DOWN",
+        "DRAIN",
+        "DRAINED",
+        "DRAINING",
+        "FAIL",
+        "FAILING",
+        "NOT_RESPONDING",
+        "NO_RESPOND",
+        "INVAL",
+        "INVALID_REG",
+        "MAINT",
+        "MAINTENANCE",
+        "POWERED_DOWN",
+        "POWERING_DOWN",
+        "REBOOT",
+        "UNKNOWN",
+        "FUTURE",
+    ]
+)
+"""Parts of a node's state in which it gets no jobs, or loses those that it has."""
+
+
+def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
+    """Reads the setup of this machine's cluster. Raises EnvironmentProblem without one, InfrastructureError if its
+    controller does not answer."""
+    done = call(["scontrol", "show", "config"], time_out_s=time_out_s)
+    if done.code:
+        raise InfrastructureError(f"Slurm does not show its configuration: {message(done)}")
+    settings = parse_settings(done.text)
+    traits = {
+        **traits_of(settings),
+        **mpi_trait(_said(["srun", "--mpi=list"], time_out_s), settings.get("MpiDefault", "")),
+        **container_trait(_said(["srun", "--help"], time_out_s)),
+    }
+    names = dict.fromkeys([node, node.partition(".")[0]])
+    shown = (_said(["scontrol", "--oneliner", "show", "node", name], time_out_s) for name in names)
+    return SchedulerSetup(
+        version=settings.get("SLURM_VERSION"), traits=traits, node=next(filter(None, map(parse_node, shown)), None)
+    )
+
+
+def _said(command: Sequence[str], time_out_s: float) -> str:
+    """Both outputs: what srun prints where depends on its version. Empty if it fails."""
+    try:
+        done = call(command, time_out_s=time_out_s)
+    except LlmbError:
+        return ""
+    return "" if done.code else f"{done.text}\n{done.errors}"
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """Parses ``scontrol show config``; unset ones are left out."""
+    return {name: value for name, value in _SETTING.findall(text) if value not in _NONE}
+
+
+def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
+    """By what is set; an empty configuration has none."""
+    if not settings:
+        return {}
+    tracking = settings.get("ProctrackType", "none")
+    tasks = settings.get("TaskPlugin", "task/none")
+    selection = settings.get("SelectType", "unknown")
+    kinds = settings.get("GresTypes", "none")
+    parts = " ".join(filter(None, [selection, settings.get("SelectTypeParameters")]))
+    return {
+        "tracking": Plugin(value=tracking, fit=tracking == "proctrack/cgroup"),
+        "binding": Plugin(value=tasks, fit="task/affinity" in tasks or "task/cgroup" in tasks),
+        "selection": Plugin(value=parts, fit="cons_" in selection),
+        "gpus": Plugin(value=f"GresTypes={kinds}", fit="gpu" in kinds.split(",")),
+    }
+
+
+def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
+    """Parses ``srun --mpi=list``; llmb starts its processes without any of them."""
+    lines = (line.removeprefix("srun:").strip() for line in listed.splitlines())
+    names = [line for line in lines if re.fullmatch(r"\w+", line)]
+    versions = re.findall(r"pmix_v\d+", listed)
+    kinds = list(dict.fromkeys([*names, *versions]))
+    if not kinds:
+        return {}
+    known = f", default {default}" if default else ""
+    return {"mpi": Plugin(value=f"{', '.join(kinds)}{known}", fit=True)}
+
+
+def container_trait(usage: str) -> dict[Trait, Plugin]:
+    """Parses ``srun --help``, which lists the options of Pyxis where it is loaded."""
+    if not usage.strip():
+        return {}
+    has = PYXIS in usage
+    return {"containers": Plugin(value=f"srun has {'' if has else 'no '}{PYXIS}", fit=has)}
+
+
+def parse_node(line: str) -> NodeState | None:
+    """Parses ``scontrol --oneliner show node``; None if it shows none."""
+    fields = dict(_FIELD.findall(line.strip()))
+    state = fields.get("State")
+    if not state:
+        return None
+    parts = set(re.split(r"[+*~#!%$@^:-]+", state.upper())) - {""}
+    reason = _REASON.search(line.strip())
+    silent = "*" in state
+    return NodeState(
+        state=state,
+        usable=not silent and not parts & UNUSABLE,
+        reason=reason[1].strip() if reason else None,
+        gpus=read_gpus(fields.get("Gres", ""))[0],
+        partitions=tuple(filter(None, fields.get("Partitions", "").split(","))),
+    )
+
+
+def read_gpus(gres: str) -> tuple[int | None, str | None]:
+    """Number and type of the GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types the sum."""
+    found = list(_GPUS.finditer(gres))
+    if not found:
+        return None, None
+    types = {match["type"] for match in found}
+    return sum(int(match["count"]) for match in found), types.pop() if len(types) == 1 else None

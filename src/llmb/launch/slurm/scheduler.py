@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm as a scheduler."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmb.base.errors import InfrastructureError
+from llmb.base.options import build
+from llmb.base.secrets import without_secrets
+from llmb.catalogue.data_files import read_file
+from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.spec import JobSpec
+from llmb.launch.scheduler_port import (
+    AskedJob,
+    Defaults,
+    FaultPattern,
+    FaultTable,
+    JobAnswers,
+    JobState,
+    NodeState,
+    Offer,
+    Overlay,
+    Scheduler,
+    SchedulerSetup,
+    Submission,
+)
+from llmb.launch.site.site import Site
+from llmb.launch.slurm import client
+from llmb.launch.slurm.asked import (
+    ADDITIONAL,
+    FLAG_NAMES,
+    SlurmChoices,
+    completed_spec,
+    shell_flags,
+    shell_gpus_per_node,
+    slurm_options,
+    variable_of,
+)
+from llmb.launch.slurm.installer import SlurmInstaller
+from llmb.launch.slurm.job_state import WORDS, SlurmJob, with_meaning
+from llmb.launch.slurm.launch import call_launch, completed_launch, launch_text, launched_id
+from llmb.launch.slurm.offer import (
+    compress,
+    expand,
+    gpu_type_within,
+    nodelist_warnings,
+    read_nodes,
+    read_setup,
+    site_partition,
+    slurm_offer,
+)
+from llmb.launch.slurm.script import batch_script
+from llmb.launch.slurm.settings import (
+    GPU_FLAGS,
+    LEFT_OUT,
+    SlurmSettings,
+    parse_additional,
+    partition_names,
+    settings_of,
+)
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import BegunJob, SubmittedJob, now
+
+OWN = ("account", "partition")
+"""Flags that are settings by themselves."""
+OF_SRUN = ("SRUN_", "SLURM_EXPORT_ENV")
+"""How variables begin that change what a step gets."""
+
+
+def _of_shell(environ: Mapping[str, str]) -> Iterator[Overlay]:
+    names = {flag: name for name, flag in FLAG_NAMES.items()}
+    for flag, value in shell_flags(environ).items():
+        if flag in GPU_FLAGS:
+            continue
+        variable = str(variable_of(names[flag], environ))
+        yield Overlay(key=_key(flag), value=value, source="shell", place=variable)
+    counted = variable_of("gpus_per_node", environ)
+    if all(shell_flags(environ).get(flag) == LEFT_OUT for flag in GPU_FLAGS):
+        yield Overlay(key="slurm.gpu_request", value="none", source="shell", place=str(counted))
+    elif count := shell_gpus_per_node(environ):
+        yield Overlay(key="slurm.gpus_per_node", value=count, source="shell", place=str(counted))
+    for flag, value in parse_additional(environ.get(ADDITIONAL, "")).items():
+        yield Overlay(key=_key(flag), value=True if value is None else value, source="shell", place=ADDITIONAL)
+
+
+def _key(flag: str) -> str:
+    return f"slurm.{flag}" if flag in OWN else f"slurm.flags.{flag}"
+
+
+CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": "the near end of its time limit"}
+FAULTS = Path(__file__).with_name("faults.yaml")
+
+
+class SlurmScheduler(SlurmInstaller, Scheduler):
+    """Everything that jobs, campaigns and commands need from Slurm."""
+
+    name = "slurm"
+    title = "Slurm"
+    settings = SlurmSettings
+    gpus_key, time_limit_key = "slurm.gpus_per_node", "slurm.flags.time"
+    choices = SlurmChoices
+    words = WORDS
+
+    def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
+        return slurm_options(build(SlurmChoices, values), environ, python)
+
+    def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
+        settings, partition = settings_of(site), options.flags.get("partition")
+        found = gpu_type_within(settings, partition, gpu_type, site.config.gpu_type)
+        own = settings.within(partition or site_partition(settings, found))
+        return Defaults(found, own.gpus_per_node, own.start, own.retries)
+
+    def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
+        settings, found = settings_of(site), list(_of_shell(site.shell))
+        if partition:
+            found.append(Overlay(key="slurm.partition", value=partition, source="option", place="--partition"))
+        shell = shell_flags(site.shell).get("partition")
+        chosen = partition_names(partition or shell or site_partition(settings, site.config.gpu_type))
+        name = next((name for name in chosen if name in settings.partitions), None)
+        own = settings.partitions[name].model_dump(exclude_none=True) if name else {}
+        for field, value in own.items():
+            key, place = field if field == "gpu_type" else f"slurm.{field}", f"slurm.partitions.{name}.{field}"
+            found.append(Overlay(key=key, value=value, source="setting", place=place))
+        return found
+
+    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
+        if spec.launch:
+            return completed_launch(spec, spec.launch, options, settings_of(site))
+        return completed_spec(spec, options, settings_of(site))
+
+    def warnings(self, spec: JobSpec) -> Sequence[str]:
+        return tuple(nodelist_warnings(spec.flags.get("nodelist"), spec.placement.nodes))
+
+    def script(self, spec: JobSpec, folder: RunFolder) -> str:
+        return launch_text(spec, spec.launch, folder) if spec.launch else batch_script(spec, folder)
+
+    def handing_over(self, base: RunFolder, spec: JobSpec) -> tuple[str, ...]:
+        script = str(base.batch_script)
+        return ("bash", script) if spec.launch else ("sbatch", "--parsable", script)
+
+    def submit(self, job: Submission) -> SubmittedJob:
+        spec = job.spec
+        if spec.launch:
+            return SubmittedJob(scheduler=self.name, job_id=call_launch(job), submitted_at=now())
+        arguments = [f"--exclude={spec.excluded_nodes}"] if job.again and spec.excluded_nodes else []
+        job_id, cluster = client.submit(job.folder.batch_script, job.environ, job.held, arguments, spec.secrets)
+        return SubmittedJob(scheduler=self.name, job_id=job_id, cluster=cluster, submitted_at=now())
+
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+        """From the controller; for live jobs that it has forgotten, from accounting."""
+        ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
+        answers = client.controller_states(ids, time_out_s) if ids else {}
+        known = {
+            job.key: with_meaning(answers[job.job_id])
+            for job in jobs
+            if job.job_id in answers and is_same(job, answers[job.job_id])
+        }
+        forgotten = [job for job in jobs if job.live and job.job_id and job.key not in known]
+        if not forgotten:
+            return JobAnswers(known)
+        try:
+            accounts = client.accounted_states([str(job.job_id) for job in forgotten], time_out_s)
+        except InfrastructureError as error:
+            unheard = {job.key: JobState(job_id=str(job.job_id), may_be_told=True) for job in forgotten}
+            return JobAnswers({**known, **unheard}, [error.what])
+        return JobAnswers({**known, **{job.key: accounted(job, accounts) for job in forgotten}})
+
+    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
+        seen = [*client.own_jobs(time_out_s), *client.own_accounts(since_s, time_out_s)]
+        taken, found = set(claimed), dict[str, str]()
+        for job in jobs:
+            job_id = launched_id(job.folder) or find_submission(job, seen, taken)
+            if job_id:
+                taken.add(job_id)
+                found[job.key] = job_id
+        return found
+
+    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+        client.cancel_jobs([job.job_id for job in jobs if job.job_id])
+
+    def current_job(self, environ: Mapping[str, str]) -> BegunJob:
+        return BegunJob(
+            scheduler=self.name,
+            job_id=environ["SLURM_JOB_ID"],
+            nodes=environ["SLURM_JOB_NODELIST"],
+            restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
+        )
+
+    def host_names(self, nodes: str | None) -> list[str]:
+        return expand(nodes)
+
+    def host_list(self, names: Iterable[str]) -> str:
+        return compress(names)
+
+    def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
+        return read_nodes(listed, partition, time_out_s)
+
+    def cause(self, signal: str) -> str:
+        return CAUSES.get(signal, signal)
+
+    def offer(self) -> Offer:
+        return slurm_offer()
+
+    def fault_patterns(self) -> Sequence[FaultPattern]:
+        return read_file(FAULTS, FaultTable).faults
+
+    def options_here(self, environ: Mapping[str, str]) -> JobOptions:
+        partition, gpus = environ.get("SLURM_JOB_PARTITION"), environ.get("SLURM_GPUS_ON_NODE", "")
+        return JobOptions(
+            flags={"partition": partition} if partition else {},
+            nodes=len(expand(environ.get("SLURM_JOB_NODELIST"))) or None,
+            gpus_per_node=int(gpus) if gpus.isdecimal() else None,
+        )
+
+    def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The shell of ``salloc`` need not be on a node of its job, and others have flags of their own for ``srun``."""
+        own = {"SLURMD_NODENAME": expand(environ["SLURM_JOB_NODELIST"])[0]}
+        if cores := environ.get("SLURM_JOB_CPUS_PER_NODE"):
+            own["SLURM_CPUS_ON_NODE"] = re.split(r"\D", cores)[0]  # such as 64(x2),32
+        kept = {name: text for name, text in without_secrets(environ).items() if not name.startswith(OF_SRUN)}
+        return own | kept
+
+    def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
+        return read_setup(node, time_out_s)
+
+
+def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
+    """What accounting reports of a job that the controller has forgotten.
+
+    The controller forgets only jobs that have ended: if accounting shows one as live, it lags behind.
+    """
+    found = accounts.get(str(job.job_id))
+    if found is None or not is_same(job, found):
+        return JobState(job_id=str(job.job_id))
+    state = with_meaning(found)
+    return state if state.ended else JobState(job_id=state.job_id, restarts=state.restarts, may_be_told=True)
+
+
+def is_same(job: AskedJob, seen: SlurmJob) -> bool:
+    """Whether Slurm's answer is of ``job``: ids are reset when a controller loses its state.
+
+    No two jobs of llmb share a batch script, and each is submitted by its full path. One that a program's own script
+    queued has that program's.
+    """
+    own = seen.command is None or seen.command.endswith(str(job.folder.batch_script))
+    return own or job.folder.launch_output.exists()
+
+
+def find_submission(job: AskedJob, seen: Sequence[SlurmJob], claimed: set[str]) -> str | None:
+    """The id of the job in Slurm that runs the batch script of ``job`` and belongs to no other."""
+    for state in seen:
+        if state.command and is_same(job, state) and state.job_id not in claimed:
+            return state.job_id
+    return None

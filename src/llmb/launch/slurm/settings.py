@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The section ``slurm`` of cluster_config.yaml."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from llmb.base.errors import UsageError
+from llmb.base.secrets import HIDDEN, has_secret, holds_secret
+from llmb.catalogue.records import Record
+from llmb.launch.jobspec.job_options import Flags, StartMode
+from llmb.launch.site.cluster_config import texts
+from llmb.launch.site.site import Site
+
+LEFT_OUT = ""
+# What the plan or the run folder decides, and the option that decides it.
+DECIDED = {
+    "nodes": "--scale or --nodes",
+    "ntasks": "--scale and --gpus-per-node",
+    "ntasks-per-node": "--gpus-per-node and --start",
+    "gpus": "--scale",
+    "gpus-per-task": "--start",
+    "output": "the run folder",
+    "error": "the run folder",
+    "open-mode": "the run folder",
+    "chdir": "the run folder",
+    "export": "--env",
+    "array": "--repeats",
+    "requeue": "--retries",
+    "wait": "--wait",
+    "wrap": "the recipe",
+    "parsable": "llmb",
+    "quiet": "llmb",
+    "test-only": "--dry-run",
+}
+GPU_FLAGS = ("gpus-per-node", "gres")
+"""The flags that ask for GPUs. Leaving one of them out, as in ``gres=``, asks for none."""
+PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
+"""sbatch refuses them of a job without GPUs."""
+EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
+"""Flags of which sbatch refuses more than one."""
+
+NAME = re.compile(r"[a-z][a-z0-9-]*")
+# Slurm's forms of a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?|UNLIMITED|INFINITE")
+PLAIN = re.compile(r"[\w@%+=:,./&|()\[\]*^-]+", re.ASCII)
+LONGEST_VALUE = 4096
+_NEXT_PAIR = re.compile(r",\s*[a-z-]+=")
+
+
+def parse_flag(text: str) -> tuple[str, str | None]:
+    """``key[=value]``, with or without dashes in front."""
+    key, equals, value = text.strip().partition("=")
+    return key.strip().lstrip("-"), value.strip() if equals else None
+
+
+def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
+    """Raises UsageError for a duplicate key."""
+    found: dict[str, str | None] = {}
+    for text in texts:
+        key, value = parse_flag(text)
+        if key in found and found[key] != value:
+            raise UsageError(f"{what} has duplicate key '{key}': {_shown(found[key])} and {_shown(value)}")
+        found[key] = value
+    return found
+
+
+def parse_additional(text: str) -> dict[str, str | None]:
+    """``a=b,c;d=e``: flags with semicolons between them, for values may have commas. Raises UsageError."""
+    parts = [part for part in text.split(";") if part.strip()]
+    for part in parts:
+        if _NEXT_PAIR.search(part):
+            do = "put ';' between the flags: commas belong to a value"
+            raise UsageError(f"this is more than one flag: '{part.strip()}'", where="ADDITIONAL_SLURM_PARAMS", do=do)
+    return parse_flags(parts, "ADDITIONAL_SLURM_PARAMS")
+
+
+def on_top(*layers: Flags) -> dict[str, str | None]:
+    """All flags, each from the last layer that has it; flags that exclude each other replace each other."""
+    flags: dict[str, str | None] = {}
+    for layer in layers:
+        for group in EXCLUDING:
+            if any(name in layer for name in group):
+                flags = {name: value for name, value in flags.items() if name not in group}
+        flags.update(layer)
+    return flags
+
+
+def requested_flags(flags: Flags) -> dict[str, str | None]:
+    return {name: value for name, value in flags.items() if value != LEFT_OUT}
+
+
+def flag_problems(flags: Flags) -> Iterator[str]:
+    """Why ``flags`` cannot be printed into a batch script, or are not the user's to decide."""
+    yield from _conflicts(flags)
+    for name, value in flags.items():
+        if not NAME.fullmatch(name):
+            yield f"'{name}' is not a long name of an sbatch flag, such as 'reservation'"
+        elif name in DECIDED:
+            yield f"sbatch's '{name}' follows from {DECIDED[name]}"
+        if value is None:
+            continue
+        if holds_secret(name, value):
+            yield f"{name} looks like a secret, and flags are written into the batch script; jobs need none"
+        elif not value.isprintable():
+            yield f"{name} holds a character that does not print: {value!r}"
+        elif len(value) > LONGEST_VALUE:
+            yield f"{name} is longer than {LONGEST_VALUE} characters"
+        elif name == "time" and value and not TIME.fullmatch(value):
+            yield f"the time limit is '{value}'; Slurm takes minutes, hh:mm:ss or d-hh:mm:ss"
+        elif name in ("nice", "segment") and value and not re.fullmatch(r"-?\d+", value):
+            yield f"{name} is '{value}'; it must be a whole number"
+
+
+def _conflicts(flags: Flags) -> Iterator[str]:
+    for group in EXCLUDING:
+        if len(both := [name for name in group if name in flags]) > 1:
+            yield f"{' and '.join(both)} exclude each other; give one of them"
+
+
+def directive(name: str, value: str | None) -> str:
+    """A line of a batch script. sbatch takes quotes and backslashes off the value, and reads no further than a line."""
+    if value is None:
+        return f"#SBATCH --{name}"
+    if PLAIN.fullmatch(value):
+        return f"#SBATCH --{name}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'#SBATCH --{name}="{escaped}"'
+
+
+def duration(minutes: int) -> str:
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def minutes(text: str) -> float | None:
+    """Minutes of a time in one of Slurm's forms; None if it is not one, or is unlimited."""
+    match = TIME.fullmatch(text)
+    if not match or match[2] is None:
+        return None
+    days, first, second, third = (int(part) if part else None for part in match.groups())
+    head = first or 0
+    if days is not None:
+        return (days * 24 + head) * 60 + (second or 0) + (third or 0) / 60
+    if third is not None:
+        return head * 60 + (second or 0) + third / 60
+    return head + (second or 0) / 60
+
+
+def _shown(value: str | None) -> str:
+    return "no value" if value is None else f"'{HIDDEN if has_secret(value) else value}'"
+
+
+GpuRequest = Literal["gpus-per-node", "gres", "none"]
+
+
+def partition_names(text: str | None) -> list[str]:
+    """The partitions that are named with commas."""
+    return [name.strip() for name in (text or "").split(",")]
+
+
+def _name_of_gres(value: str | None) -> str | None:
+    if value and not value.replace("_", "").replace("-", "").isalnum():
+        raise ValueError(f"'{value}' is not a name such as h100")
+    return value
+
+
+class PartitionSettings(Record):
+    """How a partition differs; None is as in the section ``slurm``."""
+
+    gpu_type: str | None = None
+    """GPU type of its nodes."""
+    gpus_per_node: int | None = Field(default=None, ge=1)
+    gpu_request: GpuRequest | None = None
+    gres_type: str | None = None
+
+    _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
+
+
+class SlurmSettings(Record):
+    """How jobs of this cluster are asked for."""
+
+    account: str | None = None
+    partition: str | None = None
+    cpu_partition: str | None = None
+    """For jobs without GPUs; None for ``partition``."""
+    partitions: dict[str, PartitionSettings] = Field(default_factory=dict)
+    """By name, where partitions have different GPUs or count them differently."""
+    gpus_per_node: int | None = Field(default=None, ge=1)
+    """None for the catalogue's number of the GPU type."""
+    gpu_request: GpuRequest = "gpus-per-node"
+    gres_type: str | None = None
+    """The type in ``--gres=gpu:TYPE:N``; None leaves it out."""
+    start: StartMode = "torchrun"
+    retries: int = Field(default=0, ge=0)
+    """How often a run may be started again after failures that are not its own, where a command does not say."""
+    flags: dict[str, str | None] = Field(default_factory=dict)
+    """Any other flag of sbatch by its long name; None for one without a value."""
+    srun_flags: dict[str, str | None] = Field(default_factory=dict)
+    """Flags of srun, for the workers' step."""
+
+    _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
+
+    def types_of(self, partition: str | None) -> dict[str, str]:
+        """The GPU type of each of the partitions that are named with commas, as far as it is known."""
+        names = partition_names(partition)
+        found = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
+        return {name: gpu_type for name, gpu_type in found.items() if gpu_type}
+
+    def within(self, partition: str | None) -> Self:
+        """With what is particular to the first of the partitions that has something particular."""
+        names = partition_names(partition)
+        own = next((self.partitions[name] for name in names if name in self.partitions), PartitionSettings())
+        given = own.model_dump(exclude={"gpu_type"}, exclude_none=True)
+        return self.model_copy(update=given)
+
+    @field_validator("flags", "srun_flags", mode="before")
+    @classmethod
+    def _values_are_text(cls, value: object) -> object:
+        """Numbers as text; true is a flag without a value, false leaves one out."""
+        found = texts(value)
+        if not isinstance(found, dict):
+            return found
+        return {key: {True: None, False: LEFT_OUT}[item] if type(item) is bool else item for key, item in found.items()}
+
+    @model_validator(mode="after")
+    def _flags_can_be_given(self) -> Self:
+        own = {"account": self.account, "partition": self.partition}
+        names = {"partition": ",".join(filter(None, (self.cpu_partition, *self.partitions)))}
+        problems = [
+            *flag_problems({**self.flags, **{name: value for name, value in own.items() if value}}),
+            *(flag_problems(names)),
+            *(f"{name} is a setting of its own" for name in own if name in self.flags),
+            *flag_problems({f"srun-{name}": value for name, value in self.srun_flags.items()}),
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def settings_of(site: Site) -> SlurmSettings:
+    found = getattr(site.config, "slurm", None)
+    return found if isinstance(found, SlurmSettings) else SlurmSettings()

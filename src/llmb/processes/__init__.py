@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Processes that are started here: signals, and whole families of them."""

@@ -1,0 +1,101 @@
+#!/bin/bash
+# finetune_llama4-maverick 400b bf16 on 256 x h100, by llmb
+#SBATCH --nodes=32
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic
+#SBATCH --time=00:15:00
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --no-requeue
+#SBATCH --account=research
+#SBATCH --partition=batch
+#SBATCH --output=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic/sbatch_sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic.out
+#SBATCH --open-mode=append
+#SBATCH --chdir=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic
+
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+. /var/lib/tcpxo/lib64/nccl-env-profile.sh
+export PYTHONUNBUFFERED=1  # engine
+export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
+export TORCH_NCCL_HIGH_PRIORITY=1  # engine
+export NCCL_NET=FasTrak  # fabric gcp-tcpxo
+export NCCL_LIB_DIR=/var/lib/tcpxo/lib64  # fabric gcp-tcpxo
+export NCCL_SOCKET_IFNAME=enp0s12  # fabric gcp-tcpxo
+export NCCL_FASTRAK_CTRL_DEV=enp0s12  # fabric gcp-tcpxo
+export NCCL_FASTRAK_IFNAME=enp6s0,enp7s0,enp13s0,enp14s0,enp134s0,enp135s0,enp141s0,enp142s0  # fabric gcp-tcpxo
+export NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY=/dev/aperture_devices  # fabric gcp-tcpxo
+export NCCL_NVLS_ENABLE=0  # recipe
+export NCCL_DEBUG=WARN  # cluster_config.yaml
+llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 8))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"
+
+set -uo pipefail
+llmb_exit_code=1
+llmb_signal=
+llmb_workers=
+llmb_woken=
+
+# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+llmb_leave() {
+    local code=$? file="$llmb_folder/job_end.json"
+    trap - EXIT
+    printf '{"job_id": "%s", "restarts": %d, "exit_code": %d, "signal": "%s", "ended_at": "%s"}\n' \
+        "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$code" "$llmb_signal" "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)" \
+        >"$file.$$" && mv -f "$file.$$" "$file"
+    exit "$code"
+}
+
+# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+llmb_end() {
+    llmb_signal=$1
+    llmb_woken=1
+    if [ "$1" != TERM ] && [ -n "$llmb_workers" ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID"
+    fi
+}
+
+llmb_folder=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic
+llmb_python=/lustre/bench/venv/bin/python
+trap llmb_leave EXIT
+trap 'llmb_end TERM' TERM
+trap 'llmb_end USR1' USR1
+
+# The first node as Slurm reaches it: its name need not be known to the others.
+llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+MASTER_ADDR="${llmb_known:-$llmb_address}"
+export MASTER_ADDR
+# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
+    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
+done
+export MASTER_PORT
+LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export LLMB_STORE_ID
+
+srun --nodes=1 --ntasks=1 --overlap --mem=0 --nodelist="$SLURMD_NODENAME" --container-image=/images/llmb.sqsh --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench --no-container-mount-home --container-writable python3 -P -m llmb.jobs.begin "$llmb_folder" || exit $?
+[ -z "$llmb_signal" ] || exit 143
+
+srun --nodes=32 --ntasks=32 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none \
+    --container-image=/images/llmb.sqsh \
+    --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench \
+    --no-container-mount-home --container-writable python3 -P -m llmb.launch.ranks 32 8 python3 -P -m \
+    llmb.engine.worker "$llmb_folder" \
+    >>"$llmb_folder"/log-sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic.out 2>&1 </dev/null &
+llmb_workers=$!
+while :; do
+    llmb_woken=
+    wait "$llmb_workers"
+    llmb_exit_code=$?
+    # A signal ends 'wait' before the workers have ended.
+    [ -n "$llmb_woken" ] || break
+done
+# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
+    sleep 3 &
+    wait "$!"
+fi
+
+srun --nodes=1 --ntasks=1 --overlap --mem=0 --nodelist="$SLURMD_NODENAME" --container-image=/images/llmb.sqsh --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench --no-container-mount-home --container-writable python3 -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+exit "$llmb_exit_code"
