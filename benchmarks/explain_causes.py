@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from llmb.analysis.read_run import read_folder, recorded_run
+from llmb.jobs.read_run import read_folder, recorded_run
 from llmb.judge.explain_run import Explanation, explain
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.folder import RunFolder

@@ -50,7 +50,7 @@ LONGEST = (
     "tests/predict/test_memory_random_layouts.py",
     "tests/engine/test_run_on_pretended_gpus.py",
     "tests/engine/test_fp8_training.py",
-    "tests/jobs/test_pairwise_on_slurm.py",
+    "tests/jobs/test_task_pairwise.py",
     "tests/programs/engine",
     "tests/page/test_browser.py",
     "tests/prepare/test_end_to_end.py",

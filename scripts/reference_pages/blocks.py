@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llmb.base.options import options_of
-from llmb.campaigns.proposal import job_options
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Document, PublishedCondition
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
+from llmb.jobs.campaigns.proposal import job_options
 from llmb.judge.published_verdict import ways_of_engine
 from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables
 from llmb.prepare.jobs import PrepareChoices

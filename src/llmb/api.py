@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin,
 
 from pydantic import ConfigDict, TypeAdapter
 
-from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
-from llmb.analysis.judge_runs import Against, judge_runs
-from llmb.analysis.read_run import known_run, parsed_run
 from llmb.base.errors import EnvironmentProblem, UsageError, unknown
 from llmb.base.input_files import named_path
 from llmb.base.options import build, options_of, valid_values
@@ -30,9 +27,12 @@ from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.catalogue.window import DEFAULT_RULE, check_rule
 from llmb.exchange.export import exported_run
 from llmb.exchange.tables import RESULTS, STEPS, data_frame, frame_of, step_rows
-from llmb.jobs.find import parse_since
+from llmb.jobs.find_jobs import parse_since
+from llmb.jobs.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
 from llmb.jobs.history import read_history
+from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.jobs.local_run import plan_here, raise_unless_successful
+from llmb.jobs.read_run import known_run, parsed_run
 from llmb.jobs.store import Filter
 from llmb.judge.compare_runs import Comparison, Row, compare_runs
 from llmb.judge.copies import with_copies

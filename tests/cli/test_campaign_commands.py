@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 
 from llmb.base.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.base.options import options_of
-from llmb.campaigns.expansion import Selection, campaign_keys
-from llmb.campaigns.proposal import job_options
 from llmb.cli.main import app, load_command
+from llmb.jobs.campaigns.expansion import Selection, campaign_keys
+from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import documented_variables
 
 

@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 
 from llmb.base.errors import UsageError, UserInterrupt
 from llmb.base.options import Option, build, convert, options_of
-from llmb.campaigns.expansion import Selection, campaign_keys
-from llmb.campaigns.proposal import job_options
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Overrides, Request
@@ -23,6 +21,8 @@ from llmb.cli import root
 from llmb.cli.main import load_command
 from llmb.cli.options import record_options, takes
 from llmb.cli.root import agree
+from llmb.jobs.campaigns.expansion import Selection, campaign_keys
+from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables, read_variables
 from llmb.launch.slurm.asked import SlurmChoices
 from llmb.runs.choices import Choices, Parallelism

@@ -20,11 +20,11 @@ from campaign_files import CampaignFiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmb.analysis.read_run import known_run
 from llmb.base.errors import LlmbError
-from llmb.campaigns.expansion import expand
-from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.catalogue import Catalogue
+from llmb.jobs.campaigns.campaign_files import read_campaign_file
+from llmb.jobs.campaigns.expansion import expand
+from llmb.jobs.read_run import known_run
 from llmb.launch.jobspec.spec import JobSpec
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.site.cluster_config import read_cluster_file

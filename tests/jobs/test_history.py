@@ -13,7 +13,7 @@ from job_rows import job_row
 from quick_order import spec_of
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.jobs.find import find_job, find_jobs
+from llmb.jobs.find_jobs import find_job, find_jobs
 from llmb.jobs.follow import job_log, start_of_last
 from llmb.jobs.history import database_path, open_history, read_history, rebuild_history
 from llmb.jobs.job import Job, row_of_record

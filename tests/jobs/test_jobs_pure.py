@@ -10,7 +10,7 @@ from shown_tables import shown_lines
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.data_files import CatalogueError
-from llmb.jobs.find import NodeRecord, node_records, parse_since
+from llmb.jobs.find_jobs import NodeRecord, node_records, parse_since
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import faults_of, find_fault, matching, read_faults, worth_a_retry
 from llmb.jobs.states import read_run

@@ -11,8 +11,8 @@ import pytest
 from recorded_runs import gpu_record
 from timed_runs import noisy_times, write_run
 
-from llmb.analysis.find_runs import find_ended_runs
 from llmb.base.errors import UsageError
+from llmb.jobs.find_runs import find_ended_runs
 from llmb.judge.compare_runs import IN_BOTH, Comparison, compare_runs
 from llmb.report.verdict_report import compare_tables
 from llmb.runs.plan import Plan

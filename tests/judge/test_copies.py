@@ -13,11 +13,11 @@ from step_lines import step_line
 from timed_runs import noisy_times, write_run
 from typer.testing import CliRunner
 
-from llmb.analysis.find_runs import find_ended_runs, find_runs, find_sides
-from llmb.analysis.judge_runs import Against, judge_runs
-from llmb.analysis.read_run import known_run
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.cli.judge import app as judge
+from llmb.jobs.find_runs import find_ended_runs, find_runs, find_sides
+from llmb.jobs.judge_runs import Against, judge_runs
+from llmb.jobs.read_run import known_run
 from llmb.judge.compare_runs import IN_BOTH, compare_runs
 from llmb.judge.copies import with_copies
 from llmb.judge.judge_run import write_expectations

@@ -12,10 +12,10 @@ from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from shown_tables import shown_lines
 from typer.testing import CliRunner
 
-from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
+from llmb.jobs.read_run import read_folder, recorded_run
 from llmb.judge.compare_runs import compare_runs
 from llmb.judge.explain_run import Explanation, explain, explain_judged
 from llmb.judge.judge_run import judge_against

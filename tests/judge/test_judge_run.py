@@ -18,10 +18,10 @@ from timed_runs import noisy_times
 from timed_runs import write_run as write_timed_run
 from typer.testing import CliRunner
 
-from llmb.analysis.find_runs import find_ended_runs
 from llmb.base.errors import LlmbError, NoVerdict, Regressed, UsageError
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
+from llmb.jobs.find_runs import find_ended_runs
 from llmb.judge.expectations_file import AcceptanceSet, find_acceptance_set
 from llmb.judge.judge_run import judge_acceptance, judge_against, judge_published
 from llmb.report.table import plain_lines

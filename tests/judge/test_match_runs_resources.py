@@ -5,7 +5,7 @@ from pathlib import Path
 
 from recorded_runs import gpu_record, write_run
 
-from llmb.analysis.read_run import read_folder, recorded_run
+from llmb.jobs.read_run import read_folder, recorded_run
 from llmb.judge.compare_runs import resource_differences
 from llmb.readers.samples.sample_records import ResourceUse
 from llmb.runs.analyzed_run import AnalyzedRun

@@ -3,11 +3,11 @@
 
 from pathlib import Path
 
-from llmb.campaigns.expansion import Entry, campaign_keys
-from llmb.campaigns.files import TextReader, YamlReader
-from llmb.campaigns.proposal import job_options
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
+from llmb.jobs.campaigns.campaign_files import TextReader, YamlReader
+from llmb.jobs.campaigns.expansion import Entry, campaign_keys
+from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import documented_variables
 
 OPTIONS = ("tp", "pp", "vp", "mbs", "gbs", "steps", "partition", "nodelist", "slurm_arg")

@@ -4,8 +4,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmb.campaigns.proposal import job_options, job_request
 from llmb.catalogue.catalogue import Catalogue
+from llmb.jobs.campaigns.proposal import job_options, job_request
 from llmb.jobs.order import Order, make_order
 from llmb.launch.documents.variables import read_launch
 from llmb.launch.scheduler_lookup import read_cluster_site

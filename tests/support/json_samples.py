@@ -10,7 +10,6 @@ from bench_samples import sample_gpus, sample_history, sample_measurements, samp
 from comparison_samples import sample_comparison
 from verdict_samples import sample_judgement
 
-from llmb.analysis.watched import Expected, RunView, compare_with, find_pace
 from llmb.base.statistics import describe, describe_means
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
@@ -22,6 +21,7 @@ from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.order import Prepared, make_order
+from llmb.jobs.pace import Expected, RunView, compare_with, find_pace
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job
 from llmb.launch.documents.launch_scripts import CheckedFile, launch_scripts

@@ -7,13 +7,13 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from json_types import Schema, schema_of
 
-from llmb.analysis.watched import State
 from llmb.bench.measurements import Measurement, MeasurementFile
 from llmb.bench.pairs import PairFigures
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
 from llmb.health import records as health
 from llmb.jobs.job import Job
+from llmb.jobs.pace import State
 from llmb.jobs.settings_in_effect import Setting
 from llmb.judge import compare_runs, watched
 from llmb.judge.expectations_file import AcceptanceSet

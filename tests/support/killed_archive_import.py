@@ -16,10 +16,10 @@ from typing import Any
 
 from killed_installer import in_a_process
 
-from llmb.analysis.find_runs import find_all_runs
 from llmb.base import scratch
-from llmb.exchange.imported import import_archive
+from llmb.jobs.find_runs import find_all_runs
 from llmb.jobs.history import open_history
+from llmb.jobs.imported import import_archive
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 

@@ -184,7 +184,7 @@ STORED = {
     "job_end.json": ("llmb.runs.record:JobEnd",),
     "task.json": ("llmb.jobs.task:TaskRecord",),
     "cluster_config.yaml": ("llmb.launch.scheduler_lookup:cluster_schema",),
-    "campaign": ("llmb.campaigns.campaign:Campaign",),
+    "campaign": ("llmb.jobs.campaigns.campaign:Campaign",),
     "catalogue": tuple(
         f"llmb.catalogue.schema:{name}File"
         for name in ("Workload", "Model", "Published", "Documents", "Hardware", "Fabrics", "Rates")

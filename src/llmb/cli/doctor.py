@@ -11,7 +11,6 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from llmb.analysis.find_runs import find_ended_runs
 from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
 from llmb.base.options import options_of
 from llmb.catalogue.catalogue import Catalogue
@@ -34,6 +33,7 @@ from llmb.health.facts import check_gpu_type
 from llmb.health.node import DISK_BYTES, check_node, check_request, settings_here
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.health.rules import AREAS, rules
+from llmb.jobs.find_runs import find_ended_runs
 from llmb.jobs.history import open_history
 from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.launch.scheduler_port import NodeState, Scheduler

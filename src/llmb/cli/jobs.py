@@ -10,18 +10,18 @@ from typing import Annotated
 
 import typer
 
-from llmb.analysis.watched import Standing, WatchedRun
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.cli.common import CommandGroup, Json, Junit
 from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
-from llmb.exchange.imported import read_origin
-from llmb.jobs.conclude import conclude_job
-from llmb.jobs.find import find_job, find_jobs, node_records, parse_since, unknown_values
+from llmb.jobs.conclude_ended import conclude_job
+from llmb.jobs.find_jobs import find_job, find_jobs, node_records, parse_since, unknown_values
 from llmb.jobs.follow import asker, follow_log, job_log
 from llmb.jobs.history import open_history, read_history, rebuild_history
+from llmb.jobs.imported import read_origin
 from llmb.jobs.job import Job, Kind, stale
+from llmb.jobs.pace import Standing, WatchedRun
 from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.states import read_last_lines, read_run
 from llmb.jobs.store import Filter, Store, check_states

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmb.analysis.find_runs import earlier_runs, find_all_runs, find_sides, in_window
-from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.base.errors import NoVerdict, Regressed, UsageError
 from llmb.catalogue.window import check_rule
 from llmb.cli.common import Json, Junit
 from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.root import install_here, say
+from llmb.jobs.find_runs import earlier_runs, find_all_runs, find_sides, in_window
+from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.judge.compare_runs import Comparison, compare_runs
 from llmb.judge.expectations_file import find_acceptance_set
 from llmb.judge.explain_run import explain_judged

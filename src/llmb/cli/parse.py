@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from llmb.analysis.read_run import known_run, parsed_run
 from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
+from llmb.jobs.read_run import known_run, parsed_run
 from llmb.judge.copies import with_copies
 from llmb.launch.documents.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.readers.logs.configuration import document_of_log

@@ -17,7 +17,7 @@ from llmb.report.table import Table
 from llmb.runs.folder import ROOT_VARIABLES, chosen_root
 
 if TYPE_CHECKING:
-    from llmb.campaigns.proposal import CampaignContext
+    from llmb.jobs.campaigns.proposal import CampaignContext
 
 
 def print_for_recipe(choices: Sequence[Unspecified], result: dict[str, Any] | Table | Iterable[Table]) -> None:
@@ -62,7 +62,7 @@ def context_here(*, dry_run: bool = False) -> "CampaignContext":
 
     Raises UsageError with all problems of these.
     """
-    from llmb.campaigns.proposal import campaign_context  # takes longer than all that other commands need
+    from llmb.jobs.campaigns.proposal import campaign_context  # takes longer than all that other commands need
 
     context = campaign_context(install_here(), os.environ, dry_run=dry_run)
     say(*context.site.notes)

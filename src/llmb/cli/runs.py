@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from llmb.analysis.find_runs import named_folders
 from llmb.base.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
 from llmb.cli.common import Json
 from llmb.cli.jobs import Selected
 from llmb.cli.options import complete_run, takes
 from llmb.cli.root import install_here, say
+from llmb.jobs.find_runs import named_folders
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.states import read_step_times
 from llmb.launch.programs.conclude import EndedRun, read_ended_run

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from llmb.analysis.find_runs import find_all_runs
 from llmb.base.errors import UsageError, unknown
 from llmb.cli.common import Json
 from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
-from llmb.exchange.archive import ENDING, needs_zstandard, write_archive
 from llmb.exchange.export import FORMS, write_export
-from llmb.exchange.imported import import_archive
+from llmb.jobs.archive import ENDING, needs_zstandard, write_archive
+from llmb.jobs.find_runs import find_all_runs
+from llmb.jobs.imported import import_archive
 from llmb.report.output import print_output
 from llmb.report.verdict_report import left_out_lines
 from llmb.runs.folder import write_atomically, writing
@@ -73,7 +73,7 @@ def report(
     if (plot is None) == (form in ("svg", "png")):
         raise UsageError("--plot and --format svg or png belong together", do="give both, or neither")
     install = install_here()
-    from llmb.analysis.find_runs import find_all_runs
+    from llmb.jobs.find_runs import find_all_runs
 
     found = find_all_runs(runs, install, say)
     if not found.runs:

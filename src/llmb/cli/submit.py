@@ -13,10 +13,19 @@ import typer
 from llmb.base.errors import UsageError, itemized
 from llmb.base.options import options_of
 from llmb.base.shown_text import counted, listed
-from llmb.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
-from llmb.campaigns.expansion import MOST_RECIPES, Entry, Selection, campaign_keys
-from llmb.campaigns.files import read_campaign_file
-from llmb.campaigns.proposal import (
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.model_name import split_model
+from llmb.catalogue.resolve import find_workload
+from llmb.cli.common import DryRun, Force, Json, Junit, Yes
+from llmb.cli.options import excluded_here, given_of, selection_options, takes, value_options, with_excluded
+from llmb.cli.progress import JobProgress
+from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
+from llmb.cli.runs import print_result
+from llmb.health.checked_nodes import OPTION
+from llmb.jobs.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
+from llmb.jobs.campaigns.campaign_files import read_campaign_file
+from llmb.jobs.campaigns.expansion import MOST_RECIPES, Entry, Selection, campaign_keys
+from llmb.jobs.campaigns.proposal import (
     CampaignContext,
     Proposal,
     RequestedJobs,
@@ -30,15 +39,6 @@ from llmb.campaigns.proposal import (
     selection_of,
     single_model,
 )
-from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.model_name import split_model
-from llmb.catalogue.resolve import find_workload
-from llmb.cli.common import DryRun, Force, Json, Junit, Yes
-from llmb.cli.options import excluded_here, given_of, selection_options, takes, value_options, with_excluded
-from llmb.cli.progress import JobProgress
-from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
-from llmb.cli.runs import print_result
-from llmb.health.checked_nodes import OPTION
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.judge.published_verdict import figure_of
 from llmb.launch.documents.variables import documented_variables, near_misses, read_launch

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from llmb.analysis.watched import RunView, WatchedRun
 from llmb.base.errors import InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.base.input_files import check_reachable
 from llmb.base.trust import WORKLOADS
@@ -18,11 +17,12 @@ from llmb.cli.jobs import ExpectS, lines_of
 from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
 from llmb.cli.runs import print_result
-from llmb.jobs.find import LATEST, find_run
+from llmb.jobs.find_jobs import LATEST, find_run
 from llmb.jobs.follow import Ask, asker, follow_log, job_of_folder
 from llmb.jobs.history import read_history
 from llmb.jobs.job import Job
 from llmb.jobs.local_run import raise_unless_successful
+from llmb.jobs.pace import RunView, WatchedRun
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.wait import exit_code, last_try
 from llmb.launch.programs.conclude import read_ended_run

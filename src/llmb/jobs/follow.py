@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
-from llmb.jobs.conclude import Say, conclude_job
+from llmb.jobs.conclude_ended import Say, conclude_job
 from llmb.jobs.job import LIVE, Job, row_of_record
 from llmb.jobs.refresh import TIME_OUT_S, refresh
 from llmb.jobs.states import decide, read_folder, read_run

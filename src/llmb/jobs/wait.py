@@ -21,7 +21,7 @@ from llmb.base.errors import (
     UserInterrupt,
 )
 from llmb.base.trust import check_owner
-from llmb.jobs.conclude import Say, conclude_job
+from llmb.jobs.conclude_ended import Say, conclude_job
 from llmb.jobs.history import open_history
 from llmb.jobs.job import CHANGING, Job
 from llmb.jobs.order import Prepared

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
 from llmb.base.shown_text import value_text
 from llmb.catalogue.catalogue import Catalogue
+from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.judge.explain_run import explain_judged
 from llmb.judge.judge_run import Judged, title_of_run
 from llmb.judge.judgement import headline

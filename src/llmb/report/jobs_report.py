@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.analysis.watched import PaceComparison, RunView
 from llmb.base.shown_text import printable
-from llmb.campaigns.campaign import Campaign, CampaignJob, PlannedJob, total, total_gpu_hours
 from llmb.catalogue.throughput import throughput
-from llmb.exchange.imported import ImportOrigin
-from llmb.jobs.find import NodeRecord
+from llmb.jobs.campaigns.campaign import Campaign, CampaignJob, PlannedJob, total, total_gpu_hours
+from llmb.jobs.find_jobs import NodeRecord
+from llmb.jobs.imported import ImportOrigin
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
+from llmb.jobs.pace import PaceComparison, RunView
 from llmb.judge.judgement import headline
 from llmb.report.recipe_report import identity_document
 from llmb.report.table import (

@@ -17,7 +17,7 @@ from llmb.runs.folder import write_atomically
 from llmb.runs.verdict import VerdictName
 
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
-    from llmb.campaigns.campaign import Campaign
+    from llmb.jobs.campaigns.campaign import Campaign
     from llmb.jobs.job import Job
     from llmb.judge.compare_runs import Comparison
     from llmb.judge.judge_run import Judged

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
-from llmb.campaigns.proposal import job_options
 from llmb.catalogue.catalogue import Catalogue
+from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import LaunchVariable, documented_variables, near_misses, read_variables
 
 VARIABLES = documented_variables()

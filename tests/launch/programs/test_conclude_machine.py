@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.base.missing import Missing
+from llmb.jobs.read_run import read_folder, recorded_run
 from llmb.jobs.states import read_figures
 from llmb.judge.explain_run import explain
 from llmb.judge.judge_run import judge_against

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.base.missing import Missing
+from llmb.jobs.read_run import read_folder, recorded_run
 from llmb.judge.explain_run import explain
 from llmb.judge.judge_run import judge_against
 from llmb.report.run_report import run_table

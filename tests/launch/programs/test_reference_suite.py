@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from small_suite import AS_RELEASED, SmallSuite, checked_out, nemo1_lines, nemo_lines, small_suite, write_image
 
-from llmb.analysis.read_run import planned_window
 from llmb.base.errors import UsageError
-from llmb.campaigns.proposal import job_options
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.catalogue.window import DEFAULT_RULE
+from llmb.jobs.campaigns.proposal import job_options
 from llmb.jobs.order import Order, make_order
+from llmb.jobs.read_run import planned_window
 from llmb.judge.published_verdict import with_verdict
 from llmb.launch.documents.launch_scripts import check_checkout, image_problem, launch_scripts
 from llmb.launch.documents.variables import read_launch

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmb.analysis.read_run import known_run
+from llmb.jobs.read_run import known_run
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import judge_log
 from llmb.readers.logs.reader import read_log

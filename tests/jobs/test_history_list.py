@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from llmb.base.errors import UsageError
 from llmb.cli.main import app, exit_code_of
-from llmb.jobs.find import find_job
+from llmb.jobs.find_jobs import find_job
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store

@@ -11,7 +11,10 @@ from typing import Any
 
 from llmb.base.errors import LlmbError, UsageError, UserInterrupt, itemized, see
 from llmb.base.options import Option, build, convert, limit_problems, options_of
-from llmb.campaigns.campaign import (
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.model_name import split_model
+from llmb.catalogue.resolve import Request
+from llmb.jobs.campaigns.campaign import (
     Campaign,
     CampaignJob,
     JobRequest,
@@ -24,10 +27,17 @@ from llmb.campaigns.campaign import (
     read_campaign,
     write_campaign,
 )
-from llmb.campaigns.expansion import ALL, Entry, SelectedJob, Selection, Values, expand, grouped, narrowed, problem_text
-from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.model_name import split_model
-from llmb.catalogue.resolve import Request
+from llmb.jobs.campaigns.expansion import (
+    ALL,
+    Entry,
+    SelectedJob,
+    Selection,
+    Values,
+    expand,
+    grouped,
+    narrowed,
+    problem_text,
+)
 from llmb.jobs.history import open_history
 from llmb.jobs.job import NOT_SUBMITTED, Job
 from llmb.jobs.order import Order, make_order

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.campaigns.proposal import job_request
 from llmb.catalogue.catalogue import Catalogue
+from llmb.jobs.campaigns.proposal import job_request
 from llmb.jobs.order import Order, make_order, prepare, removed_if_refused
 from llmb.launch.site.site import Site
 

@@ -14,7 +14,7 @@ from quick_order import spec_of
 
 from llmb.base.errors import UsageError
 from llmb.jobs.begin import begin
-from llmb.jobs.conclude import conclude_job
+from llmb.jobs.conclude_ended import conclude_job
 from llmb.jobs.finish import finish_job
 from llmb.jobs.job import Job, Status
 from llmb.jobs.refresh import SETTLE_S, look

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
-from llmb.campaigns.expansion import Entry, Expansion, Selection, expand, scales_of, swept
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import ScaleChoices, resolve, sizes_of
+from llmb.jobs.campaigns.expansion import Entry, Expansion, Selection, expand, scales_of, swept
 
 LLAMA, NEMOTRON, LORA, MAVERICK = (
     "pretrain_llama3.1",

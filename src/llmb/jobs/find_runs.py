@@ -13,16 +13,16 @@ from glob import escape
 from itertools import islice
 from pathlib import Path
 
-from llmb.analysis.read_run import RecordedRun, in_other_window, logged_run, logged_runs, read_folder, recorded_run
 from llmb.base.errors import UsageError, closest
 from llmb.base.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
 from llmb.base.trust import WORKLOADS
 from llmb.catalogue.catalogue import Catalogue
-from llmb.exchange.archive import ENDING
-from llmb.exchange.imported import unpacked
-from llmb.jobs.conclude import conclude_ended
-from llmb.jobs.find import LATEST, find_runs_named
+from llmb.jobs.archive import ENDING
+from llmb.jobs.conclude_ended import conclude_ended
+from llmb.jobs.find_jobs import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
+from llmb.jobs.imported import unpacked
+from llmb.jobs.read_run import RecordedRun, in_other_window, logged_run, logged_runs, read_folder, recorded_run
 from llmb.judge.catalogue_figures import if_possible
 from llmb.judge.copies import once_in
 from llmb.judge.engine_comparison import runs_of_engines

@@ -9,10 +9,10 @@ import pytest
 from fake_steps import steps_of
 from timed_runs import write_run
 
-from llmb.analysis.watched import Expected, WatchedRun, compare_with, find_pace
 from llmb.cli import jobs
 from llmb.cli.jobs import lines_of
 from llmb.jobs.follow import job_of_folder
+from llmb.jobs.pace import Expected, WatchedRun, compare_with, find_pace
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record, write_record

@@ -14,7 +14,7 @@ from pathlib import Path
 from llmb.base.scratch import scratch_folder
 from llmb.base.trust import WORKLOADS, check_links
 from llmb.catalogue.records import Record
-from llmb.exchange.archive import Manifest, unpack_archive
+from llmb.jobs.archive import Manifest, unpack_archive
 from llmb.jobs.history import open_history, run_folders_below
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock

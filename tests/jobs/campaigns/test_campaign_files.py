@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
-from llmb.campaigns.campaign import new_campaign
-from llmb.campaigns.expansion import Entry, expand
-from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.catalogue import Catalogue
+from llmb.jobs.campaigns.campaign import new_campaign
+from llmb.jobs.campaigns.campaign_files import read_campaign_file
+from llmb.jobs.campaigns.expansion import Entry, expand
 
 MODELS = ("pretrain_llama3.1_8b", "pretrain_nemotron4_340b", "finetune_llama4-maverick_400b", "finetune_llama3_70b")
 

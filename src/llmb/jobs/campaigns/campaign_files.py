@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, create_model
 from llmb.base.errors import UsageError, see
 from llmb.base.input_files import read_text_file
 from llmb.base.trust import check_owner
-from llmb.campaigns.expansion import ENVIRONMENT, Draft, Entry, Keys, Values, entry_options, problem_text
 from llmb.catalogue.data_files import CatalogueError, Key, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Record
+from llmb.jobs.campaigns.expansion import ENVIRONMENT, Draft, Entry, Keys, Values, entry_options, problem_text
 
 SplitModel = Callable[[str], tuple[str, str | None]]
 """Splits the name of a workload, or of a workload and a size. Raises UsageError."""

@@ -25,10 +25,10 @@ from recorded_runs import gpu_record, times_around
 from recorded_runs import write_run as write_gpu_run
 from timed_runs import noisy_times, write_run
 
-from llmb.exchange import archive as archive_module
-from llmb.exchange.archive import write_archive
-from llmb.exchange.imported import import_archive
+from llmb.jobs import archive as archive_module
+from llmb.jobs.archive import write_archive
 from llmb.jobs.history import open_history
+from llmb.jobs.imported import import_archive
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

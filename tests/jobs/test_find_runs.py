@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from timed_runs import write_run
 
-from llmb.analysis.find_runs import MOST_NEAR, earlier_runs, find_ended_runs, find_runs
 from llmb.base.errors import UsageError
+from llmb.jobs.find_runs import MOST_NEAR, earlier_runs, find_ended_runs, find_runs
 from llmb.runs.analyzed_run import FoundRuns
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmb.analysis.read_run import in_other_window, parsed_run, read_folder, recorded_run
+from llmb.jobs.read_run import in_other_window, parsed_run, read_folder, recorded_run
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmb.analysis.find_runs import earlier_runs, find_runs, in_window
 from llmb.base.errors import unknown
 from llmb.catalogue.catalogue import Catalogue
+from llmb.jobs.find_runs import earlier_runs, find_runs, in_window
 from llmb.judge.copies import once_in
 from llmb.judge.expectations_file import read_expectations
 from llmb.judge.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
