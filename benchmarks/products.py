@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.support import option_parser, print_result, read_options
-from llmb.bench.device_bench import gemm_cases
-from llmb.bench.protocol import CaseList, ProductCase, ProductDtype
-from llmb.bench.worker.timing import DTYPES, PreparedCall, product, timed
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.device import exact_fp32
+from llmb.nodes.bench.device_bench import gemm_cases
+from llmb.nodes.bench.protocol import CaseList, ProductCase, ProductDtype
+from llmb.nodes.bench.worker.call_timing import DTYPES, PreparedCall, product, timed
 
 TARGET = 1.03
 CALLS = 5

@@ -12,7 +12,7 @@ from benchmarks.engine.cases import Subject
 from benchmarks.engine.processes import failure_reason, run_limited
 from benchmarks.engine.records import CaseResult, Ceilings, Document
 from benchmarks.engine.shapes import LISTS, floor_of, job_of, measured_of, request_of
-from llmb.bench.protocol import TIMING_PROGRAM, Timings
+from llmb.nodes.bench.protocol import TIMING_PROGRAM, Timings
 
 GPU_LIMIT_S, CPU_LIMIT_S = 150.0, 600.0
 GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**25

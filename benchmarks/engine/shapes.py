@@ -4,8 +4,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmb.bench.device_bench import Weights, attention_dtype, product_case, weights_of
-from llmb.bench.protocol import (
+from llmb.catalogue.records import Dtype, Recipe, Record
+from llmb.nodes.bench.device_bench import Weights, attention_dtype, product_case, weights_of
+from llmb.nodes.bench.protocol import (
     PASSES,
     AttentionCase,
     Case,
@@ -17,7 +18,6 @@ from llmb.bench.protocol import (
     Timing,
     Timings,
 )
-from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.runs.attention_choice import BACKENDS as GPU_BACKENDS
 
 BACKENDS = tuple(name for name in GPU_BACKENDS["cuda"] if name not in ("varlen", "efficient", "math"))

@@ -24,10 +24,10 @@ from benchmarks.engine.store import difference, open_document, with_case
 from benchmarks.engine.verdicts import judge, merged
 from engine_comparison import CATALOGUE, H200, SETTINGS, case_result, subject, target_of
 
-from llmb.bench.device_bench import weights_of
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.throughput import model_flops, parameter_count
 from llmb.cli.main import app, exit_code_of
+from llmb.nodes.bench.device_bench import weights_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,12 +14,18 @@ from shown_tables import shown_lines
 from typer.testing import CliRunner
 
 from llmb.base.errors import RunFailed
-from llmb.bench.device_bench import raise_if_missing
-from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured, read_measurements, write_measurements
 from llmb.cli.bench import app
 from llmb.cli.bench_jobs import save_and_show
 from llmb.cli.main import app as main_app
 from llmb.cli.main import exit_code_of
+from llmb.nodes.bench.device_bench import raise_if_missing
+from llmb.nodes.bench.measurements import (
+    Measurement,
+    MeasurementFile,
+    NotMeasured,
+    read_measurements,
+    write_measurements,
+)
 from llmb.readers.nccl.nccl_tests import read_test_tables
 from llmb.report.bench_report import history_tables, measurement_tables
 from llmb.runs.folder import NotWritable

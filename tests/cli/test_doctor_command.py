@@ -18,8 +18,8 @@ from called_here import Run
 from recorded_node import RecordedNode
 from shown_tables import shown_lines
 
-from llmb.health.records import Check, NodeReport, NotChecked
-from llmb.health.rules import AREAS, BETWEEN, names_of, rule_of, rules
+from llmb.nodes.doctor.check_records import Check, NodeReport, NotChecked
+from llmb.nodes.doctor.rules import AREAS, BETWEEN, names_of, rule_of, rules
 from llmb.report.doctor_report import doctor_document, node_tables
 from llmb.report.table import plain_lines
 
@@ -150,8 +150,8 @@ def test_a_recorded_nvidia_smi_is_called_as_a_program(program: Program, doctor: 
         (folder / f"answer-{len(asked)}").write_text(said.text)
         return said
 
-    from llmb.health.checks.nvidia_smi import read_gpus
-    from llmb.health.facts import FactSource
+    from llmb.nodes.doctor.checks.nvidia_smi import read_gpus
+    from llmb.nodes.doctor.facts import FactSource
 
     read_gpus(FactSource(root=node.root, ask=record), "node1")
     done = doctor("--only", "gpu", "--gpu-type", "h100")

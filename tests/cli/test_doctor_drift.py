@@ -11,7 +11,7 @@ from recorded_node import RecordedNode
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
-from llmb.health.node import settings_here
+from llmb.nodes.doctor.node import settings_here
 from llmb.readers.samples.host import host_name
 from llmb.readers.samples.node_settings import NodeSettings, together
 from llmb.report.doctor_report import DriftReport, drift_tables

@@ -10,7 +10,7 @@ import pytest
 from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.bench.measurements import Measurement, MeasurementFile, write_measurements
+from llmb.nodes.bench.measurements import Measurement, MeasurementFile, write_measurements
 
 ASKED = ("predict", "-w", "pretrain_llama3.1", "-s", "70b", "--gpu-type", "h100", "--scale", "64")
 OWN = """\

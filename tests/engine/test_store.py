@@ -19,7 +19,7 @@ from llmb.engine.parallel.rendezvous import (
     host_store,
     listen,
 )
-from llmb.health.rules import rule
+from llmb.nodes.doctor.rules import rule
 
 PATIENCE = timedelta(seconds=60)
 

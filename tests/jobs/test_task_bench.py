@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.bench.measurements import read_measurements
+from llmb.nodes.bench.measurements import read_measurements
 from llmb.readers.nccl.nccl_tests import read_test_tables
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

@@ -10,7 +10,7 @@ import pytest
 from called_here import call_llmb
 from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
-from llmb.bench import pair_rounds
+from llmb.nodes.bench import pair_rounds
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 NODES = ("node1", "node2", "node3", "node4")

@@ -14,8 +14,6 @@ from llmb.base.statistics import describe, describe_means
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
-from llmb.health.checked_nodes import NodesResult
-from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
 from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
@@ -30,6 +28,8 @@ from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.launch.site.cluster_config import SettingsFile
 from llmb.launch.site.site import Site
+from llmb.nodes.doctor.check_records import Check, NodeReport, NotChecked
+from llmb.nodes.doctor.checked_nodes import NodesResult
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.search import Candidate, Remedy

@@ -7,11 +7,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from json_types import Schema, schema_of
 
-from llmb.bench.measurements import Measurement, MeasurementFile
-from llmb.bench.pairs import PairFigures
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
-from llmb.health import records as health
 from llmb.jobs.job import Job
 from llmb.jobs.pace import State
 from llmb.jobs.settings_in_effect import Setting
@@ -19,6 +16,9 @@ from llmb.judge import compare_runs, watched
 from llmb.judge.expectations_file import AcceptanceSet
 from llmb.judge.explain_run import Explanation
 from llmb.launch.documents.launch_scripts import FileState
+from llmb.nodes.bench.measurements import Measurement, MeasurementFile
+from llmb.nodes.bench.pairs import PairFigures
+from llmb.nodes.doctor import check_records as health
 from llmb.predict.scale import Goodput
 from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState, NeededRepository, TokenSource

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmb.base.tools import Said
-from llmb.health.facts import FactSource
+from llmb.nodes.doctor.facts import FactSource
 from llmb.runs.environment import QUERIES
 
 GPUS = 8

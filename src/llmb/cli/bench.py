@@ -9,7 +9,17 @@ import typer
 
 from llmb.base.errors import EnvironmentProblem, UsageError, unknown
 from llmb.base.options import build, options_of
-from llmb.bench.device_bench import (
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.model_name import model_of
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request
+from llmb.cli.bench_jobs import collectives, command_line, gpus, save_and_show
+from llmb.cli.common import CommandGroup, Json
+from llmb.cli.options import selection_options, takes
+from llmb.cli.progress import CaseProgress
+from llmb.cli.root import install_here, print_unspecified, say
+from llmb.launch.site.site import this_machine
+from llmb.nodes.bench.device_bench import (
     DEFAULT_MODEL,
     BenchSettings,
     DeviceChoice,
@@ -27,18 +37,8 @@ from llmb.bench.device_bench import (
     recipe_text,
     transfer_cases,
 )
-from llmb.bench.measurements import BENCHMARKS, bench_folder, read_measurements
-from llmb.bench.protocol import ProductDtype
-from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.model_name import model_of
-from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import Request
-from llmb.cli.bench_jobs import collectives, command_line, gpus, save_and_show
-from llmb.cli.common import CommandGroup, Json
-from llmb.cli.options import selection_options, takes
-from llmb.cli.progress import CaseProgress
-from llmb.cli.root import install_here, print_unspecified, say
-from llmb.launch.site.site import this_machine
+from llmb.nodes.bench.measurements import BENCHMARKS, bench_folder, read_measurements
+from llmb.nodes.bench.protocol import ProductDtype
 from llmb.readers.samples.host import Device
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
 from llmb.report.output import print_line, print_output

@@ -15,36 +15,6 @@ import llmb
 from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.base.options import Option
 from llmb.base.shown_text import listed
-from llmb.bench import pair_rounds
-from llmb.bench.bench_job import (
-    TIME_LIMIT_MIN,
-    BenchEnd,
-    BenchProgram,
-    BenchRequest,
-    bench_order,
-    end_of,
-    job_nodes,
-    run_here,
-)
-from llmb.bench.collectives import (
-    LEAST_BYTES,
-    TABLE,
-    CollectiveRequest,
-    collective_job,
-    collective_texts,
-    measure_here,
-    measurement_file,
-    named_collectives,
-    raise_if_wrong,
-)
-from llmb.bench.device_bench import DeviceChoice, bytes_of, device_here, raise_if_missing
-from llmb.bench.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts, outlier_rule
-from llmb.bench.measurements import JOB as GPUS_FILE
-from llmb.bench.measurements import PROGRAM as GPUS_PROGRAM
-from llmb.bench.measurements import MeasurementFile, write_measurements
-from llmb.bench.pair_rounds import SCHEDULE, expected_s, limit_s, schedule
-from llmb.bench.pairs import LEAST_NODES, pair_files
-from llmb.bench.protocol import COLLECTIVES_JOB, COLLECTIVES_PROGRAM
 from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.options import given_of, takes, value_options, with_excluded
@@ -57,6 +27,36 @@ from llmb.jobs.wait import Watch, wait_for_one
 from llmb.launch.jobspec.job_options import JobOptions
 from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
 from llmb.launch.site.site import this_machine
+from llmb.nodes.bench import pair_rounds
+from llmb.nodes.bench.bench_job import (
+    TIME_LIMIT_MIN,
+    BenchEnd,
+    BenchProgram,
+    BenchRequest,
+    bench_order,
+    end_of,
+    job_nodes,
+    run_here,
+)
+from llmb.nodes.bench.collective_bench import (
+    LEAST_BYTES,
+    TABLE,
+    CollectiveRequest,
+    collective_job,
+    collective_texts,
+    measure_here,
+    measurement_file,
+    named_collectives,
+    raise_if_wrong,
+)
+from llmb.nodes.bench.device_bench import DeviceChoice, bytes_of, device_here, raise_if_missing
+from llmb.nodes.bench.measurements import JOB as GPUS_FILE
+from llmb.nodes.bench.measurements import PROGRAM as GPUS_PROGRAM
+from llmb.nodes.bench.measurements import MeasurementFile, write_measurements
+from llmb.nodes.bench.pair_rounds import SCHEDULE, expected_s, limit_s, schedule
+from llmb.nodes.bench.pairs import LEAST_NODES, pair_files
+from llmb.nodes.bench.protocol import COLLECTIVES_JOB, COLLECTIVES_PROGRAM
+from llmb.nodes.bench.slow_gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts, outlier_rule
 from llmb.readers.samples.host import Device
 from llmb.report.bench_report import (
     advice,

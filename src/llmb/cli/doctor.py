@@ -18,8 +18,13 @@ from llmb.cli.common import Json, Junit, is_verbose
 from llmb.cli.options import COMPLETIONS, takes
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
-from llmb.health.check_nodes import CheckTerms, NodesCheck
-from llmb.health.checked_nodes import (
+from llmb.jobs.find_runs import find_ended_runs
+from llmb.jobs.history import open_history
+from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of
+from llmb.launch.scheduler_port import NodeState, Scheduler
+from llmb.nodes.doctor.check_nodes import CheckTerms, NodesCheck
+from llmb.nodes.doctor.check_records import CheckOptions, NodeReport
+from llmb.nodes.doctor.checked_nodes import (
     CheckFolder,
     NodesRequest,
     NodesResult,
@@ -29,14 +34,9 @@ from llmb.health.checked_nodes import (
     new_check,
     stored,
 )
-from llmb.health.facts import check_gpu_type
-from llmb.health.node import DISK_BYTES, check_node, check_request, settings_here
-from llmb.health.records import CheckOptions, NodeReport
-from llmb.health.rules import AREAS, rules
-from llmb.jobs.find_runs import find_ended_runs
-from llmb.jobs.history import open_history
-from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of
-from llmb.launch.scheduler_port import NodeState, Scheduler
+from llmb.nodes.doctor.facts import check_gpu_type
+from llmb.nodes.doctor.node import DISK_BYTES, check_node, check_request, settings_here
+from llmb.nodes.doctor.rules import AREAS, rules
 from llmb.readers.samples.host import host_name
 from llmb.readers.samples.node_settings import NodesSettings, together
 from llmb.report.doctor_report import (

@@ -222,8 +222,8 @@ def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def excluded_here(text: str) -> str:
     """Raises UsageError."""
-    from llmb.health.checked_nodes import excluded_nodes  # few jobs avoid nodes
     from llmb.launch.scheduler_lookup import read_cluster_site, scheduler_of
+    from llmb.nodes.doctor.checked_nodes import excluded_nodes  # few jobs avoid nodes
 
     install = chosen_root(os.environ, Path.cwd()).path
     site = read_cluster_site(Catalogue(), install, os.environ)

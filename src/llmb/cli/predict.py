@@ -174,9 +174,9 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -
     if selector is None:
         return usual
     # These take longer to load than a prediction may take.
-    from llmb.bench.calibration import calibrate_with_bench
-    from llmb.bench.measurements import measurements_at
     from llmb.jobs.find_runs import find_ended_runs
+    from llmb.nodes.bench.calibration import calibrate_with_bench
+    from llmb.nodes.bench.measurements import measurements_at
 
     if files := measurements_at(Path(selector).expanduser()):
         gpu = catalogue.gpus[plan.recipe.gpu_type]

@@ -23,8 +23,8 @@ from rich.progress import (
 from rich.text import Text
 
 from llmb.base.shown_text import printable, printable_lines
-from llmb.bench.protocol import BenchProgress
 from llmb.jobs.job import Job
+from llmb.nodes.bench.protocol import BenchProgress
 from llmb.runs.steps import StepNews
 
 LINE_EVERY_S = 5.0

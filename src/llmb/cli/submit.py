@@ -21,7 +21,6 @@ from llmb.cli.options import excluded_here, given_of, selection_options, takes, 
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
 from llmb.cli.runs import print_result
-from llmb.health.checked_nodes import OPTION
 from llmb.jobs.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.jobs.campaigns.campaign_files import read_campaign_file
 from llmb.jobs.campaigns.expansion import MOST_RECIPES, Entry, Selection, campaign_keys
@@ -45,6 +44,7 @@ from llmb.launch.documents.variables import documented_variables, near_misses, r
 from llmb.launch.programs.conclude import read_ended_run
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
 from llmb.launch.scheduler_lookup import read_cluster_site
+from llmb.nodes.doctor.checked_nodes import OPTION
 from llmb.report.jobs_report import (
     campaign_document,
     campaign_table,

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from llmb.base.shown_text import counted, printable
-from llmb.bench.gpus import OutlierRule, Part, Parts, median_tflops
-from llmb.bench.measurements import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
-from llmb.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
+from llmb.nodes.bench.measurements import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
+from llmb.nodes.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
+from llmb.nodes.bench.slow_gpus import OutlierRule, Part, Parts, median_tflops
 from llmb.report.doctor_report import HostList, node_lists_table
 from llmb.report.table import (
     Column,

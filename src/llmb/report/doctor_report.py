@@ -7,9 +7,9 @@ from typing import Any
 
 from llmb.base.record import Record
 from llmb.base.shown_text import printable
-from llmb.health.checked_nodes import NodesResult
-from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport, worst
-from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
+from llmb.nodes.doctor.check_records import ANSWER, SEVERITY, Check, NodeReport, worst
+from llmb.nodes.doctor.checked_nodes import NodesResult
+from llmb.nodes.doctor.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
 from llmb.report.table import Table, result_table, rows_table
 from llmb.runs.conditions import Drift
 from llmb.runs.verdict import rule_of as condition_rule

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from llmb.base.errors import EnvironmentProblem
-from llmb.health.records import ANSWER, NodeReport
+from llmb.nodes.doctor.check_records import ANSWER, NodeReport
 from llmb.runs.folder import write_atomically
 from llmb.runs.verdict import VerdictName
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every interpreter with this folder on PYTHONPATH finds it: what a change of ``launch/scheduler_lookup.py`` would do."""
+"""Every interpreter with this folder on PYTHONPATH finds it: what a change of the lookup of schedulers would do."""
 
 import sys
 from pathlib import Path

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rates of predictions from microbenchmarks of the machine. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from llmb.base.errors import UsageError
+from llmb.catalogue.records import Gpu, gpu_type_of
+from llmb.nodes.bench.device_bench import MIB, PASS_WORDS, attention_shapes
+from llmb.nodes.bench.measurements import Measurement, MeasurementFile
+from llmb.predict.prediction import Calibration
+from llmb.predict.sizes import BF16
+from llmb.predict.work import MeasuredMachine, ProductShape, filled
+from llmb.runs.plan import EnginePlan
+
+USED = ("gemm", "attention", "memory", "collectives")
+LEAST_COPY, LEAST_MESSAGE = 512 * MIB, 64 * MIB
+"""Bytes: a smaller copy stays in a cache, and a smaller message shows latency."""
+KINDS = {"alltoall": "all_to_all", "sendrecv": "send"}
+"""Names of messages in predictions, where those of nccl-tests differ."""
+_PASSES = {word: name for name, word in PASS_WORDS.items()}
+
+
+def calibrate_with_bench(
+    files: Sequence[MeasurementFile], plan: EnginePlan, gpu: Gpu, known: Iterable[Gpu], usual: Calibration
+) -> Calibration:
+    """What was not measured stays as it is in ``usual``. Of a case the newest file, which is the last one, counts.
+
+    known: types that a device's name may be of. Raises UsageError if a device is of another type than ``gpu``, and if
+    nothing was measured that predictions use.
+    """
+    newest = {row.identity: row for file in files for row in file.measurements if row.benchmark in USED}
+    title = f"llmb bench on {files[-1].node}"
+    for row in newest.values():
+        if gpu_type_of(row.device, known) != gpu.gpu_type:
+            raise UsageError(
+                f"{title} measured {row.device}, and the prediction is for {gpu.gpu_type}",
+                do="calibrate with measurements of the same GPU type",
+            )
+    found = _Rates(list(newest.values()), plan, gpu, usual)
+    if not found.texts:
+        do = "run 'llmb bench gemm', 'attention', 'memory' or 'collectives' on a GPU"
+        raise UsageError(f"{title} has no measurement that predictions use", do=do)
+    text = f"{title}: {', '.join(found.texts)}; the rest as in published steps"
+    machine = MeasuredMachine(found.products, found.links)
+    return replace(usual, text=text, rates=found.rates, machine=machine, error="bench")
+
+
+class _Rates:
+    """Memory comes first: what products write is taken from their times."""
+
+    def __init__(self, rows: Sequence[Measurement], plan: EnginePlan, gpu: Gpu, usual: Calibration) -> None:
+        self.rows, self.gpu, self.usual = rows, gpu, usual.rates
+        self.rates = dict(usual.rates)
+        self.products: dict[ProductShape, float] = {}
+        self.links: dict[str, float] = {}
+        self.texts: list[str] = []
+        self._add_memory()
+        for dtype in ("bf16", "fp8"):
+            self._add_products(dtype)
+        self._add_attention({shape.text for shape in attention_shapes(plan.recipe)})
+        self._add_links()
+
+    def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
+        """Bursts, and how many times longer what was repeated for seconds took than its burst."""
+        rows = [row for row in self.rows if row.benchmark == benchmark and row.dtype == dtype]
+        bursts = {_case(row): row for row in rows if not row.sustained}
+        sustained = [row for row in rows if row.sustained and _case(row) in bursts]
+        slowdowns = [row.time_s / bursts[_case(row)].time_s for row in sustained]
+        return list(bursts.values()), max(slowdowns, default=1.0)
+
+    def _add_memory(self) -> None:
+        copies = [row for row in self.rows if row.benchmark == "memory" and (row.size_bytes or 0) >= LEAST_COPY]
+        if not copies:
+            return
+        largest = max(copies, key=lambda row: (row.size_bytes or 0, row.sustained))
+        reached = largest.bandwidth_gb_per_s or 0.0
+        self.rates["memory"] = 1000 * self.gpu.memory_bandwidth_tb_s / reached
+        self.rates["written"] *= self.rates["memory"] / self.usual["memory"]
+        self.texts.append(f"memory at {reached / 1000:.3g} TB/s")
+
+    def _add_products(self, dtype: str) -> None:
+        """Rates are of the layers' products together, and of each by itself."""
+        rows, slowdown = self._of("gemm", dtype)
+        rows = [row for row in rows if not row.case.startswith("square")] or rows
+        peak = self.gpu.peak_tflops.get(dtype)
+        if not rows or peak is None:
+            return
+        taken = {_shape(row): row.time_s * slowdown - self._written(row) for row in rows}
+        nominal = {each: _flops(each) * filled(self.gpu.sms, each.rows, each.columns) / peak / 1e12 for each in taken}
+        if too_fast := [each for each, seconds in taken.items() if seconds <= 0]:
+            shape = f"{too_fast[0].rows} x {too_fast[0].inner} x {too_fast[0].columns}"
+            raise UsageError(f"a product {shape} took less time than its result takes to write", do="measure it again")
+        mean = sum(taken.values()) / sum(nominal.values())
+        self.rates[dtype] = mean
+        self.products |= {each: taken[each] / nominal[each] / mean for each in taken}
+        reached = sum(map(_flops, taken)) / sum(row.time_s * slowdown for row in rows) / 1e12
+        self.texts.append(f"{len(taken)} products {dtype} at {reached:,.0f} TFLOP/s")
+
+    def _written(self, row: Measurement) -> float:
+        """Seconds that predictions add to a product of a block for its result."""
+        if row.case.startswith("logits"):
+            return 0.0
+        shape = _shape(row)
+        size = BF16 * shape.rows * shape.columns
+        return size / self.gpu.memory_bandwidth_tb_s / 1e12 * self.rates["written"]
+
+    def _add_attention(self, asked: set[str]) -> None:
+        """Prefers the plan's shapes; forward and backward, as only both are a step's."""
+        rows, slowdown = self._of("attention", "bf16")
+        of_shape: dict[str, list[Measurement]] = {}
+        for row in rows:
+            of_shape.setdefault(row.shape or "", []).append(row)
+        both = {shape: found for shape, found in of_shape.items() if len(found) == len(("forward", "backward"))}
+        rows = [row for shape, found in both.items() if shape in asked for row in found]
+        rows = rows or [row for found in both.values() for row in found]
+        if not rows:
+            return
+        taken = slowdown * sum(row.time_s for row in rows)
+        reached = sum((row.tflops or 0.0) * row.time_s for row in rows) / taken
+        self.rates["attention"] = self.gpu.peak_tflops["bf16"] / reached
+        self.texts.append(f"attention at {reached:,.0f} TFLOP/s")
+
+    def _add_links(self) -> None:
+        """The largest messages of each collective count."""
+        largest: dict[str, Measurement] = {}
+        for row in self.rows:
+            if self._shows_links(row):
+                best = largest.setdefault(row.case, row)
+                largest[row.case] = max(best, row, key=lambda each: (each.size_bytes or 0, -each.time_s))
+        for case, row in largest.items():
+            reached = row.bus_bandwidth_gb_per_s or 0.0
+            self.links[KINDS.get(case, case)] = reached * 1e9
+            self.texts.append(f"{case} at {reached:,.0f} GB/s")
+
+    def _shows_links(self, row: Measurement) -> bool:
+        """Whether no message left an NVLink domain; the shape of a row tells if there were several nodes."""
+        spans_nodes = "nodes" in (row.shape or "")
+        within = 1 < row.ranks <= self.gpu.nvlink_domain_gpus
+        within = within and not (spans_nodes and self.gpu.nvlink_domain_gpus <= self.gpu.gpus_per_node)
+        return row.benchmark == "collectives" and within and (row.size_bytes or 0) >= LEAST_MESSAGE
+
+
+def _case(row: Measurement) -> tuple[str, str | None]:
+    return row.case, row.shape
+
+
+def _shape(row: Measurement) -> ProductShape:
+    rows, inner, columns = map(int, (row.shape or "").split(" x "))
+    return ProductShape(row.dtype or "", _PASSES[row.case.rpartition("_")[2]], rows, inner, columns)
+
+
+def _flops(shape: ProductShape) -> float:
+    return 2.0 * shape.rows * shape.inner * shape.columns

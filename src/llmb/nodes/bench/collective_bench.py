@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over the ranks of this machine: started, their result as measurements, and as the text of nccl-tests."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import llmb
+from llmb.base.errors import RunFailed, UsageError
+from llmb.nodes.bench.measure import OnProgress, job_folder, run_ranks
+from llmb.nodes.bench.measurements import Measurement, MeasurementFile, NotMeasured
+from llmb.nodes.bench.protocol import (
+    ALIGNED,
+    COLLECTIVES,
+    COLLECTIVES_JOB,
+    COLLECTIVES_PROGRAM,
+    COLLECTIVES_RESULT,
+    SHOWN_AS_SUM,
+    UNCHECKED_IN_PLACE,
+    Collective,
+    CollectiveJob,
+    CollectiveResult,
+    CollectiveRow,
+    RankReport,
+    Way,
+    algorithm_gb_per_s,
+    bus_factor,
+    sizes_between,
+)
+from llmb.readers.samples.host import Device
+
+LEAST_BYTES = 8
+MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
+"""Unless a size is specified: processes on a CPU need minutes for what GPUs do in a second."""
+TABLE = "collectives.txt"
+"""The text of nccl-tests in the folder of a job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRequest:
+    """What to measure; ``most`` is None for the device's default."""
+
+    collectives: tuple[Collective, ...]
+    least: int
+    most: int | None
+    factor: int
+    iterations: int
+    warm_ups: int
+
+
+def named_collectives(names: list[str]) -> tuple[Collective, ...]:
+    """All of them if none is named. Raises UsageError for an unknown one."""
+    found = [name.lower().replace("-", "_") for name in names]
+    aliases = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
+    wanted = {aliases.get(name, name) for name in found}
+    for name in wanted - {*COLLECTIVES}:
+        raise UsageError(f"unknown collective '{name}'", choices=COLLECTIVES)
+    return tuple(name for name in COLLECTIVES if not wanted or name in wanted)
+
+
+def collective_job(asked: CollectiveRequest, device: Device) -> CollectiveJob:
+    """Raises UsageError if there is no size."""
+    most = MOST_BYTES[device] if asked.most is None else asked.most
+    sizes = tuple(sizes_between(asked.least, most, asked.factor))
+    if not sizes:
+        raise UsageError(f"--min-size is {asked.least:,} bytes, above the largest of {most:,}", do="give --max-size")
+    return CollectiveJob(
+        device=device,
+        collectives=asked.collectives,
+        sizes=sizes,
+        limited_by_memory=asked.most is None,
+        warm_ups=asked.warm_ups,
+        iterations=asked.iterations,
+    )
+
+
+def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> CollectiveResult:
+    """Over ``ranks`` processes of this machine.
+
+    Raises EnvironmentProblem without torch, RunFailed if a process failed, or UserInterrupt.
+    """
+    with job_folder(COLLECTIVES_JOB, job) as folder:
+        run_ranks(COLLECTIVES_PROGRAM, folder, ranks, job.device, "collectives", on_progress)
+        return read_result(folder)
+
+
+def read_result(folder: Path) -> CollectiveResult:
+    """Raises RunFailed if there is none."""
+    try:
+        return CollectiveResult.model_validate_json((folder / COLLECTIVES_RESULT).read_text())
+    except FileNotFoundError as error:
+        raise RunFailed("the ranks ended without a result", where=str(folder)) from error
+
+
+def measurement_file(
+    job: CollectiveJob, result: CollectiveResult, command: tuple[str, ...], measured_at: str
+) -> MeasurementFile:
+    """What is kept for the node of rank 0."""
+    ranks, node = len(result.ranks), result.nodes[0]
+    over = f", {len(result.nodes)} nodes" if len(result.nodes) > 1 else ""
+    rows = [
+        _measurement(row, way, f"{where}{over}", job, result, node, ranks)
+        for row in result.rows
+        for way, where in ((row.out_of_place, "out of place"), (row.in_place, "in place"))
+        if way
+    ]
+    missing = [
+        NotMeasured(
+            benchmark="collectives",
+            case=row.collective,
+            size_bytes=row.size_bytes,
+            reason=row.reason,
+            out_of_memory=row.out_of_memory,
+        )
+        for row in result.not_timed
+    ]
+    versions = result.device.model_dump(include={"python", "torch", "cuda", "nccl", "driver"})
+    return MeasurementFile(
+        node=node,
+        measured_at=measured_at,
+        command=command,
+        software={"llmb": llmb.__version__, **versions},
+        measurements=tuple(rows),
+        not_measured=tuple(missing),
+    )
+
+
+def _measurement(
+    row: CollectiveRow, way: Way, shape: str, job: CollectiveJob, result: CollectiveResult, node: str, ranks: int
+) -> Measurement:
+    algorithm = algorithm_gb_per_s(row.size_bytes, way.time_s)
+    return Measurement(
+        benchmark="collectives",
+        case=row.collective,
+        shape=shape,
+        dtype="fp32",
+        size_bytes=row.size_bytes,
+        node=node,
+        device=result.device.device,
+        ranks=ranks,
+        time_s=way.time_s,
+        repetitions=job.iterations,
+        bandwidth_gb_per_s=algorithm,
+        bus_bandwidth_gb_per_s=algorithm * bus_factor(row.collective, ranks),
+        wrong=way.wrong,
+        backend=result.backend,
+    )
+
+
+def raise_if_wrong(measured: MeasurementFile) -> None:
+    """Raises RunFailed, with the collectives and sizes, if a result was not the expected one."""
+    wrong = [row for row in measured.measurements if row.wrong]
+    if wrong:
+        named = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)
+        raise RunFailed(f"wrong results, in elements: {named}", do="check the network and the library with nccl-tests")
+
+
+_NAMES = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
+_FIGURES = "  {:>7}  {:>6}  {:>6}  {:>6}"
+_NOT_MEASURED = _FIGURES.format(*["N/A"] * 4)
+
+
+def collective_texts(job: CollectiveJob, result: CollectiveResult, version: str) -> Iterator[str]:
+    """A table for each collective that was measured. ``version`` is that of llmb."""
+    for collective in job.collectives:
+        if rows := [row for row in result.rows if row.collective == collective]:
+            yield "".join(f"{line}\n" for line in _lines(collective, rows, job, result, version))
+
+
+def _lines(
+    collective: Collective, rows: list[CollectiveRow], job: CollectiveJob, result: CollectiveResult, version: str
+) -> Iterator[str]:
+    ranks, program = len(result.ranks), f"{collective}_perf"
+    yield f"# llmb {version} in the format of nccl-tests, {result.backend}, torch {result.device.torch}"
+    yield f"# Collective test starting: {program}"
+    yield (
+        f"# nThread 1 nGpus 1 minBytes {min(job.sizes)} maxBytes {max(job.sizes)} step: {_factor(job)}(factor) "
+        f"warmup iters: {job.warm_ups} iters: {job.iterations} agg iters: 1 validation: 1 graph: 0"
+    )
+    yield "#"
+    yield "# Using devices"
+    yield from map(_device, result.ranks)
+    yield from _header()
+    yield from (_row(row, ranks) for row in rows)
+    yield from _notes(collective, rows, job, ranks)
+    ways = [way for row in rows for way in (row.out_of_place, row.in_place) if way]
+    wrong = sum(bool(way.wrong) for way in ways)
+    yield f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}"
+    yield f"# {'Avg bus bandwidth':<20} : {average_bus_gb_per_s(rows, ranks):g} "
+    yield "#"
+    yield f"# Collective test concluded: {program}"
+
+
+def _header() -> Iterator[str]:
+    yield "#"
+    yield _NAMES.format(*[""] * 5) + "           out-of-place                       in-place          "
+    way = ("time", "algbw", "busbw", "#wrong")
+    yield _NAMES.format("size", "count", "type", "redop", "root") + 2 * _FIGURES.format(*way) + " "
+    units = ("(us)", "(GB/s)", "(GB/s)", "")
+    yield _NAMES.format("(B)", "(elements)", "", "", "") + 2 * _FIGURES.format(*units) + " "
+
+
+def _factor(job: CollectiveJob) -> int:
+    return job.sizes[1] // job.sizes[0] if len(job.sizes) > 1 else 2
+
+
+def _device(rank: RankReport) -> str:
+    return (
+        f"#  Rank {rank.rank:2} Group  0 Pid {rank.pid:6} on {rank.node:>10} device {rank.local_rank:2} "
+        f"[{rank.bus_id or 'cpu'}] {rank.device}"
+    )
+
+
+def _row(row: CollectiveRow, ranks: int) -> str:
+    redop = "sum" if row.collective in SHOWN_AS_SUM else "none"
+    ways = "".join(_way(way, row, ranks) for way in (row.out_of_place, row.in_place))
+    return f"{row.size_bytes:12}  {row.count:12}  {'float':>8}  {redop:>6}  {-1:6}{ways}"
+
+
+def _way(way: Way | None, row: CollectiveRow, ranks: int) -> str:
+    if way is None:
+        return _NOT_MEASURED
+    algorithm = algorithm_gb_per_s(row.size_bytes, way.time_s)
+    bus = algorithm * bus_factor(row.collective, ranks)
+    wrong = "   N/A" if way.wrong is None else f"{float(way.wrong):6g}"
+    return f"  {_figure(way.time_s * 1e6, 7)}  {_figure(algorithm, 6)}  {_figure(bus, 6)}  {wrong}"
+
+
+def _figure(value: float, width: int) -> str:
+    """The first form that is not too wide."""
+    forms = (f"{value:{width}.2f}", f"{value:{width}.1f}", f"{value:{width}.0f}")
+    shortest = f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
+    return next((form for form in forms if len(form) <= width), shortest)
+
+
+def _notes(collective: Collective, rows: list[CollectiveRow], job: CollectiveJob, ranks: int) -> Iterator[str]:
+    if any(row.out_of_place is None for row in rows):
+        yield "# out-of-place: torch.distributed reduces in place alone"
+    if collective in UNCHECKED_IN_PLACE:
+        yield "# in-place: sent data may be overwritten, so that it is not checked"
+    if collective not in ("all_reduce", "sendrecv") and min(job.sizes) < ranks * ALIGNED:
+        yield f"# sizes below {ranks * ALIGNED} bytes are left out: a rank's part is a multiple of {ALIGNED} bytes"
+
+
+def average_bus_gb_per_s(rows: list[CollectiveRow], ranks: int) -> float:
+    """Over all sizes, and over both ways."""
+    found = [
+        algorithm_gb_per_s(row.size_bytes, way.time_s) * bus_factor(row.collective, ranks)
+        for row in rows
+        for way in (row.out_of_place, row.in_place)
+        if way
+    ]
+    return sum(found) / len(found)

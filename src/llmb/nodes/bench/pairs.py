@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes measured alone, in pairs and as a group: who meets whom and when, and which are unfit. Pure.
+
+A pair does not say which of its nodes is bad; its other pairs do. So a node is blamed for what it did alone, or for
+two of its pairs and more than half of them, without those that a worse node explains.
+"""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+from llmb.nodes.bench.device_bench import SQUARE
+from llmb.nodes.bench.measurements import JOB as PRODUCT_JOB
+from llmb.nodes.bench.measurements import PartReport
+from llmb.nodes.bench.protocol import COLLECTIVES_JOB, CollectiveJob, CollectiveResult, algorithm_gb_per_s, bus_factor
+from llmb.nodes.bench.slow_gpus import gpus_job
+from llmb.readers.samples.host import Device
+
+JOB = "pairs_job.json"
+"""In the folder of the job."""
+LEAST_NODES = 3
+PRODUCT_S = 2.0
+MIB = 2**20
+SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), "cpu": (1024, MIB // 4, 4 * MIB)}
+"""The smallest shows the latency, the largest the bandwidth; one call of it takes half a second at 1 GB/s."""
+
+ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 90.0, 0.5
+"""Limits. A measurement starts processes that load torch and connect, which takes much longer than it itself."""
+STEP_S = 20.0
+"""How much longer the scheduler may take for a step."""
+END_S = 60.0
+"""For the result to be written."""
+USUAL_S: Mapping[str, float] = {"begin": 15.0, "phase": 18.0, "node": 0.1}
+
+
+class PairJob(Record):
+    """What is measured."""
+
+    device: Device
+    nodes: int
+    per_node: int
+    """Processes."""
+
+
+class PairFigures(Record):
+    """Product: that of the slowest process. Bandwidth: the bus bandwidth of the largest all-reduce."""
+
+    tflops: float | None = None
+    gb_per_s: float | None = None
+    latency_s: float | None = None
+
+
+class NodeReading(Record):
+    """What one node measured alone."""
+
+    node: int
+    figures: PairFigures = PairFigures()
+    problem: str | None = None
+
+
+class PairReading(Record):
+    """One pair in one round. ``far``: not neighbors in the list of nodes."""
+
+    first: int
+    second: int
+    round: int
+    far: bool
+    figures: PairFigures
+    problem: str | None
+
+    def has(self, nodes: Container[int]) -> bool:
+        """Whether one of them is in it."""
+        return self.first in nodes or self.second in nodes
+
+    def other(self, node: int) -> int:
+        return self.first + self.second - node
+
+
+class NodeVerdict(Record):
+    """Whether a node is fit; None is undecided, with the reason as evidence."""
+
+    node: str
+    fit: bool | None
+    evidence: tuple[str, ...] = ()
+
+
+class PairwiseResult(Record):
+    """What a job decided."""
+
+    schema_version: Literal[1] = 1
+    started_at: str
+    nodes: tuple[NodeVerdict, ...]
+    notes: tuple[str, ...] = ()
+    expected_s: float
+    limit_s: float
+    took_s: float
+    group: PairFigures | None = None
+    """None if there was none."""
+    alone: tuple[NodeReading, ...] = ()
+    pairs: tuple[PairReading, ...] = ()
+
+    def named(self, *, fit: bool | None) -> list[str]:
+        return [one.node for one in self.nodes if one.fit is fit]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Pairs that measure at the same time, each node in one of them at most."""
+
+    pairs: tuple[tuple[int, int], ...]
+    far: bool
+
+    def partner(self, node: int) -> int | None:
+        """None for a node that pauses."""
+        return next((sum(pair) - node for pair in self.pairs if node in pair), None)
+
+
+def rounds(nodes: int) -> list[Round]:
+    """Every node has three partners or more if there are so many; of fewer nodes, all meet.
+
+    Neighbors come first, then nodes at half the length of the list, whom other switches connect, so that their rounds
+    are compared each for itself. If the number is odd, one node pauses in each round, none in two of them.
+    """
+    order = list(range(nodes))
+    if nodes < 4:
+        return [Round((pair,), far=False) for pair in combinations(order, 2)]
+    half = nodes // 2
+    if nodes % 2 == 0:
+        across = tuple((node, node + half) for node in range(half))
+        return [Round(_matched(order), far=False), Round(_matched([*order[1:], 0]), far=False), Round(across, far=True)]
+    distant = [(half + 1 + step * half) % nodes for step in range(nodes)]
+    return [Round(_matched(walk[first:]), far=walk is distant) for walk in (order, distant) for first in (0, 1)]
+
+
+def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The first with the second, the third with the fourth, and so on."""
+    pairs = (sorted(walk[place : place + 2]) for place in range(0, len(walk) - 1, 2))
+    return tuple((first, second) for first, second in pairs)
+
+
+def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
+    """What the programs of the steps read, and what is measured, by the names of the files."""
+    collectives = CollectiveJob(
+        device=device, collectives=("all_reduce",), sizes=SIZES[device], warm_ups=5, iterations=20
+    )
+    records: dict[str, Record] = {
+        PRODUCT_JOB: gpus_job(device, PRODUCT_S),
+        COLLECTIVES_JOB: collectives,
+        JOB: PairJob(device=device, nodes=nodes, per_node=per_node),
+    }
+    return {name: record.model_dump_json() for name, record in records.items()}
+
+
+def collective_figures(result: CollectiveResult) -> tuple[PairFigures, str | None]:
+    """Bandwidth and latency, and what is wrong with them."""
+    timed = [(row.size_bytes, row.in_place) for row in result.rows if row.in_place]
+    wrong = sum(way.wrong or 0 for _, way in timed)
+    if not timed:
+        return PairFigures(), "nothing could be timed"
+    (_, small), (size, large) = timed[0], timed[-1]
+    bandwidth = algorithm_gb_per_s(size, large.time_s) * bus_factor("all_reduce", len(result.ranks))
+    figures = PairFigures(gb_per_s=bandwidth, latency_s=small.time_s)
+    return figures, f"wrong results, in {wrong:,} elements" if wrong else None
+
+
+def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[PairFigures, str | None]:
+    """The rate of the slowest process, and what is wrong with it."""
+    failed = [f"local rank {part.local_rank}: {part.timing.reason}" for part in parts if part.timing.seconds is None]
+    slowest = max((part.timing.seconds for part in parts if part.timing.seconds), default=None)
+    tflops = None if slowest is None else 2 * SQUARE[device] ** 3 / slowest / 1e12
+    return PairFigures(tflops=tflops), "; ".join(failed) or None
+
+
+DATA = Path(__file__).with_name("pairs.yaml")
+HALF_NORMAL = 2.5
+"""Standard deviation of a normal distribution, over the median distance of its upper half from the middle of that."""
+MANY = 16
+"""Nodes from which on the pairs of neighbors and those across are compared each for themselves."""
+LEAST_PAIRS = 2
+MOST_NOTES = 5
+
+
+class PairRule(Record):
+    """``pairs.yaml``."""
+
+    sigmas: float
+    below_pct: float
+    most_pct: float
+    latency_below_pct: float
+    latency_most_pct: float
+    cpu_below_pct: float
+    least_nodes: int
+    most_share: float
+    most_failed_share: float
+    group_below_pct: float
+
+
+@cache
+def pair_rule(device: Device) -> PairRule:
+    rule = read_file(DATA, PairRule)
+    limits = ("below_pct", "most_pct", "latency_below_pct", "latency_most_pct")
+    return rule.model_copy(update=dict.fromkeys(limits, rule.cpu_below_pct)) if device == "cpu" else rule
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of figure: its speed, which is higher if it is better, and its text."""
+
+    speed: Callable[[PairFigures], float | None]
+    text: Callable[[float], str]
+    is_latency: bool = False
+
+
+PRODUCT = Kind(lambda figures: figures.tflops, lambda speed: f"{speed:.3g} TFLOPS")
+BANDWIDTH = Kind(lambda figures: figures.gb_per_s, lambda speed: f"{speed:.3g} GB/s")
+LATENCY = Kind(
+    lambda figures: 1 / figures.latency_s if figures.latency_s else None,
+    lambda speed: f"{1e6 / speed:.3g} us",
+    is_latency=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What a figure of a good node is like, and from how far below that it is slow."""
+
+    middle: float
+    limit_pct: float
+
+    def below_pct(self, speed: float) -> float:
+        return 100 * (1 - speed / self.middle)
+
+    def is_slow(self, speed: float) -> bool:
+        return self.below_pct(speed) > self.limit_pct
+
+    def evidence(self, kind: Kind, speed: float) -> str:
+        usual = kind.text(self.middle)
+        if kind.is_latency:
+            return f"{kind.text(speed)}, {self.middle / speed:.2g} times {usual}"
+        return f"{kind.text(speed)}, {self.below_pct(speed):.0f} % below {usual}"
+
+
+def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
+    """None if there are too few to compare."""
+    if len(speeds) < rule.least_nodes:
+        return None
+    faster = sorted(speeds, reverse=True)[: (len(speeds) + 1) // 2]
+    middle = median(faster)
+    spread_pct = 100 * HALF_NORMAL * median(abs(speed - middle) for speed in faster) / middle
+    least, most = (
+        (rule.latency_below_pct, rule.latency_most_pct) if kind.is_latency else (rule.below_pct, rule.most_pct)
+    )
+    return Usual(middle, min(most, max(least, rule.sigmas * spread_pct)))
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All that a job measured. ``names`` of all its nodes; others know them by their place there."""
+
+    names: Sequence[str]
+    alone: Mapping[int, NodeReading]
+    pairs: Sequence[PairReading]
+    group: tuple[PairFigures, str | None] | None = None
+    """What all fit nodes at once measured, and what was wrong; None if they did not."""
+
+
+@dataclass
+class Suspicion:
+    """What speaks against each node while a verdict is found. ``failed`` do not depend on comparisons, ``slow`` do."""
+
+    failed: dict[int, list[str]] = field(default_factory=dict)
+    slow: dict[int, list[str]] = field(default_factory=dict)
+    pairs: list[PairReading] = field(default_factory=list)
+    """Pairs that can be judged."""
+    bad: dict[PairReading, str] = field(default_factory=dict)
+    """What is wrong with those that are slow or failed."""
+    notes: list[str] = field(default_factory=list)
+
+    def cleared(self) -> set[int]:
+        """Nodes that nothing speaks against, with a good pair between two of them."""
+        good = (pair for pair in self.pairs if pair not in self.bad)
+        free = (pair for pair in good if not (pair.has(self.failed) or pair.has(self.slow)))
+        return {node for pair in free for node in (pair.first, pair.second)}
+
+
+def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[str]]:
+    """The nodes in their order, and what is to be known besides."""
+    found = Suspicion(failed=dict(_failures(readings)))
+    for kind in (PRODUCT, BANDWIDTH):
+        well = [reading for reading in readings.alone.values() if reading.node not in found.failed]
+        speeds = {reading.node: speed for reading in well if (speed := kind.speed(reading.figures))}
+        typical = usual([*speeds.values()], kind, rule)
+        for node, speed in speeds.items():
+            if typical and typical.is_slow(speed):
+                found.slow.setdefault(node, []).append(f"alone: {typical.evidence(kind, speed)}")
+    found.pairs = [pair for pair in readings.pairs if not pair.has(found.failed)]
+    _judge_pairs(found, rule)
+    _blame(readings, found)
+    return list(_verdicts(readings, found, rule)), [*found.notes, *_paths(readings, found)]
+
+
+def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
+    """Nodes that failed alone, or hung."""
+    for node in range(len(readings.names)):
+        alone = readings.alone.get(node)
+        if alone is None:
+            yield node, ["nothing came of it alone"]
+        elif alone.problem:
+            yield node, [f"alone: {alone.problem}"]
+
+
+def _judge_pairs(found: Suspicion, rule: PairRule) -> None:
+    """Each distance by itself if there are many nodes."""
+    found.bad = {pair: pair.problem for pair in found.pairs if pair.problem}
+    alike = [found.pairs]
+    if len(best_of_nodes(found.pairs, BANDWIDTH)) >= MANY:
+        _leave_out_slow_distance(found, rule)
+        alike = [[pair for pair in found.pairs if pair.far is far] for far in (False, True)]
+    for same in alike:
+        for kind in (BANDWIDTH, LATENCY):
+            typical = usual([*best_of_nodes(same, kind).values()], kind, rule)
+            for pair in same:
+                speed = None if pair.problem else kind.speed(pair.figures)
+                if typical and speed and typical.is_slow(speed):
+                    found.bad.setdefault(pair, typical.evidence(kind, speed))
+
+
+def _leave_out_slow_distance(found: Suspicion, rule: PairRule) -> None:
+    """Pairs tell nothing of their nodes if all of their distance are slower than those of the other one."""
+    alike = {far: [pair for pair in found.pairs if pair.far is far] for far in (False, True)}
+    usual_of = {far: usual([*best_of_nodes(alike[far], BANDWIDTH).values()], BANDWIDTH, rule) for far in alike}
+    for far, names in {True: ("far apart", "of neighbors"), False: ("of neighbors", "far apart")}.items():
+        slower, faster = usual_of[far], usual_of[not far]
+        if slower and faster and faster.is_slow(slower.middle):
+            what = faster.evidence(BANDWIDTH, slower.middle)
+            found.notes.append(f"pairs {names[0]} in the list of nodes: {what} of pairs {names[1]}: rather the network")
+            found.pairs = alike[not far]
+            found.bad = {pair: text for pair, text in found.bad.items() if pair.far is not far}
+
+
+def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
+    """The best of each node's pairs, which a bad partner does not make worse."""
+    best: dict[int, float] = {}
+    for pair in pairs:
+        speed = None if pair.problem else kind.speed(pair.figures)
+        for node in (pair.first, pair.second):
+            if speed:
+                best[node] = max(speed, best.get(node, speed))
+    return best
+
+
+def _blame(readings: Readings, found: Suspicion) -> None:
+    """Convicts the node with the largest share of bad pairs, leaves its pairs out, and so on."""
+    left = [pair for pair in found.pairs if not pair.has(found.slow)]
+    while (worst := _worst(left, found.bad)) is not None:
+        left = [pair for pair in left if not pair.has((worst,))]
+        found.slow[worst] = []
+    for node, evidence in found.slow.items():
+        of_it = [pair for pair in found.bad if pair.has((node,))]
+        evidence += [f"with {readings.names[pair.other(node)]}: {found.bad[pair]}" for pair in of_it]
+
+
+def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | None:
+    """None if there is no node that two bad pairs speak against."""
+    own: dict[int, list[PairReading]] = {}
+    for pair in pairs:
+        for node in (pair.first, pair.second):
+            own.setdefault(node, []).append(pair)
+    shares = {node: sum(pair in bad for pair in of_it) / len(of_it) for node, of_it in own.items()}
+    guilty = [node for node in own if _is_guilty(node, own, bad)]
+    return max(guilty, key=lambda node: (shares[node], len(own[node])), default=None)
+
+
+def _is_guilty(node: int, own: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
+    """All of its pairs are bad, or most of them, with partners that are fine with most others."""
+    partners = [pair.other(node) for pair in own[node] if pair in bad]
+    if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(own[node]):
+        return False
+    others = [[pair in bad for pair in own[partner] if not pair.has((node,))] for partner in partners]
+    return len(partners) == len(own[node]) or sum(2 * sum(each) < len(each) for each in others) >= LEAST_PAIRS
+
+
+def _verdicts(readings: Readings, found: Suspicion, rule: PairRule) -> Iterator[NodeVerdict]:
+    total, compared = len(readings.names), len(readings.names) - len(found.failed)
+    unclear = {*range(total)} - found.failed.keys() - found.cleared()
+    suspects = unclear | found.slow.keys()
+    many_failed = len(found.failed) > rule.most_failed_share * total
+    many_slow = len(suspects) > rule.most_share * compared and compared >= rule.least_nodes
+    if many_failed:
+        found.notes.append(f"{len(found.failed)} of {total} nodes failed: rather the software or its settings")
+    if many_slow:
+        what = f"{len(suspects)} of {compared} nodes are slow, or their pairs fail"
+        found.notes.append(f"{what}: rather the network, such as a switch, or its settings; none is named for it")
+    for node, name in enumerate(readings.names):
+        if node in found.failed:
+            yield NodeVerdict(node=name, fit=None if many_failed else False, evidence=tuple(found.failed[node]))
+        elif compared < rule.least_nodes:
+            yield NodeVerdict(node=name, fit=None, evidence=("too few nodes are left to compare it with",))
+        elif node in found.slow:
+            yield NodeVerdict(node=name, fit=None if many_slow else False, evidence=tuple(found.slow[node]))
+        elif node in unclear:
+            yield NodeVerdict(node=name, fit=None, evidence=("no good pair with a fit node clears it",))
+        else:
+            yield NodeVerdict(node=name, fit=True)
+
+
+def _paths(readings: Readings, found: Suspicion) -> Iterator[str]:
+    """Bad pairs that speak against neither of their nodes."""
+    cleared = found.cleared()
+    paths = [pair for pair in found.bad if {pair.first, pair.second} <= cleared]
+    for pair in paths[:MOST_NOTES]:
+        names = f"{readings.names[pair.first]} with {readings.names[pair.second]}"
+        yield f"{names}: {found.bad[pair]}; both are fine with others, so it may be the path between them"
+    if len(paths) > MOST_NOTES:
+        yield f"likewise {len(paths) - MOST_NOTES} more pairs: rather the network, such as a switch"
+
+
+def members(verdicts: Sequence[NodeVerdict]) -> tuple[int, ...]:
+    """The good ones, by their places; none if there are too few for a group."""
+    fit = tuple(node for node, verdict in enumerate(verdicts) if verdict.fit)
+    return fit if len(fit) > 1 else ()
+
+
+def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Iterator[str]:
+    """What the measurement of all good nodes at once shows."""
+    if not group:
+        return
+    figures, problem = readings.group or (PairFigures(), "it was not measured")
+    if problem:
+        yield f"the group of the {len(group)} fit nodes failed, although each of them is fine in pairs: {problem}"
+        return
+    own = [pair for pair in readings.pairs if {pair.first, pair.second} <= {*group}]
+    speeds = [speed for pair in own if not pair.problem and (speed := pair.figures.gb_per_s)]
+    speed = figures.gb_per_s
+    if speed and speeds and 100 * (1 - speed / median(speeds)) > rule.group_below_pct:
+        slower = f"{speed:.3g} GB/s, its pairs {median(speeds):.3g}"
+        yield f"the group of the {len(group)} fit nodes is slower than its pairs: {slower}; no node is named for it"

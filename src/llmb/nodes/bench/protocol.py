@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of the programs that measure: a file with a job in, progress on stdout, and a file with results out.
+
+``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE`` times cases, and
+``python -m llmb.nodes.bench.worker.collective_timing FOLDER`` collectives, of which the sizes, data, expected results and bandwidths are here. Pure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from llmb.catalogue.records import Record
+from llmb.predict.work import TrainingPass
+from llmb.readers.samples.host import Device
+from llmb.runs.attention_choice import AttentionChoice
+
+TIMING_PROGRAM = "llmb.nodes.bench.worker.measure_device"
+ProductDtype = Literal["bf16", "fp16", "fp32", "fp8"]
+Direction = Literal["forward", "backward", "both"]
+DIRECTIONS: dict[Direction, float] = {"forward": 1.0, "backward": 2.5, "both": 3.5}
+"""FLOPs of attention, of a forward pass. It has two products, the backward pass five: it computes the scores again."""
+PASSES: tuple[TrainingPass, ...] = ("forward", "input_gradient", "weight_gradient")
+
+
+class ProductCase(Record):
+    """A layer's matrix product in one of its training passes, of [m, k] inputs with [n, k] weights.
+
+    ``forward`` gives [m, n], ``input_gradient`` [m, k] and ``weight_gradient`` [n, k]; each is 2mkn FLOPs.
+    """
+
+    kind: Literal["product"] = "product"
+    m: int
+    k: int
+    n: int
+    dtype: ProductDtype
+    training_pass: TrainingPass
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.k * self.n
+
+
+class AttentionCase(Record):
+    """Causal attention of whole sequences. ``both`` is a forward pass with its backward pass."""
+
+    kind: Literal["attention"] = "attention"
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_len: int
+    head_dim: int
+    dtype: ProductDtype
+    direction: Direction
+    backend: AttentionChoice
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the causal half of all pairs of tokens; see ``DIRECTIONS``."""
+        return DIRECTIONS[self.direction] * 2 * self.batch * self.heads * self.seq_len**2 * self.head_dim
+
+
+class CopyCase(Record):
+    """Copies so many bytes within the device's memory: that many are read, and as many are written."""
+
+    kind: Literal["copy"] = "copy"
+    size_bytes: int
+
+
+class TransferCase(Record):
+    """Copies so many bytes between host and device; ``pinned`` memory cannot be paged out."""
+
+    kind: Literal["transfer"] = "transfer"
+    size_bytes: int
+    direction: Literal["host_to_device", "device_to_host"]
+    pinned: bool
+
+
+class LaunchCase(Record):
+    """One addition to one number.
+
+    ``host``: the host's time to queue it; on a CPU that of the whole operation. ``device``: the device's time for each
+    of many in its queue. ``graph``: likewise of a CUDA graph. ``round_trip``: queueing one and waiting for it.
+    """
+
+    kind: Literal["launch"] = "launch"
+    way: Literal["host", "device", "graph", "round_trip"]
+
+
+Work = Annotated[ProductCase | AttentionCase | CopyCase | TransferCase | LaunchCase, Field(discriminator="kind")]
+
+
+class Case(Record):
+    """What is timed, and its name for progress and errors."""
+
+    name: str
+    work: Work
+    sustained_s: float | None = None
+    """Repeat for so long, and take the last part; None for a burst."""
+
+
+class CaseList(Record):
+    """Bursts end after ``enough_s`` or ``most_repeats``, and have at least ``least_repeats``."""
+
+    device: Device
+    cases: tuple[Case, ...]
+    warm_ups: int = 2
+    least_repeats: int = 3
+    most_repeats: int = 20
+    enough_s: float = 0.08
+
+
+class Timing(Record):
+    """Seconds of one case: the median of ``repeats``, and their minimum and maximum; None with a ``reason``."""
+
+    seconds: float | None
+    fastest: float | None = None
+    slowest: float | None = None
+    repeats: int = 0
+    backend: str | None = None
+    reason: str | None = None
+    out_of_memory: bool = False
+
+
+class DeviceReport(Record):
+    """What measured."""
+
+    python: str
+    torch: str
+    cuda: str | None
+    cudnn: str | None
+    cudnn_number: int | None
+    """As torch has it, such as 91002."""
+    nccl: str | None
+    driver: str | None
+    device: str
+    device_memory_gib: float | None
+    cpu_threads: int
+
+
+class Timings(Record):
+    """The result of a job, in the order of its cases."""
+
+    device: DeviceReport
+    timings: tuple[Timing, ...]
+
+
+class BenchProgress(Record):
+    """One line of standard output: what is measured next, its number from 0, and how many there are.
+
+    seconds: how long it takes at least, if that was asked for.
+    """
+
+    name: str
+    number: int
+    total: int
+    seconds: float | None = None
+
+
+COLLECTIVES_PROGRAM = "llmb.nodes.bench.worker.collective_timing"
+COLLECTIVES_JOB, COLLECTIVES_RESULT = "collectives_job.json", "collectives_result.json"
+"""Files in the folder that the program is called with."""
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
+"""By the names of nccl-tests."""
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+ELEMENT_BYTES = 4
+"""fp32, the default of nccl-tests."""
+ALIGNED = 16
+"""Bytes of which each rank's part is a multiple, where ranks have parts."""
+SHOWN_AS_SUM: frozenset[Collective] = frozenset(["all_reduce", "reduce_scatter", "sendrecv"])
+"""nccl-tests names a reduction for these; send and receive has none."""
+UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
+"""Data that is sent may be overwritten before: there is no right result."""
+BASES, WEIGHTS = 61, 64
+"""Values are small enough for sums of 8,000 ranks to be exact in fp32."""
+
+
+class CollectiveJob(Record):
+    """What every rank measures, in this order. ``sizes`` in bytes."""
+
+    device: Device
+    collectives: tuple[Collective, ...]
+    sizes: tuple[int, ...]
+    limited_by_memory: bool = False
+    """Sizes that do not fit are left out; else they are an error."""
+    warm_ups: int
+    iterations: int
+
+
+class Way(Record):
+    """Calls out of place, or in place."""
+
+    time_s: float
+    """Time of one call: the mean of all iterations and ranks, as in nccl-tests."""
+    wrong: int | None
+    """Elements of all ranks that differ from the expected result; None where there is no expected result."""
+
+
+class CollectiveRow(Record):
+    """One collective at one size. A way is None if the library has no such call."""
+
+    collective: Collective
+    size_bytes: int
+    count: int
+    out_of_place: Way | None
+    in_place: Way | None
+
+
+class NotTimed(Record):
+    """A size and all larger ones, or without a size a whole collective, that could not be measured."""
+
+    collective: Collective
+    size_bytes: int | None
+    reason: str
+    out_of_memory: bool = False
+
+
+class RankReport(Record):
+    """One rank, and where it ran."""
+
+    rank: int
+    node: str
+    local_rank: int
+    pid: int
+    device: str
+    bus_id: str | None
+    """Bus id of the GPU, as in ``0000:04:00``."""
+
+
+class CollectiveResult(Record):
+    """What rank 0 writes."""
+
+    backend: str
+    device: DeviceReport
+    """The device of rank 0."""
+    ranks: tuple[RankReport, ...]
+    rows: tuple[CollectiveRow, ...]
+    not_timed: tuple[NotTimed, ...]
+
+    @property
+    def nodes(self) -> list[str]:
+        return list(dict.fromkeys(rank.node for rank in self.ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What one call moves, in elements. ``count`` is what NCCL's function is called with: of one part, if ranks have
+    parts."""
+
+    count: int
+    sent: int
+    received: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The size that bandwidths are computed from, which is that of the whole array."""
+        return max(self.sent, self.received) * ELEMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Values ``count`` long from ``at`` in a buffer: element i is ``((offset + i) % BASES + 1) * weight``."""
+
+    at: int
+    count: int
+    offset: int
+    weight: int
+
+
+def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
+    """Where ranks have parts, the size is rounded down to equal parts, which may be nothing."""
+    if collective in ("all_reduce", "sendrecv"):
+        count = size_bytes // ELEMENT_BYTES
+        return Extent(count, count, count)
+    part = size_bytes // ELEMENT_BYTES // ranks // (ALIGNED // ELEMENT_BYTES) * (ALIGNED // ELEMENT_BYTES)
+    whole = part * ranks
+    sent = part if collective == "all_gather" else whole
+    return Extent(part, sent, part if collective == "reduce_scatter" else whole)
+
+
+def extents(collective: Collective, sizes: tuple[int, ...], ranks: int) -> list[Extent]:
+    """Without empty ones, and each size once."""
+    found = (extent(collective, size, ranks) for size in sizes)
+    return list(dict.fromkeys(one for one in found if one.count))
+
+
+def sizes_between(least: int, most: int, factor: int) -> Iterator[int]:
+    size = least
+    while size <= most:
+        yield size
+        size *= factor
+
+
+def bus_factor(collective: Collective, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth."""
+    if collective == "sendrecv":
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def algorithm_gb_per_s(size_bytes: int, seconds: float) -> float:
+    return size_bytes / 1e9 / seconds
+
+
+def sent_data(size: Extent, rank: int) -> Piece:
+    """What a rank sends."""
+    return Piece(0, size.sent, 0, _weight(rank))
+
+
+def expected_data(collective: Collective, size: Extent, rank: int, ranks: int) -> list[Piece]:
+    """What a rank has received when all is right."""
+    total = sum(map(_weight, range(ranks)))
+    match collective:
+        case "all_reduce":
+            return [Piece(0, size.count, 0, total)]
+        case "reduce_scatter":
+            return [Piece(0, size.count, rank * size.count, total)]
+        case "all_gather":
+            return [Piece(other * size.count, size.count, 0, _weight(other)) for other in range(ranks)]
+        case "alltoall":
+            start = rank * size.count
+            return [Piece(other * size.count, size.count, start, _weight(other)) for other in range(ranks)]
+        case "sendrecv":
+            return [Piece(0, size.count, 0, _weight((rank - 1) % ranks))]
+
+
+def _weight(rank: int) -> int:
+    return rank % WEIGHTS + 1

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a job: prepares each case, times it, forgets it.
+
+``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE``.
+"""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from llmb.base.errors import UsageError
+from llmb.engine.attention_backend import BackendTrial, attention_kernel, try_kernel
+from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
+from llmb.engine.environment import cudnn_version, nccl_version, node_gpus
+from llmb.engine.model.attention import attend
+from llmb.nodes.bench.protocol import (
+    AttentionCase,
+    BenchProgress,
+    Case,
+    CaseList,
+    CopyCase,
+    DeviceReport,
+    LaunchCase,
+    ProductCase,
+    Timing,
+    Timings,
+    TransferCase,
+)
+from llmb.nodes.bench.worker.call_timing import DTYPES, Call, PreparedCall, burst, product, timed
+from llmb.readers.samples.host import Device, host_name
+from llmb.runs.attention_choice import AttentionBackend, Trial, select, try_backends
+
+MANY = 500
+"""Fewer than a GPU's queue holds: the host never waits for a place in it."""
+HEAD_START_CYCLES = 20_000_000
+"""About 10 ms in which the GPU waits, so that all launches are in its queue when the first one begins."""
+
+
+class AttentionChoices:
+    """Which backend the engine would choose for a shape; each shape is tried once."""
+
+    def __init__(self, device: torch.device, job: CaseList) -> None:
+        self.device, self.job = device, job
+        self.chosen: dict[AttentionCase, Trial] = {}
+
+    def prepare(self, case: AttentionCase) -> PreparedCall:
+        """Raises RuntimeError if no backend computes the shape."""
+        shape = case.model_copy(update={"direction": "both"})
+        if shape not in self.chosen:
+            self.chosen[shape] = self._try(shape)
+        trial = self.chosen[shape]
+        call = _call(case, self.device, repeats_heads=trial.repeats_heads, backend=trial.backend)
+        context = attention_kernel(trial.backend)
+        return PreparedCall(call, context, backend=trial.backend, flushes=True)
+
+    def _try(self, case: AttentionCase) -> Trial:
+        def attempt(backend: AttentionBackend, timed: bool) -> Trial:
+            measure = partial(self._measure, case, backend, timed)
+            return try_kernel(backend, measure, None, grouped=case.heads != case.kv_heads)
+
+        kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
+        try:
+            report = select(case.backend, try_backends(case.backend, kind, attempt))
+        except UsageError as error:
+            raise RuntimeError(error.what) from error
+        return Trial(backend=report.backend, repeats_heads=report.repeats_heads)
+
+    def _measure(
+        self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
+    ) -> BackendTrial:
+        """Raises MemoryError, for which the backend is not to blame, where the device runs out of memory."""
+        try:
+            call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
+            with attention_kernel(backend):
+                call()
+                milliseconds = 1e3 * median(burst(PreparedCall(call), self.device, self.job)) if timed else None
+                return BackendTrial(milliseconds, None, None)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+
+
+def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, backend: AttentionBackend) -> Call:
+    """The pass of ``case``, to be called with the backend's context; a backward pass has its forward pass done."""
+    # Query, key and value as projections give them, and the result's gradient: [batch, seq, heads, head_dim].
+    *heads, gradient = (
+        torch.randn(case.batch, case.seq_len, number, case.head_dim, dtype=DTYPES[case.dtype], device=device)
+        for number in (case.heads, case.kv_heads, case.kv_heads, case.heads)
+    )
+    for part in heads:
+        part.requires_grad_()
+
+    def forward() -> Tensor:
+        query, key, value = heads
+        return attend(query, key, value, repeats_heads=repeats_heads)
+
+    if case.direction == "forward":
+        return forward
+    if case.direction == "both":
+        return lambda: torch.autograd.grad(forward(), heads, gradient)
+    with attention_kernel(backend):
+        seen = forward()
+    return lambda: torch.autograd.grad(seen, heads, gradient, retain_graph=True)
+
+
+def launch(case: LaunchCase, device: torch.device) -> PreparedCall:
+    value = torch.zeros(1, device=device)
+    ways: dict[str, Callable[[Tensor, torch.device], float]] = {
+        "host": host_seconds,
+        "device": device_seconds,
+        "round_trip": round_trip_seconds,
+    }
+    if case.way == "graph":
+        # All launches as a graph. Capturing needs one that ran before, on another stream than the default one.
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            value.add_(1)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            add_many(value)
+        seconds = partial(graph_seconds, graph, device)
+    else:
+        seconds = partial(ways[case.way], value, device)
+    return PreparedCall(seconds, seconds=seconds)
+
+
+def add_many(value: Tensor) -> None:
+    for _ in range(MANY):
+        value.add_(1)
+
+
+def host_seconds(value: Tensor, device: torch.device) -> float:
+    """The host's time for one; on a CPU, which has no queue, that of the whole operation."""
+    synchronize(device)
+    began = time.perf_counter()
+    add_many(value)
+    return (time.perf_counter() - began) / MANY
+
+
+def device_seconds(value: Tensor, device: torch.device) -> float:
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    first = Moment(device)
+    add_many(value)
+    return _since(first, device)
+
+
+def graph_seconds(graph: torch.cuda.CUDAGraph, device: torch.device) -> float:
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    first = Moment(device)
+    graph.replay()
+    return _since(first, device)
+
+
+def round_trip_seconds(value: Tensor, device: torch.device) -> float:
+    synchronize(device)
+    began = time.perf_counter()
+    value.add_(1)
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def _since(first: Moment, device: torch.device) -> float:
+    last = Moment(device)
+    last.wait()
+    return last.seconds_since(first) / MANY
+
+
+def copy(case: CopyCase, device: torch.device) -> PreparedCall:
+    source = torch.randint(0, 255, (case.size_bytes,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return PreparedCall(lambda: target.copy_(source), flushes=True)
+
+
+def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
+    """Copies from pinned memory are queued like kernels; those of pageable memory wait for the host."""
+    here = torch.full((case.size_bytes,), 1, dtype=torch.uint8, pin_memory=case.pinned)
+    there = torch.full((case.size_bytes,), 2, dtype=torch.uint8, device=device)
+    source, target = (here, there) if case.direction == "host_to_device" else (there, here)
+    return PreparedCall(lambda: target.copy_(source, non_blocking=case.pinned))
+
+
+Work = ProductCase | AttentionCase | CopyCase | TransferCase | LaunchCase
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 6}
+"""Bytes of one value of an operand; FP8 is made from bf16, and multiplied as fp32 on a CPU."""
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def needed_bytes(work: Work) -> int:
+    """Bytes of operands and results; kernels need less than these for themselves."""
+    if isinstance(work, ProductCase):
+        return BYTES[work.dtype] * (work.m * work.k + work.n * work.k + work.m * work.n)
+    if isinstance(work, AttentionCase):
+        heads = 4 * work.heads + 4 * work.kv_heads
+        return BYTES[work.dtype] * work.batch * work.seq_len * work.head_dim * heads
+    if isinstance(work, CopyCase):
+        return 2 * work.size_bytes
+    return work.size_bytes if isinstance(work, TransferCase) else 0
+
+
+def free_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+    """What this process can still have, by the kernel and by the limit of its container; None where neither says."""
+    return min(filter(None, (_available(meminfo), _left_in(cgroup))), default=None)
+
+
+def _available(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_in(cgroup: Path) -> int | None:
+    try:
+        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return None
+    return max(1, int(limit) - int(used)) if limit.isdecimal() and used.isdecimal() else None
+
+
+GB = 10**9
+CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")
+
+
+def run_job(job: CaseList, say: Callable[[BenchProgress], None], gpu: int = 0) -> Timings:
+    """Times all cases in order; one that the device does not support, or has no memory for, has its reason."""
+    device = torch.device("cpu")
+    if job.device == "cuda":
+        device = torch.device("cuda", gpu)
+        torch.cuda.set_device(device)
+    exact_fp32()
+    choices = AttentionChoices(device, job)
+    found = []
+    for number, case in enumerate(job.cases):
+        say(BenchProgress(name=case.name, number=number, total=len(job.cases), seconds=case.sustained_s))
+        found.append(attempt(case, choices, device, job))
+    return Timings(device=describe(device), timings=tuple(found))
+
+
+def attempt(case: Case, choices: AttentionChoices, device: torch.device, job: CaseList) -> Timing:
+    need, free = needed_bytes(case.work), free_bytes()
+    if device.type == "cpu" and free is not None and need > free:
+        reason = f"it needs {need / GB:.3g} GB, and {free / GB:.3g} GB of memory are free"
+        return Timing(seconds=None, reason=reason, out_of_memory=True)
+    try:
+        return timed(prepare(case.work, choices, device), device, job, case.sustained_s)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return Timing(seconds=None, reason=_first_line(error), out_of_memory=True)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        text = _first_line(error)
+        return Timing(seconds=None, reason=text, out_of_memory=any(known in text for known in CPU_MEMORY_ERRORS))
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def prepare(work: Work, choices: AttentionChoices, device: torch.device) -> PreparedCall:
+    if isinstance(work, ProductCase):
+        return PreparedCall(product(work, device), flushes=True)
+    if isinstance(work, AttentionCase):
+        return choices.prepare(work)
+    if isinstance(work, CopyCase):
+        return copy(work, device)
+    return transfer(work, device) if isinstance(work, TransferCase) else launch(work, device)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def describe(device: torch.device) -> DeviceReport:
+    on_gpu = device.type == "cuda"
+    return DeviceReport(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda if on_gpu else None,
+        cudnn=cudnn_version() if on_gpu else None,
+        cudnn_number=torch.backends.cudnn.version() if on_gpu else None,
+        nccl=nccl_version() if on_gpu else None,
+        driver=node_gpus(host_name()).driver if on_gpu else None,
+        device=device_name(device),
+        device_memory_gib=torch.cuda.get_device_properties(device).total_memory / 2**30 if on_gpu else None,
+        cpu_threads=torch.get_num_threads(),
+    )
+
+
+def say(progress: BenchProgress) -> None:
+    sys.stdout.write(progress.model_dump_json() + "\n")
+    sys.stdout.flush()
+
+
+def leave() -> NoReturn:
+    """At once: torch's threads can abort a finished program while the interpreter shuts down."""
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    job = CaseList.model_validate_json(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(run_job(job, say).model_dump_json())
+    leave()
+
+
+if __name__ == "__main__":
+    main()

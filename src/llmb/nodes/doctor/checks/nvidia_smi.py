@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs, as nvidia-smi and the PCI bus show them.
+
+One field that a driver does not know fails its whole query, so each kind of field is a query of its own.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from llmb.base.missing import Missing
+from llmb.base.tools import Said
+from llmb.nodes.doctor.facts import FactSource
+from llmb.runs.environment import PROGRAM, QUERIES, NodeGpus, command, parse_states
+
+LIMIT_S = 30.0
+"""For one query: without persistence mode it waits for the driver."""
+NVIDIA, DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
+"""PCI vendor, and the classes of GPUs: with and without an output for a display."""
+UNKNOWN_FIELD = "not a valid field"
+ECC_FIELDS = ("uuid", "ecc.errors.uncorrected.volatile.total", "ecc.errors.uncorrected.aggregate.total")
+PCIE_FIELDS = ("uuid", "pcie.link.width.current", "pcie.link.width.max")
+FABRIC_FIELDS = ("uuid", "fabric.state", "fabric.status")
+REMAP_FIELDS = ("gpu_uuid", *(f"remapped_rows.{name}" for name in ("uncorrectable", "pending", "failure")))
+_UNWELL = re.compile(r"\[(GPU requires reset|GPU is lost|Unknown Error)\]", re.IGNORECASE)
+_GPU = re.compile(r"GPU (\d+): ")
+_LINK = re.compile(r"\s*Link (\d+):\s*(.*)")
+_COUNTER = re.compile(r"(.+?)\s*:\s*(\d+)\s*$")
+
+
+class EccErrors(NamedTuple):
+    """Uncorrected errors since the driver was loaded, and in the GPU's life; None is not supported."""
+
+    uuid: str
+    since_load: int | None
+    in_life: int | None
+
+
+class PcieLink(NamedTuple):
+    """Lanes in use, and lanes that GPU and board have."""
+
+    uuid: str
+    width: int | None
+    max_width: int | None
+
+
+class FabricState(NamedTuple):
+    """Whether the GPU has joined its NVLink domain, in nvidia-smi's words; None is not supported."""
+
+    uuid: str
+    state: str | None
+    status: str | None
+
+
+class RemappedRows(NamedTuple):
+    """Rows of memory replaced after uncorrected errors; None is not supported."""
+
+    uuid: str
+    rows: int | None
+    pending: bool | None
+    failure: bool | None
+
+
+class NvLinks(NamedTuple):
+    """GB/s per direction by link of one GPU; None for a link that is not active."""
+
+    gpu: int
+    gb_s: tuple[float | None, ...]
+
+
+class LinkErrors(NamedTuple):
+    """Errors that links of a GPU have counted, summed over its links, by kind."""
+
+    gpu: int
+    counts: dict[str, int]
+
+
+NOT_ASKED = Missing("not requested")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """``states`` is Missing without a driver or GPUs, and then all else."""
+
+    on_bus: int
+    states: NodeGpus | Missing
+    ecc: Sequence[EccErrors] | Missing = NOT_ASKED
+    pcie: Sequence[PcieLink] | Missing = NOT_ASKED
+    fabric: Sequence[FabricState] | Missing = NOT_ASKED
+    remapped: Sequence[RemappedRows] | Missing = NOT_ASKED
+    links: Sequence[NvLinks] | Missing = NOT_ASKED
+    link_errors: Sequence[LinkErrors] | Missing = NOT_ASKED
+    processes: Sequence[str] | Missing = NOT_ASKED
+    """Processes of any user on the GPUs: ``pid program``."""
+    unwell: Sequence[str] = ()
+    """What nvidia-smi prints in place of the values of GPUs that do not answer, by GPU."""
+    hung: bool = False
+    """nvidia-smi did not answer in time."""
+    up_s: float | None = None
+    """Since the node was booted."""
+
+
+def read_gpus(source: FactSource, node: str) -> GpuFacts:
+    # NVIDIA's GPUs on the PCI bus, whether or not the driver has them.
+    devices = (f"/sys/bus/pci/devices/{name}" for name in source.names("/sys/bus/pci/devices"))
+    on_bus = sum(
+        source.text(f"{device}/vendor") == NVIDIA and (source.text(f"{device}/class") or "")[:6] in DISPLAY_CLASSES
+        for device in devices
+    )
+    states, said = read_states(source, node)
+    if isinstance(states, Missing):
+        return GpuFacts(on_bus=on_bus, states=states, hung=said.timed_out)
+    found, hung = _details(source)
+    return GpuFacts(
+        on_bus=on_bus,
+        states=states,
+        unwell=(*parse_unwell(said.text), *([hung] if hung else [])),
+        up_s=up_seconds(source),
+        **found,
+    )
+
+
+def _details(source: FactSource) -> tuple[dict[str, Any], str | None]:
+    """What else is asked for, by the name of the fact, and how it hung, after which nothing more is asked for."""
+    queries: dict[str, tuple[list[str], Callable[[str], Sequence[object]]]] = {
+        "ecc": (_csv("gpu", ECC_FIELDS), parse_ecc),
+        "pcie": (_csv("gpu", PCIE_FIELDS), parse_pcie),
+        "fabric": (_csv("gpu", FABRIC_FIELDS), parse_fabric),
+        "remapped": (_csv("remapped-rows", REMAP_FIELDS), parse_remapped),
+        "links": ([PROGRAM, "nvlink", "--status"], parse_links),
+        "link_errors": ([PROGRAM, "nvlink", "--errorcounters"], parse_link_errors),
+        "processes": (_csv("compute-apps", ("pid", "process_name")), parse_processes),
+    }
+    found: dict[str, Any] = {}
+    for name, (words, parse) in queries.items():
+        said = source.ask(words, LIMIT_S)
+        found[name] = _printed(said, parse)
+        if said.timed_out:
+            problem = said.problem or ""
+            return {**dict.fromkeys(queries, Missing(problem)), **found}, problem
+    return found, None
+
+
+def up_seconds(source: FactSource) -> float | None:
+    found = re.match(r"\d+(\.\d+)?", source.text("/proc/uptime") or "")
+    return float(found[0]) if found else None
+
+
+def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Said]:
+    """The GPUs by the most complete query that the driver knows, and what that prints."""
+    said = Said("", "nvidia-smi was not called")
+    for fields in QUERIES:
+        said = source.ask(command(fields), LIMIT_S)
+        if said.problem is None:
+            found = parse_states(said.text, fields, node)
+            return (found if found.gpus else Missing(f"{PROGRAM} shows no GPU")), said
+        if UNKNOWN_FIELD not in said.problem:
+            break
+    return Missing(said.problem or ""), said
+
+
+def _csv(kind: str, fields: Sequence[str]) -> list[str]:
+    return [PROGRAM, f"--query-{kind}={','.join(fields)}", "--format=csv,noheader,nounits"]
+
+
+def _printed(said: Said, parse: Callable[[str], Sequence[object]]) -> Sequence[object] | Missing:
+    if said.problem is None:
+        return parse(said.text)
+    known = "this driver's nvidia-smi does not show it" if UNKNOWN_FIELD in said.problem else said.problem
+    return Missing(known)
+
+
+def parse_unwell(text: str) -> tuple[str, ...]:
+    """Parses a query that begins with the index."""
+    rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
+    return tuple(f"{found[1]} (GPU {index})" for index, found in rows if found)
+
+
+def parse_ecc(text: str) -> tuple[EccErrors, ...]:
+    return tuple(EccErrors(row[0], _count(row[1]), _count(row[2])) for row in _rows(text, len(ECC_FIELDS)))
+
+
+def parse_pcie(text: str) -> tuple[PcieLink, ...]:
+    return tuple(PcieLink(row[0], _count(row[1]), _count(row[2])) for row in _rows(text, len(PCIE_FIELDS)))
+
+
+def parse_fabric(text: str) -> tuple[FabricState, ...]:
+    return tuple(FabricState(row[0], _word(row[1]), _word(row[2])) for row in _rows(text, len(FABRIC_FIELDS)))
+
+
+def parse_remapped(text: str) -> tuple[RemappedRows, ...]:
+    rows = _rows(text, len(REMAP_FIELDS))
+    return tuple(RemappedRows(row[0], _count(row[1]), _yes(row[2]), _yes(row[3])) for row in rows)
+
+
+def parse_processes(text: str) -> tuple[str, ...]:
+    rows = (line.partition(",") for line in text.splitlines())
+    return tuple(f"{pid.strip()} {name.strip()}".strip() for pid, _, name in rows if pid.strip().isdecimal())
+
+
+def parse_links(text: str) -> tuple[NvLinks, ...]:
+    """Parses ``nvidia-smi nvlink --status``."""
+    found: dict[int, list[float | None]] = {}
+    for gpu, _, value in _link_lines(text):
+        speed = re.match(r"(\d+(\.\d+)?) GB/s", value)
+        found.setdefault(gpu, []).append(float(speed[1]) or None if speed else None)
+    return tuple(NvLinks(gpu, tuple(links)) for gpu, links in found.items())
+
+
+def parse_link_errors(text: str) -> tuple[LinkErrors, ...]:
+    """Parses ``nvidia-smi nvlink --errorcounters``."""
+    found: dict[int, dict[str, int]] = {}
+    for gpu, _, value in _link_lines(text):
+        counts = found.setdefault(gpu, {})
+        counter = _COUNTER.match(value)
+        if counter and "error" in counter[1].lower():
+            counts[counter[1]] = counts.get(counter[1], 0) + int(counter[2])
+    return tuple(LinkErrors(gpu, counts) for gpu, counts in found.items())
+
+
+def _link_lines(text: str) -> Iterable[tuple[int, int, str]]:
+    """GPU, link and the rest of each line about a link."""
+    gpu = None
+    for line in text.splitlines():
+        if head := _GPU.match(line):
+            gpu = int(head[1])
+        elif gpu is not None and (link := _LINK.match(line)):
+            yield gpu, int(link[1]), link[2].strip()
+
+
+def _rows(text: str, width: int) -> list[list[str]]:
+    rows = ([value.strip() for value in line.split(",")] for line in text.splitlines())
+    return [row for row in rows if len(row) == width]
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdecimal() and text.isascii() else None
+
+
+def _word(text: str) -> str | None:
+    return None if not text or text.startswith("[") or text in ("N/A", "Not Supported") else text
+
+
+def _yes(text: str) -> bool | None:
+    """Older drivers print a number, newer ones a word."""
+    return {"yes": True, "1": True, "no": False, "0": False}.get(text.lower())

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of whether interpreter, llmb, torch, driver and NCCL fit together, which a process of its own loads.
+
+And of the runtimes of containers, of where Enroot keeps its files, and of the scheduler and what it says of this node.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llmb import __version__
+from llmb.base.missing import Missing
+from llmb.base.shown_text import listed
+from llmb.launch.scheduler_port import SchedulerSetup, Trait
+from llmb.nodes.doctor.checks.disk import read_disk
+from llmb.nodes.doctor.facts import FactSource, WantedFacts, printed_documents
+from llmb.nodes.doctor.rules import Finding, gb, names_of, rule, skipped
+
+OLDEST_PYTHON = (3, 11)
+IN_CONTAINER = "jobs run in a container, which has its own"
+PROBE = Path(__file__).with_name("software_probe.py")
+NO_WORKING_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)\n"
+"""For interpreters that may be too old for -P."""
+LIMIT_S = 180.0
+"""Loading torch from a file server takes minutes when many nodes begin at once."""
+
+
+class SoftwareFacts(BaseModel):
+    """What the interpreter says; None is not installed, or not known."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    python: str
+    llmb: str | None = None
+    torch: str | None = None
+    torch_problem: str | None = None
+    cuda: str | None = None
+    """That torch is built for."""
+    driver_cuda: str | None = None
+    """The newest that the driver supports."""
+    nccl: str | None = None
+    """That torch loads."""
+    nccl_package: str | None = None
+    nccl_problem: str | None = None
+    gpus: int | None = None
+    """That torch can use; None if it was not loaded."""
+    architectures: tuple[str, ...] = ()
+    """That torch has kernels for, such as sm_90."""
+    capabilities: tuple[str, ...] = ()
+    """Compute capabilities of the GPUs, such as 90."""
+    cuda_problem: str | None = None
+
+
+def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
+    said = source.ask([python, "-c", NO_WORKING_FOLDER + PROBE.read_text()], LIMIT_S)
+    found = printed_documents(said.text)
+    if said.problem and found.get("torch") and "gpus" not in found:
+        found["torch_problem"] = said.problem
+    try:
+        return SoftwareFacts.model_validate(found)
+    except ValidationError:
+        return Missing(said.problem or "it does not describe itself")
+
+
+def software_checks(source: FactSource, python: str, gpus: int, wanted: WantedFacts) -> Iterator[Finding]:
+    """``gpus``: those that nvidia-smi shows."""
+    of, others = rule("software_python"), names_of("software")[1:]
+    facts = read_software(source, python)
+    if isinstance(facts, Missing):
+        yield of.found("fail", f"{python}: {facts.reason}", "none")
+        yield from skipped(others, "the interpreter does not run")
+        return
+    numbers = tuple(map(int, re.findall(r"\d+", facts.python)[:2]))
+    yield of.found("fail" if numbers < OLDEST_PYTHON else "pass", f"{facts.python} ({python})")
+    yield _llmb(facts)
+    if wanted.runtime != "none":
+        yield from skipped(others[1:], IN_CONTAINER)
+        return
+    if facts.torch is None:
+        yield rule("software_torch").found("warn", "not installed")
+        yield from skipped(others[2:], "torch is not installed")
+        return
+    if facts.torch_problem:
+        yield rule("software_torch").found("fail", f"{facts.torch}: {facts.torch_problem}", "broken")
+        yield from skipped(others[2:], "torch cannot be loaded")
+        return
+    yield rule("software_torch").passed(facts.torch)
+    yield _cuda(facts, gpus)
+    yield _gpus(facts, gpus)
+    yield _nccl(facts, gpus)
+
+
+def _llmb(facts: SoftwareFacts) -> Finding:
+    of = rule("software_llmb")
+    if facts.llmb is None:
+        return of.found("warn", "not installed", "none")
+    if facts.llmb != __version__:
+        return of.found("warn", f"{facts.llmb}; this command is of {__version__}")
+    return of.passed(facts.llmb)
+
+
+def _cuda(facts: SoftwareFacts, gpus: int) -> Finding:
+    """A driver runs everything built for its major version of CUDA, and for older ones."""
+    of = rule("software_cuda")
+    if facts.cuda is None:
+        return of.found("fail", "torch is built without CUDA", "cpu") if gpus else of.skipped("torch is built for CPUs")
+    if facts.driver_cuda is None:
+        reason = f"torch is built for CUDA {facts.cuda}, and there is no driver"
+        return of.found("fail", reason, "no_driver") if gpus else of.skipped(reason)
+    text = f"torch for CUDA {facts.cuda}, driver up to CUDA {facts.driver_cuda}"
+    if _major(facts.driver_cuda) >= _major(facts.cuda):
+        return of.passed(text)
+    if facts.gpus:
+        return of.passed(f"{text}, by a compatibility package")
+    return of.found("fail", text)
+
+
+def _major(version: str) -> int:
+    found = re.match(r"\d+", version)
+    return int(found[0]) if found else 0
+
+
+def _gpus(facts: SoftwareFacts, gpus: int) -> Finding:
+    of = rule("software_gpus")
+    if facts.cuda is None or not (gpus or facts.gpus):
+        return of.skipped("no GPU" if facts.cuda else "torch is built for CPUs")
+    problem = f": {facts.cuda_problem}" if facts.cuda_problem else ""
+    text = f"{facts.gpus or 0} of {gpus}{problem}"
+    if (facts.gpus or 0) != gpus or problem:
+        return of.found("fail" if (facts.gpus or 0) < gpus or problem else "warn", text)
+    unfit = sorted({one for one in facts.capabilities if not _has_kernels(one, facts.architectures)})
+    if unfit:
+        return of.found("fail", f"torch has no kernels for sm_{', sm_'.join(unfit)}", "architecture")
+    return of.passed(text)
+
+
+def _has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
+    """Kernels run on GPUs of the same major number and a minor one that is not lower; PTX on all later ones."""
+    number = int(capability)
+    for name in architectures:
+        kind, _, digits = name.partition("_")
+        known = int(re.sub(r"\D", "", digits) or 0)
+        exact = not digits.isdecimal()
+        if kind == "compute" and known <= number:
+            return True
+        if kind == "sm" and (known == number or (not exact and known // 10 == number // 10 and known < number)):
+            return True
+    return not architectures
+
+
+def _nccl(facts: SoftwareFacts, gpus: int) -> Finding:
+    of = rule("software_nccl")
+    if facts.cuda is None:
+        return of.skipped("torch is built for CPUs")
+    if facts.nccl is None:
+        reason = f"torch has no NCCL{f': {facts.nccl_problem}' if facts.nccl_problem else ''}"
+        return of.found("fail", reason) if gpus else of.skipped(reason)
+    if facts.nccl_package and facts.nccl_package.split("+")[0] != facts.nccl:
+        return of.found("warn", f"{facts.nccl} is loaded, {facts.nccl_package} is installed with torch", "other")
+    return of.passed(facts.nccl)
+
+
+RUNTIME_LIMIT_S = 20.0
+RUNTIMES = {
+    "enroot": ("enroot", "version"),
+    "apptainer": ("apptainer", "--version"),
+    "singularity": ("singularity", "--version"),
+    "docker": ("docker", "--version"),
+    "podman": ("podman", "--version"),
+}
+RUNTIMES_NEEDED = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
+"""A runtime of cluster_config.yaml needs one of its programs."""
+ENROOT_DEFAULTS = {
+    "ENROOT_CACHE_PATH": "${XDG_CACHE_HOME:-${HOME}/.cache}/enroot",
+    "ENROOT_DATA_PATH": "${XDG_DATA_HOME:-${HOME}/.local/share}/enroot",
+    "ENROOT_TEMP_PATH": "${TMPDIR:-/tmp}",
+}
+"""Enroot's own, of its documentation; names of files in the configuration begin where these point to."""
+ENROOT_CONFIGURATION = ("/etc/enroot/enroot.conf", "/etc/enroot/enroot.conf.d")
+_SETTING = re.compile(r"^\s*(ENROOT_\w+)\s+(\S.*?)\s*$")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^{}]*))?\}|(\w+))")
+
+
+def container_checks(source: FactSource, wanted: WantedFacts) -> Iterator[Finding]:
+    versions = {}
+    for name, command in RUNTIMES.items():
+        said = source.ask(command, RUNTIME_LIMIT_S)
+        found = re.search(r"\d+(\.\d+)+", said.text)
+        if said.problem is None and found:
+            versions[name] = found[0]
+    yield _runtime(versions, wanted)
+    yield _enroot(source, installed="enroot" in versions)
+
+
+def _runtime(versions: Mapping[str, str], wanted: WantedFacts) -> Finding:
+    of = rule("container_runtime")
+    shown = listed(f"{name} {version}" for name, version in versions.items())
+    needed = RUNTIMES_NEEDED.get(wanted.runtime, ())
+    if needed and not set(needed) & versions.keys():
+        has = f"; only {shown}" if shown else ""
+        return of.found("fail", f"no {needed[0]}{has}; cluster_config.yaml has runtime: {wanted.runtime}")
+    if not versions:
+        return of.skipped("no runtime of containers is installed, and none is requested")
+    return of.passed(shown)
+
+
+def _enroot(source: FactSource, *, installed: bool) -> Finding:
+    of, folders = rule("container_enroot_folders"), enroot_folders(source)
+    if not installed:
+        return of.skipped("Enroot is not installed")
+    if not folders:
+        return of.skipped("its settings cannot be read without a shell")
+    disks = {f"{setting} {path}": read_disk(source, path, 0) for setting, path in folders.items()}
+    hung = [f"{where}: {disk.reason}" for where, disk in disks.items() if isinstance(disk, Missing)]
+    if hung:
+        return of.found("fail", listed(hung), "closed")
+    seen = {where: disk for where, disk in disks.items() if not isinstance(disk, Missing)}
+    if closed := [where for where, disk in seen.items() if not disk.writable]:
+        return of.found("fail", f"not writable: {listed(closed)}", "closed")
+    free, where = min((disk.free, where) for where, disk in seen.items())
+    return of.measured(free / 1e9, f"at least {gb(free)} free ({where})")
+
+
+def enroot_folders(source: FactSource) -> dict[str, Path]:
+    """By the setting; of the system's configuration, later files replace what earlier ones set."""
+    main, more = ENROOT_CONFIGURATION
+    files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
+    lines = (line for name in files for line in (source.text(name) or "").splitlines())
+    found = (_SETTING.match(line) for line in lines)
+    configured = {setting[1]: setting[2].strip("\"'") for setting in found if setting}
+    values = (
+        (name, source.environ.get(name) or configured.get(name, default)) for name, default in ENROOT_DEFAULTS.items()
+    )
+    return {name: path for name, value in values if (path := expanded(value, source.environ))}
+
+
+def expanded(value: str, environ: Mapping[str, str]) -> Path | None:
+    """The path that a shell makes of it; None where it would have to call a program, or knows no value."""
+    known = {"UID": str(os.getuid()), "EUID": str(os.geteuid()), **environ}
+    for command in ("$(id -u)", "$(id --user)"):
+        value = value.replace(command, known["UID"])
+    for _ in range(4):
+        if "$" not in value:
+            break
+        value = _VARIABLE.sub(lambda found: known.get(found[1] or found[3]) or found[2] or "", value)
+    return Path(value) if value.startswith("/") and not set(value) & set("$`\0") else None
+
+
+CHECKED: tuple[Trait, ...] = ("tracking", "binding", "selection", "gpus", "mpi", "containers")
+
+
+class Silent(NamedTuple):
+    """A scheduler that should answer here, and does not."""
+
+    reason: str
+
+
+def scheduler_checks(
+    setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, wanted: WantedFacts
+) -> Iterator[Finding]:
+    """``gpus`` are those that this node shows."""
+    if isinstance(setup, Missing):
+        yield from skipped(names_of("scheduler"), setup.reason)
+        return
+    of = rule("scheduler_answer")
+    if isinstance(setup, Silent):
+        yield of.found("warn", setup.reason)
+        yield from skipped([name for name in names_of("scheduler") if name != of.name], f"{title} does not answer")
+        return
+    yield of.passed("yes")
+    of = rule("scheduler_version")
+    yield of.passed(f"{title} {setup.version}") if setup.version else of.skipped(f"{title} does not show it")
+    yield from _scheduler_node(setup, title, gpus)
+    for trait in CHECKED:
+        yield _trait(trait, setup, wanted)
+
+
+def _trait(trait: Trait, setup: SchedulerSetup, wanted: WantedFacts) -> Finding:
+    of = rule(f"scheduler_{trait}")
+    plugin = setup.traits.get(trait)
+    if plugin is None:
+        return of.skipped("its commands do not show it")
+    if plugin.fit:
+        return of.passed(plugin.value)
+    if trait == "gpus" and not wanted.needs_gpus:
+        return of.skipped(f"{plugin.value}, and no GPU is expected")
+    if trait == "containers":
+        asked = wanted.runtime == "pyxis"
+        return of.found("fail", plugin.value) if asked else of.skipped(f"{plugin.value}, and none is requested")
+    return of.found("warn", plugin.value)
+
+
+def _scheduler_node(setup: SchedulerSetup, title: str, gpus: int) -> Iterator[Finding]:
+    of = rule("scheduler_node")
+    if setup.node is None:
+        yield of.skipped(f"this machine is not a node of {title}, such as a login node")
+        yield rule("scheduler_node_gpus").skipped(f"this machine is not a node of {title}")
+        return
+    reason = f": {setup.node.reason}" if setup.node.reason and not setup.node.usable else ""
+    yield of.found("pass" if setup.node.usable else "fail", f"{setup.node.state}{reason}")
+    of = rule("scheduler_node_gpus")
+    if setup.node.gpus is None:
+        yield of.skipped(f"{title} counts no GPUs of this node")
+    else:
+        text = f"{setup.node.gpus} in {title}, {gpus} here"
+        yield of.found("pass" if setup.node.gpus == gpus else "fail", text)

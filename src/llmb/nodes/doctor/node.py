@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All checks of this node, and its settings, read now.
+
+``python -m llmb.nodes.doctor.node FOLDER NODE`` writes the report of one node of several into the folder. It waits for
+no other node, and knows none.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError
+from llmb.base.missing import Missing
+from llmb.catalogue.catalogue import Catalogue
+from llmb.launch.scheduler_lookup import read_cluster_site, scheduler_of
+from llmb.launch.scheduler_port import Scheduler, SchedulerSetup
+from llmb.nodes.doctor.check_records import Check, CheckOptions, NodeReport, NotChecked, worst
+from llmb.nodes.doctor.checked_nodes import CheckFolder
+from llmb.nodes.doctor.checks.disk import NOT_MEASURED, DiskFacts, disk_checks, read_disk
+from llmb.nodes.doctor.checks.gpus import gpu_checks
+from llmb.nodes.doctor.checks.host import (
+    ClockReading,
+    clock_checks,
+    cpu_checks,
+    kernel_checks,
+    limit_checks,
+    memory_checks,
+    read_shared_clock,
+)
+from llmb.nodes.doctor.checks.network import Port, network_checks, read_ports
+from llmb.nodes.doctor.checks.nvidia_smi import GpuFacts, read_gpus, read_states
+from llmb.nodes.doctor.checks.software import Silent, container_checks, scheduler_checks, software_checks
+from llmb.nodes.doctor.facts import FactSource, WantedFacts, named_places, wanted_of
+from llmb.nodes.doctor.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
+from llmb.readers.samples.host import host_name
+from llmb.readers.samples.node_settings import NodeSettings, read_settings
+from llmb.runs.conditions import gpu_limits
+from llmb.runs.folder import write_atomically
+from llmb.runs.record import now
+
+DISK_BYTES = 256 * 2**20
+SCHEDULER_S = 20.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What is asked of this node, and what its cluster's settings say."""
+
+    asked: CheckOptions
+    wanted: WantedFacts
+    scheduler: Scheduler
+    places: Mapping[str, Path]
+    """Folders that runs write to, by what they are for; the first is the root of installation."""
+    python: str
+    """The interpreter that trains."""
+
+    def asks_for(self, *names: str) -> bool:
+        return not self.asked.only or not {*names}.isdisjoint(self.asked.only)
+
+
+def check_request(install: Path, asked: CheckOptions, environ: Mapping[str, str]) -> CheckRequest:
+    """Raises UsageError with all problems of the cluster's settings, and for a GPU type that is not known."""
+    catalogue = Catalogue()
+    site = read_cluster_site(catalogue, install, environ)
+    return CheckRequest(
+        asked=asked,
+        wanted=wanted_of(catalogue, site, asked.gpu_type, asked.gpus),
+        scheduler=scheduler_of(site),
+        places=named_places(site, environ),
+        python=site.config.python or sys.executable,
+    )
+
+
+def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
+    """Reads and judges all that ``request`` asks for, and never raises for what is missing or broken here.
+
+    ``say`` is called with each area before it is read, because some take a minute.
+    """
+    node = Node(request, FactSource(), say)
+    findings: list[Finding] = []
+    for area in AREAS:
+        if not request.asks_for(area, *names_of(area)):
+            continue
+        say(TITLES[area])
+        try:
+            findings += node.findings(area)
+        except OSError as error:
+            findings += skipped(names_of(area), f"it cannot be read: {error}")
+    kept = [item for item in findings if request.asks_for(rule_of(item.name).name, rule_of(item.name).area)]
+    checks = tuple(finding for finding in kept if isinstance(finding, Check))
+    return NodeReport(
+        node=node.name,
+        checked_at=now(),
+        status=worst(check.status for check in checks),
+        checks=checks,
+        not_checked=tuple(finding for finding in kept if isinstance(finding, NotChecked)),
+    )
+
+
+class Node:
+    """Facts of this node, read when they are first needed: several areas need the number of GPUs."""
+
+    def __init__(self, request: CheckRequest, source: FactSource, say: Say) -> None:
+        self.request, self.source, self.say = request, source, say
+        self.name = host_name()
+
+    @cached_property
+    def gpus(self) -> GpuFacts:
+        return read_gpus(self.source, self.name)
+
+    @property
+    def gpu_count(self) -> int:
+        return 0 if isinstance(self.gpus.states, Missing) else len(self.gpus.states.gpus)
+
+    @cached_property
+    def ports(self) -> list[Port]:
+        return read_ports(self.source)
+
+    @cached_property
+    def disks(self) -> dict[str, DiskFacts | Missing]:
+        """A file system that several places are on is measured once."""
+        found: dict[str, DiskFacts | Missing] = {}
+        measured: set[int] = set()
+        for place, folder in self.request.places.items():
+            self.say(f"{TITLES['disk']}: {folder}")
+            facts = read_disk(self.source, folder, 0)
+            size = self.request.asked.disk_bytes
+            if size and not isinstance(facts, Missing) and facts.writable and facts.device not in measured:
+                measured.add(facts.device)
+                facts = read_disk(self.source, folder, min(size, facts.free // 2))
+            found[place] = facts
+        return found
+
+    def findings(self, area: Area) -> Iterable[Finding]:
+        source, wanted = self.source, self.request.wanted
+        checks: dict[Area, Callable[[], Iterable[Finding]]] = {
+            "gpu": lambda: gpu_checks(self.gpus, wanted),
+            "cpu": lambda: cpu_checks(source, wanted),
+            "memory": lambda: memory_checks(source),
+            "kernel": lambda: kernel_checks(source),
+            "limits": lambda: limit_checks(source, has_rdma=bool(self.ports)),
+            "network": lambda: network_checks(source, self.ports, self.name, self.gpu_count, wanted),
+            "scheduler": lambda: scheduler_checks(self._setup(), self.request.scheduler.title, self.gpu_count, wanted),
+            "container": lambda: container_checks(source, wanted),
+            "disk": lambda: disk_checks(self.disks, wanted, self.gpu_count),
+            "software": lambda: software_checks(source, self.request.python, self.gpu_count, wanted),
+            "clock": lambda: clock_checks(source, self._file_server_clock()),
+        }
+        return checks[area]()
+
+    def _file_server_clock(self) -> ClockReading | Missing:
+        """It dates the files of the root of installation, and is common to all nodes."""
+        install = read_disk(self.source, next(iter(self.request.places.values())), 0)
+        if isinstance(install, Missing):
+            return install
+        if not (install.mount and install.mount.shared):
+            return Missing("the root of installation is on a local disk")
+        if not self.request.asked.disk_bytes:
+            return NOT_MEASURED
+        try:
+            return read_shared_clock(Path(install.path), f".llmb-clock-{self.name}")
+        except OSError as error:
+            return Missing(f"no file can be written: {error.strerror}")
+
+    def _setup(self) -> SchedulerSetup | Silent | Missing:
+        try:
+            return self.request.scheduler.setup(self.name, SCHEDULER_S)
+        except EnvironmentProblem as error:
+            return Missing(error.what)
+        except InfrastructureError as error:
+            return Silent(error.what)
+
+
+def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
+    """Raises UsageError, OSError and BrokenRecord."""
+    install, request = Path(environ["LLMB_INSTALL"]), folder.read_request()
+    if request.settings:
+        read = settings_here(install, environ)
+        write_atomically(folder.settings(node), read.model_dump_json(indent=2) + "\n")
+        return NodeReport(node=node, checked_at=now(), status="pass", checks=())
+    report = check_node(check_request(install, request, environ))
+    clock: dict[str, float] = {}
+    with suppress(OSError):  # a folder that cannot be written takes no report either, which says so
+        ahead_s, unsure_s = read_shared_clock(folder.path, f".clock-{node}")
+        clock = {"clock_ahead_s": ahead_s, "clock_uncertainty_s": unsure_s}
+    return report.model_copy(update={"node": node, **clock})
+
+
+def main(path: str, node: str) -> int:
+    folder = CheckFolder(Path(path))
+    try:
+        report = checked(folder, node, os.environ)
+        write_atomically(folder.report(node), report.model_dump_json(indent=2) + "\n")
+    except LlmbError as error:
+        sys.stderr.write(f"{error.what}\n")
+        return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or path}: {error.strerror}\n")
+        return 1
+    return 0
+
+
+def settings_here(install: Path, environ: Mapping[str, str], source: FactSource | None = None) -> NodeSettings:
+    """Settings of this node, with those of its GPUs, and the image that jobs train in. Raises UsageError for settings
+    of the cluster that are wrong.
+    """
+    source = source or FactSource(environ=environ)
+    found = read_settings(source, environ)
+    states, _ = read_states(source, host_name())
+    site = read_cluster_site(Catalogue(), install, environ)
+    container = site.config.container
+    image = {"software.image": container.image} if container.image and container.runtime != "none" else {}
+    limits = {} if isinstance(states, Missing) else gpu_limits(states.gpus)
+    missing = {"hardware": states.reason} if isinstance(states, Missing) else {}
+    return NodeSettings(values={**found.values, **limits, **image}, missing={**found.missing, **missing})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks are called, their thresholds and advice: ``rules.yaml``; and how they word what they find."""
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+from llmb.nodes.doctor.check_records import Check, NotChecked, Status
+
+SAME_PCT = 2.0
+DATA = Path(__file__).with_name("rules.yaml")
+Area = Literal[
+    "gpu",
+    "cpu",
+    "memory",
+    "kernel",
+    "limits",
+    "network",
+    "scheduler",
+    "container",
+    "disk",
+    "software",
+    "clock",
+    "nodes",
+]
+BETWEEN: Area = "nodes"
+"""What is only seen from outside a node, or beside others."""
+AREAS: tuple[Area, ...] = tuple(area for area in get_args(Area) if area != BETWEEN)
+"""Areas of one node."""
+TITLES: dict[Area, str] = {
+    "gpu": "GPUs",
+    "cpu": "CPUs",
+    "memory": "memory",
+    "kernel": "kernel",
+    "limits": "limits",
+    "network": "network",
+    "scheduler": "scheduler",
+    "container": "containers",
+    "disk": "file systems",
+    "software": "software",
+    "clock": "clock",
+    "nodes": "nodes beside each other",
+}
+Finding = Check | NotChecked
+
+
+class Thresholds(Record):
+    """Thresholds of one figure: the first that it passes decides."""
+
+    fail_above: float | None = None
+    fail_below: float | None = None
+    warn_above: float | None = None
+    warn_below: float | None = None
+
+    def status(self, figure: float) -> Status:
+        for status, above, below in (
+            ("fail", self.fail_above, self.fail_below),
+            ("warn", self.warn_above, self.warn_below),
+        ):
+            if (above is not None and figure > above) or (below is not None and figure < below):
+                return "fail" if status == "fail" else "warn"
+        return "pass"
+
+
+class Rule(Record):
+    """One check, or one for each place that it looks at."""
+
+    name: str
+    area: Area
+    title: str
+    """What it looks at, in words."""
+    advice: str | None = None
+    """None for one that always passes."""
+    advice_for: dict[str, str] = Field(default_factory=dict)
+    """In particular cases."""
+    thresholds: Thresholds = Field(default_factory=Thresholds)
+    limits: dict[str, float] = Field(default_factory=dict)
+    """Thresholds of several figures by their names: above them it warns."""
+    same: bool = False
+    """Equal nodes have an equal value, which is compared; numbers are equal within ``SAME_PCT``."""
+    kinds: frozenset[str] = frozenset()
+    """Kinds of what it looks for, where there are many."""
+    fails_if: str | None = None
+    """In words; None if it never fails."""
+    warns_if: str | None = None
+    source: str | None = None
+    """Source of the thresholds; None if it has none."""
+
+    def passed(self, value: str | float, of: str = "") -> Check:
+        return self.found("pass", value, of=of)
+
+    def found(self, status: Status, value: str | float | None, case: str = "", of: str = "") -> Check:
+        """``case`` picks the advice; ``of`` is the place, if there are several."""
+        advice = None if status == "pass" else self.advice_for.get(case, self.advice)
+        return Check(name=self._name(of), status=status, value=value, advice=advice)
+
+    def measured(self, figure: float, value: str, case: str = "", of: str = "") -> Check:
+        """By the thresholds; ``value`` is the figure in words."""
+        return self.found(self.thresholds.status(figure), value, case, of)
+
+    def skipped(self, reason: str, of: str = "") -> NotChecked:
+        return NotChecked(name=self._name(of), reason=reason)
+
+    def _name(self, of: str) -> str:
+        return f"{self.name}_{of}" if of else self.name
+
+
+class RuleFile(Record):
+    """``rules.yaml``."""
+
+    rules: tuple[Rule, ...]
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """By name."""
+    return {rule.name: rule for rule in read_file(DATA, RuleFile, wrap="rules").rules}
+
+
+def rule(name: str) -> Rule:
+    return rules()[name]
+
+
+def rule_of(check: str) -> Rule:
+    """The rule of a check, whose name may end in the place that it looked at. Raises KeyError."""
+    name = check
+    while name not in rules() and "_" in name:
+        name = name.rpartition("_")[0]
+    return rules()[name]
+
+
+def skipped(names: Iterable[str], reason: str) -> list[Finding]:
+    return [rule(name).skipped(reason) for name in names]
+
+
+def names_of(area: Area) -> list[str]:
+    return [rule.name for rule in rules().values() if rule.area == area]
+
+
+GIB = 2**30
+
+
+def indexes(found: Iterable[int]) -> str:
+    """GPUs by their numbers."""
+    numbers = sorted(found)
+    return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(map(str, numbers))}"
+
+
+def gib(size: float) -> str:
+    """Bytes in GiB, or MiB if they are few."""
+    if size >= GIB:
+        return f"{size / GIB:,.0f} GiB" if size >= 10 * GIB else f"{size / GIB:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB"
+
+
+def gb(size: float) -> str:
+    """Bytes in GB or TB, as disks are sold."""
+    number, unit = (size / 1e12, "TB") if size >= 1e12 else (size / 1e9, "GB")
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
