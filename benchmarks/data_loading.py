@@ -27,9 +27,9 @@ from benchmarks.support import (
 )
 from llmb.catalogue.resolve import Overrides
 from llmb.engine.data.batches import Loader, RankData
-from llmb.prepare.packed_files import pack
 from llmb.runs.checkpoints.prepared_data import ANSWERS, DOCUMENTS, PACKS, TOKENS, PackedDataset, TokenizerRecord
 from llmb.runs.plan import EnginePlan, TrainingDataset
+from llmb.setup.prepare.packed_files import pack
 
 MEAN, SHORTEST, LONGEST = 157, 30, 900
 """Of SQuAD's documents, in tokens: about log-normal."""

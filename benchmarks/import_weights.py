@@ -39,7 +39,7 @@ from llmb.runs.huggingface.tensors import (
     shard_files,
     stored_tensors,
 )
-from llmb.weights.conversion import ImportRequest, import_checkpoint
+from llmb.setup.prepare.conversion import ImportRequest, import_checkpoint
 
 GB = 10**9
 TARGET_BYTES = 2 * GB
@@ -53,7 +53,7 @@ INSIDE = """
 import sys
 from pathlib import Path
 from llmb.catalogue.records import Model
-from llmb.weights.conversion import ImportRequest, import_checkpoint
+from llmb.setup.prepare.conversion import ImportRequest, import_checkpoint
 source, target, model, largest = sys.argv[1:]
 model = Model.model_validate_json(model)
 request = ImportRequest(Path(source), Path(target), "pretrain_llama3.1", model, 2, int(largest))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llmb.prepare.packed_files import pack
+from llmb.setup.prepare.packed_files import pack
 
 TARGET_S = 10.0
 TARGET_FILL = 0.98

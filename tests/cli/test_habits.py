@@ -236,7 +236,7 @@ def commands_with_a_workload() -> Iterator[str]:
 
 
 def test_every_command_is_tried() -> None:
-    elsewhere = {"prepare access"}  # asks the hub: tests/prepare/test_hub_access.py
+    elsewhere = {"prepare access"}  # asks the hub: tests/setup/prepare/test_hub_access.py
     assert set(commands_with_a_workload()) == set(CALLS) - set(ALIASES) | elsewhere
 
 

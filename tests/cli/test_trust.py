@@ -11,11 +11,11 @@ from called_here import Run
 
 from llmb.base import trust
 from llmb.base.errors import UsageError
-from llmb.install.answers import Answers
-from llmb.install.state import InstallState, Made, state_path
 from llmb.jobs.history import open_history
 from llmb.runs.checkpoints.checkpoint import read_checkpoint
 from llmb.runs.checkpoints.checkpoint_files import new_folder
+from llmb.setup.install.answers import Answers
+from llmb.setup.install.install_state import InstallState, Made, state_path
 
 TINY = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "1")
 Call = Callable[..., tuple[int, str]]

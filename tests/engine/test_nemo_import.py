@@ -22,7 +22,7 @@ from llmb.engine.model.decoder import build_model
 from llmb.runs.checkpoints.checkpoint import read_checkpoint
 from llmb.runs.checkpoints.conversion_request import ImportJob
 from llmb.runs.huggingface.model_config import config_of
-from llmb.weights.conversion import ImportRequest, import_checkpoint, read_source
+from llmb.setup.prepare.conversion import ImportRequest, import_checkpoint, read_source
 from llmb.weights.worker.weights_import import import_weights, parameter_shapes
 
 

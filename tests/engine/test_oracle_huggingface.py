@@ -29,8 +29,8 @@ from llmb.catalogue.resolve import find_model
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
-from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.runs.checkpoints.prepared_data import prepared_folders
+from llmb.setup.prepare.base_weights import CheckpointRequest, prepare_checkpoint
 
 ALL = [
     *("llama", "llama-scaled", "nemotron4", "llama4", "qwen2", "qwen3", "qwen3-tied", "mixtral"),

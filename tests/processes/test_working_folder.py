@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import llmb
-from llmb.install.environment import PROOF
 from llmb.nodes.doctor.checks.software import NO_WORKING_FOLDER, PROBE
+from llmb.setup.install.python_environment import PROOF
 
 SOURCE = Path(llmb.__file__).parent
 POISON = ("numbers", "types", "random", "json", "ctypes", "socket", "selectors", "signal", "importlib")

@@ -14,9 +14,6 @@ from llmb.base.statistics import describe, describe_means
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
-from llmb.install.answers import Answers
-from llmb.install.images import ImportedImage
-from llmb.install.installing import StepResult
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.pace import Expected, RunView, compare_with, find_pace
@@ -33,7 +30,6 @@ from llmb.nodes.doctor.checked_nodes import NodesResult
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.search import Candidate, Remedy
-from llmb.prepare.hub import NeededRepository, RepositoryAccess
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.report.doctor_report import DriftReport
@@ -59,6 +55,10 @@ from llmb.runs.rank_account import OWNERS, CollectiveCount, MemoryUse, RankAccou
 from llmb.runs.record import new_record, queued_record
 from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.steps import ExpertLoad, Step, StepNews
+from llmb.setup.install.answers import Answers
+from llmb.setup.install.images import ImportedImage
+from llmb.setup.install.installing import StepResult
+from llmb.setup.prepare.hub import NeededRepository, RepositoryAccess
 
 
 def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:

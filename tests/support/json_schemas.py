@@ -21,7 +21,6 @@ from llmb.nodes.bench.pairs import PairFigures
 from llmb.nodes.doctor import check_records as health
 from llmb.predict.scale import Goodput
 from llmb.predict.search import Goal
-from llmb.prepare.hub import AccessState, NeededRepository, TokenSource
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
 from llmb.report.doctor_report import DriftReport
@@ -32,6 +31,7 @@ from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
 from llmb.runs.trace_reports import NetworkUse
 from llmb.runs.verdict import Verdict
+from llmb.setup.prepare.hub import AccessState, NeededRepository, TokenSource
 
 
 class RecipeIdentity(TypedDict):

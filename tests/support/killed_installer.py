@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmb.catalogue.catalogue import Catalogue
-from llmb.install.answers import Answers
-from llmb.install.installation import complete_removal, undo
-from llmb.install.installing import install_all
+from llmb.setup.install.answers import Answers
+from llmb.setup.install.installation import complete_removal, undo
+from llmb.setup.install.installing import install_all
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.link", "os.symlink")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

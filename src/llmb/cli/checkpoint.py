@@ -17,7 +17,7 @@ from llmb.report.install_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_output
 from llmb.runs.checkpoints.checkpoint import read_checkpoint
 from llmb.runs.huggingface.tensors import parse_size
-from llmb.weights.conversion import (
+from llmb.setup.prepare.conversion import (
     AdapterImport,
     ImportRequest,
     base_and_adapters,

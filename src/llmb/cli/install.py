@@ -18,17 +18,8 @@ from llmb.cli.common import Json
 from llmb.cli.options import takes, value_options
 from llmb.cli.prepare import checked_access
 from llmb.cli.root import agree, can_ask, say
-from llmb.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, given_answers
-from llmb.install.cluster_file import read_answers, write_answers
-from llmb.install.environment import Surroundings, look_around
-from llmb.install.images import ImageRequest, import_image
-from llmb.install.installation import Removal, complete_removal, hub_repositories, planned_removal, undo
-from llmb.install.installing import free_text, install_all, known_answers, next_commands, would_install
-from llmb.install.questions import completed, completed_path
-from llmb.install.state import read_state
 from llmb.launch.scheduler_lookup import SCHEDULERS
 from llmb.launch.scheduler_port import Choice, Question
-from llmb.prepare.hub import can_check
 from llmb.report.install_report import (
     answers_table,
     install_document,
@@ -40,6 +31,15 @@ from llmb.report.install_report import (
 )
 from llmb.report.output import bold, print_output, table_lines
 from llmb.report.table import rows_table
+from llmb.setup.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, given_answers
+from llmb.setup.install.cluster_file import read_answers, write_answers
+from llmb.setup.install.images import ImageRequest, import_image
+from llmb.setup.install.install_state import read_state
+from llmb.setup.install.installation import Removal, complete_removal, hub_repositories, planned_removal, undo
+from llmb.setup.install.installing import free_text, install_all, known_answers, next_commands, would_install
+from llmb.setup.install.python_environment import Surroundings, look_around
+from llmb.setup.install.questions import completed, completed_path
+from llmb.setup.prepare.hub import can_check
 
 
 def ask(question: Question, problem: str | None) -> str:

@@ -22,8 +22,6 @@ from llmb.cli.common import CommandGroup, DryRun, Json, Yes
 from llmb.cli.options import COMPLETIONS, given_of, given_once, model_options, takes, value_options, with_excluded
 from llmb.cli.progress import ByteProgress, CountProgress
 from llmb.cli.root import agree, can_ask, install_here, say, warn
-from llmb.install.images import PROGRAMS, SUFFIXES, ImageRequest, import_image
-from llmb.install.installation import IMAGES
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
@@ -31,21 +29,6 @@ from llmb.jobs.task import TaskOrder
 from llmb.launch.documents.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_options
 from llmb.launch.site.site import Site
-from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
-from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
-from llmb.prepare.hub import (
-    NeededRepository,
-    RepositoryAccess,
-    access_problem,
-    check_access,
-    lacks_token,
-    needed_repositories,
-    token_source,
-    use_token,
-)
-from llmb.prepare.jobs import TOKENS, PrepareChoices, preparation_orders, same_jobs
-from llmb.prepare.small_files import SIZE, next_commands, write_small_files
-from llmb.prepare.verify import verify_prepared
 from llmb.report.install_report import (
     access_document,
     access_table,
@@ -62,7 +45,24 @@ from llmb.report.jobs_report import flags_text, queued_document, submit_text
 from llmb.report.output import print_output
 from llmb.runs.checkpoints.prepared_data import SPLITS, Split, prepared_folders
 from llmb.runs.huggingface.tensors import parse_size
-from llmb.weights.conversion import default_processes
+from llmb.setup.install.images import PROGRAMS, SUFFIXES, ImageRequest, import_image
+from llmb.setup.install.installation import IMAGES
+from llmb.setup.prepare.base_weights import CheckpointRequest, prepare_checkpoint
+from llmb.setup.prepare.conversion import default_processes
+from llmb.setup.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
+from llmb.setup.prepare.hub import (
+    NeededRepository,
+    RepositoryAccess,
+    access_problem,
+    check_access,
+    lacks_token,
+    needed_repositories,
+    token_source,
+    use_token,
+)
+from llmb.setup.prepare.preparation_jobs import TOKENS, PrepareChoices, preparation_orders, same_jobs
+from llmb.setup.prepare.small_files import SIZE, next_commands, write_small_files
+from llmb.setup.prepare.verify import verify_prepared
 
 Workload = Annotated[
     str,

@@ -7,17 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llmb.base.shown_text import printable
-from llmb.install.answers import OPTIONS, Answers
-from llmb.install.environment import python_of
-from llmb.install.images import ImportedImage
-from llmb.install.installation import Removal
-from llmb.install.installing import StepResult
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.launch.documents.documented_paths import NemoItem
 from llmb.launch.documents.launch_scripts import CheckedFile
-from llmb.prepare.dataset import PackedFolder, PreparedDataset
-from llmb.prepare.hub import RepositoryAccess, TokenSource
-from llmb.prepare.verify import Item, Verification
 from llmb.report.recipe_report import lora_text
 from llmb.report.table import (
     Column,
@@ -34,6 +26,14 @@ from llmb.report.table import (
 )
 from llmb.runs.checkpoint_use import base_text
 from llmb.runs.checkpoints.checkpoint import SavedCheckpoint
+from llmb.setup.install.answers import OPTIONS, Answers
+from llmb.setup.install.images import ImportedImage
+from llmb.setup.install.installation import Removal
+from llmb.setup.install.installing import StepResult
+from llmb.setup.install.python_environment import python_of
+from llmb.setup.prepare.dataset import PackedFolder, PreparedDataset
+from llmb.setup.prepare.hub import RepositoryAccess, TokenSource
+from llmb.setup.prepare.verify import Item, Verification
 
 STATES = {"done": "done", "kept": "done before", "open": "to do"}
 GB = 10**9

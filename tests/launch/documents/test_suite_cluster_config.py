@@ -8,11 +8,11 @@ import pytest
 from called_here import Done, Run
 
 from llmb.base.errors import UsageError
-from llmb.install.answers import Answers
-from llmb.install.cluster_file import write_settings
-from llmb.install.state import opened_journal
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.site.cluster_config import SettingsFile, read_cluster_config, read_cluster_file
+from llmb.setup.install.answers import Answers
+from llmb.setup.install.cluster_file import write_settings
+from llmb.setup.install.install_state import opened_journal
 
 SAMPLES = Path(__file__).parents[1] / "data" / "reference_configs"
 TOKEN = "hf_0123456789abcdefghijABCDEFGHIJ0123"

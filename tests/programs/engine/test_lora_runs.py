@@ -32,7 +32,7 @@ from llmb.runs.plan import InitialWeights, Plan
 from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.record import new_record, write_record
 from llmb.runs.steps import read_steps
-from llmb.weights.conversion import ImportRequest, import_checkpoint
+from llmb.setup.prepare.conversion import ImportRequest, import_checkpoint
 
 pytestmark = pytest.mark.slow
 LORA, PRETRAIN = "finetune_llama3", "pretrain_llama3.1"

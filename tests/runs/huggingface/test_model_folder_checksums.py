@@ -9,7 +9,7 @@ import pytest
 
 from llmb.base.errors import UsageError
 from llmb.runs.huggingface.model_folder import WeightsFolder, corrupt_files, hub_checksums
-from llmb.weights.conversion import check_content
+from llmb.setup.prepare.conversion import check_content
 
 CONTENT = bytes(range(256)) * 50_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cluster_config.yaml as an installation writes it, and a file that was there before; files of answers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from llmb.base.errors import UsageError, see
+from llmb.base.secrets import holds_secret
+from llmb.base.trust import check_owner
+from llmb.catalogue.data_files import CatalogueError, read_data, read_file, schema_problems
+from llmb.launch.scheduler_lookup import UNNAMED, all_schedulers, cluster_schema, find_scheduler
+from llmb.launch.scheduler_port import NONE
+from llmb.launch.site.cluster_config import read_cluster_config, read_cluster_file
+from llmb.launch.site.settings_edit import migrate
+from llmb.runs.folder import CLUSTER_CONFIG, write_atomically, writing
+from llmb.runs.record import LOCAL
+from llmb.setup.install.answers import Answers, answers_schema
+from llmb.setup.install.install_state import Journal, put_file
+from llmb.setup.install.python_environment import python_of
+
+ADVICE = f"{see('install-on-a-cluster')}; 'llmb install --record FILE' writes such a file"
+ANSWERS_HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"
+OWN_KEYS = frozenset(("venv_type", "install_path", "slurm", "install_method", "selected_workloads", "environment_vars"))
+"""Keys that only this file has."""
+OLD_KEYS = {"slurm_info": "slurm", "env_vars": "environment_vars"}
+IGNORED_KEYS = frozenset(("workload_selection_mode", "dev_mode"))
+SAME_KEYS = ("gpu_type", "node_architecture", "image_folder")
+
+
+def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
+    """The answers of a file of either form. Raises UsageError with all that is wrong in it, and for another user's."""
+    check_owner(path)
+    try:
+        data = read_data(path)
+        if not isinstance(data, dict) or not (OWN_KEYS | {*OLD_KEYS}) & {*data}:
+            return read_file(path, answers_schema(), foreign=True)
+        found = _headless_answers(path, data, say)
+        say(
+            f"{path} is a headless file of the reference suite's installer; 'llmb install --record FILE' writes its "
+            "answers"
+        )
+        return answers_schema().model_validate(found)
+    except ValidationError as error:
+        problems = tuple(schema_problems(path, error))
+    except CatalogueError as error:
+        problems = error.problems
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    raise UsageError(f"the file of answers cannot be used:\n{lines}", do=ADVICE)
+
+
+def write_answers(path: Path, answers: Answers) -> None:
+    """Writes them so that only their user can read them. Raises EnvironmentProblem."""
+    put_file(path, ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True), mode=0o600)
+
+
+def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """The answers of ``llmb install``, by name, that the file ``path`` with ``data`` gives. Raises UsageError."""
+    if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
+        raise UsageError(f"old keys: {', '.join(old)}", where=str(path), do="rename them")
+    slurm = data.get("slurm") or {}
+    if not isinstance(slurm, dict):
+        raise UsageError("slurm must be a mapping", where=str(path))
+    known = OWN_KEYS | IGNORED_KEYS | {*SAME_KEYS}
+    if others := [str(key) for key in data if key not in known]:
+        raise UsageError(f"unknown keys: {', '.join(others)}", where=str(path), choices=sorted(known))
+    variables = _headless_variables(path, data.get("environment_vars") or {}, say)
+    found: dict[str, Any] = {name: data.get(name) for name in SAME_KEYS}
+    found |= {"path": data.get("install_path"), "environment": data.get("venv_type"), "variables": variables}
+    found |= {"workloads": data.get("selected_workloads") or [], "scheduler": "slurm" if slurm else None}
+    found |= {"prepare": {"slurm": "job", "local": "here"}.get(str(data.get("install_method")))}
+    found |= {name: slurm.get(name) for name in ("account", "gpu_partition", "cpu_partition")}
+    if "gpu_partition_gres" in slurm:
+        gres = slurm["gpu_partition_gres"]
+        found |= {"gpus_per_node": gres, "gpu_request": "none" if gres is None else "gpus-per-node"}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _headless_variables(path: Path, given: object, say: Callable[[str], None]) -> dict[str, str]:
+    """Without secrets, which are named."""
+    if not isinstance(given, dict) or any(value is None for value in given.values()):
+        raise UsageError("environment_vars must be a mapping of names to values", where=str(path))
+    texts = {str(name): str(value) for name, value in given.items()}
+    secrets = [name for name, value in texts.items() if holds_secret(name, value)]
+    for name in secrets:
+        say(f"warning: {name} in {path} is left out: it is a secret; set it in the environment")
+    return {name: value for name, value in texts.items() if name not in secrets}
+
+
+HEAD = """\
+# Written by 'llmb install' from its answers. Change what you like: a changed file is kept.
+# All keys: the page "Files, JSON and exit codes" of llmb's documentation.
+"""
+COMMENTS = {
+    "gpu_type": "if a command names none",
+    "python": "on the nodes; it has llmb and torch",
+    "fabric": "network between nodes; see the catalogue's fabrics",
+    "environment": "variables of every job; no secrets",
+    "container": "what the workers run in",
+    "reference_suite": "the documents' own software, by workload",
+}
+"""By key of the file; a scheduler has those of its own section."""
+Section = Mapping[str, Any]
+
+
+def settings(
+    answers: Answers, root: Path, image: str | None, suite_environments: Mapping[str, str] | None = None
+) -> Section:
+    """The content of the file; what has no value is left out. Pure."""
+    scheduler = find_scheduler(answers.scheduler or LOCAL)
+    found = {
+        "scheduler": scheduler.name if scheduler.name not in (LOCAL, UNNAMED) else None,
+        "gpu_type": answers.gpu_type,
+        "python": str(python_of(answers, root)),
+        "fabric": answers.fabric,
+        "environment": dict(answers.variables),
+        scheduler.name: scheduler.section(answers, answers.gpus_per_node),
+        "container": {"runtime": answers.container_runtime, "image": image} if image else {},
+        "reference_suite": {"environments": dict(suite_environments)} if suite_environments else {},
+    }
+    return {key: value for key, value in found.items() if value not in (None, NONE, {})}
+
+
+def answers_in(root: Path) -> Answers:
+    """The answers that a cluster_config.yaml below ``root`` gives. Raises UsageError if it cannot be used."""
+    if not (root / CLUSTER_CONFIG).exists():
+        return answers_schema()()
+    config = read_cluster_config(root, cluster_schema())
+    sections = config.model_dump(mode="json")
+    found: dict[str, Any] = {}
+    for scheduler in all_schedulers():
+        if given := scheduler.answers_in(sections.get(scheduler.name) or {}):
+            found |= {"scheduler": scheduler.name, **given}
+    if config.scheduler:
+        found["scheduler"] = config.scheduler
+    own = config.install
+    found |= {"gpu_type": config.gpu_type, "fabric": config.fabric, "node_architecture": own.node_architecture}
+    found |= {"environment": own.environment, "image_folder": own.image_folder}
+    if config.container.image:
+        found |= {"container_runtime": config.container.runtime, "image": config.container.image}
+    return answers_schema().model_validate({name: value for name, value in found.items() if value is not None})
+
+
+def file_text(found: Section) -> str:
+    """The file, with comments. Pure."""
+    comments = dict(COMMENTS)
+    for scheduler in all_schedulers():
+        comments[scheduler.name] = "what jobs ask for"
+        comments |= {f"{scheduler.name}.{key}": text for key, text in scheduler.comments.items()}
+    return HEAD + "".join(f"{line}\n" for line in _lines(found, "", comments))
+
+
+def _lines(section: Section, above: str, comments: Mapping[str, str], indent: str = "") -> Iterator[str]:
+    for key, value in section.items():
+        comment = f"  # {comments[above + key]}" if above + key in comments else ""
+        if isinstance(value, dict):
+            yield f"{indent}{_scalar(key)}:{comment}"
+            yield from _lines(value, f"{above}{key}.", comments, indent + "  ")
+        else:
+            yield f"{indent}{_scalar(key)}: {_scalar(value)}{comment}"
+
+
+def _scalar(value: object) -> str:
+    text = yaml.safe_dump([value], default_flow_style=True, width=1 << 20, allow_unicode=True)
+    return text.strip()[1:-1]
+
+
+def is_settled(journal: Journal, found: Section) -> bool:
+    """Whether nothing is to be done: the file says what is wanted, or its user changed what was written."""
+    path = journal.root / CLUSTER_CONFIG
+    if not path.exists():
+        return False
+    if journal.made(CLUSTER_CONFIG):
+        return not journal.is_own(CLUSTER_CONFIG) or path.read_text() == file_text(found)
+    return not changes(journal.root, found)
+
+
+def changes(root: Path, found: Section) -> list[str]:
+    """In words, what the file there says otherwise."""
+    there = read_cluster_config(root, cluster_schema()).model_dump(mode="json")
+    return [f"{name} is {has!r}, not {value!r}" for name, has, value in _differences(there, found)]
+
+
+def _differences(there: Section, wanted: Section, above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each key that is wanted with another value than it has there: key, value there, value wanted."""
+    for key, value in wanted.items():
+        has = there.get(key)
+        if isinstance(value, dict):
+            yield from _differences(has if isinstance(has, dict) else {}, value, f"{above}{key}.")
+        elif has != value:
+            yield f"{above}{key}", has, value
+
+
+def check_settings(journal: Journal, found: Section) -> None:
+    """Raises UsageError if a file that was there before says something else."""
+    path = journal.root / CLUSTER_CONFIG
+    if not path.exists() or journal.made(CLUSTER_CONFIG):
+        return
+    there = yaml.safe_load(path.read_bytes()) or {}
+    if odd := changes(journal.root, {key: value for key, value in found.items() if key in there}):
+        lines = "\n".join(f"  {line}" for line in odd)
+        do = "change it, give other answers, or add --keep-settings, which keeps it as it is"
+        raise UsageError(f"{CLUSTER_CONFIG} is there, and not from this installer:\n{lines}", where=str(path), do=do)
+
+
+def kept_changes(journal: Journal, found: Section) -> list[str]:
+    """In words, what the user changed in the file that was written."""
+    if not journal.made(CLUSTER_CONFIG) or journal.is_own(CLUSTER_CONFIG):
+        return []
+    return changes(journal.root, found) if (journal.root / CLUSTER_CONFIG).exists() else []
+
+
+def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
+    """Writes the file, or completes one that it did not write; returns what was done, in words.
+
+    Raises UsageError if such a file says something else; with ``keep`` it is left as it is.
+    """
+    path = journal.root / CLUSTER_CONFIG
+    if not path.exists() or journal.is_own(CLUSTER_CONFIG):
+        journal.file(CLUSTER_CONFIG, file_text(found))
+        return f"{CLUSTER_CONFIG} written"
+    if keep:
+        return f"{CLUSTER_CONFIG} is kept as it is"
+    file = read_cluster_file(path, cluster_schema())
+    if file.form:  # what llmb adds would make a mixture of it
+        migrate(file)
+    with writing(path):
+        text = path.read_text()
+    check_settings(journal, found)
+    there = yaml.safe_load(text) or {}
+    new = {key: value for key, value in found.items() if key not in there}
+    added = file_text(new).removeprefix(HEAD)
+    start = text if text.endswith("\n") or not text else f"{text}\n"
+    with writing(path):
+        write_atomically(path, f"{start}\n# Added by 'llmb install':\n{added}")
+    return f"{', '.join(new)} added to {CLUSTER_CONFIG}"

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an installation has made, written before it is made, so that it can be resumed and undone after any end."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import SerializeAsAny, ValidationError, field_validator
+
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.trust import STATE_FOLDER, check_inside, check_links, check_owner
+from llmb.catalogue.records import Record
+from llmb.jobs.locks import file_lock
+from llmb.runs.folder import cannot_write, writing
+from llmb.setup.install.answers import Answers, answers_schema
+from llmb.setup.install.images import remove_image
+
+STATE = "install_state.json"
+LOCK = "install.lock"
+PATIENCE_S = 2.0
+SCHEMA_VERSION = 1
+
+
+class Made(Record):
+    """Something below the root that the installer makes."""
+
+    path: str
+    """Relative to the root."""
+    kind: Literal["folder", "file", "tree", "image"]
+    """A folder is removed only if it is empty, a tree with all that is in it, a file if it is as it was written, an
+    image with what lies beside it."""
+    sha256: tuple[str, ...] = ()
+    """Checksums of a file: of each content that was written, the last one last."""
+
+
+class InstallState(Record):
+    """``.llmb/install_state.json``."""
+
+    schema_version: int = SCHEMA_VERSION
+    root: str
+    """Where the installation was when it was last called: absolute paths in it begin so."""
+    made_root: bool
+    """The folder itself was made, too."""
+    answers: SerializeAsAny[Answers]
+    proven_python: str | None = None
+    """The existing interpreter that was looked at, and has what runs need."""
+    image: str | None = None
+    """The file of the image that was imported."""
+    made: tuple[Made, ...] = ()
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _with_those_of_schedulers(cls, value: object) -> object:
+        return answers_schema().model_validate(value) if isinstance(value, dict) else value
+
+
+def state_path(root: Path) -> Path:
+    return root / STATE_FOLDER / STATE
+
+
+def read_state(root: Path) -> InstallState | None:
+    """None where nothing was installed. Raises UsageError for a file that cannot be read, or of a user who is neither
+    this one nor the owner of the root."""
+    path = state_path(root)
+    check_links(path)
+    check_owner(path, root)
+    try:
+        return InstallState.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, NotADirectoryError) as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except ValidationError as error:
+        do = "it is of another version of llmb, or damaged; move it away, and call 'llmb install' again"
+        raise UsageError("this is not a state of an installation", where=str(path), do=do) from error
+
+
+def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replaces ``path`` at once. Only one installer writes below a root: what a killed one left is overwritten.
+
+    Raises EnvironmentProblem.
+    """
+    temporary = partial_of(path)
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Journal:
+    """The state of an installation while it is changed, by the one process that holds its lock."""
+
+    def __init__(self, root: Path, state: InstallState) -> None:
+        self.root, self.state = root, state
+
+    def save(self, **changes: object) -> None:
+        changed = self.state.model_copy(update=changes)
+        if changed != self.state:
+            self.state = changed
+            put_file(state_path(self.root), changed.model_dump_json(indent=1, exclude_none=True) + "\n")
+
+    def folder(self, path: str) -> None:
+        """Makes a folder below the root, unless it exists."""
+        if not (self.root / path).is_dir():
+            self._intend(Made(path=path, kind="folder"))
+            with writing(self.root / path):
+                (self.root / path).mkdir(exist_ok=True)
+
+    def file(self, path: str, text: str, *, mode: int = 0o644) -> None:
+        """Writes a file below the root; its folder exists."""
+        before = self.made(path)
+        written = before.sha256 if before else ()
+        self._intend(
+            Made(path=path, kind="file", sha256=(*(item for item in written if item != digest(text)), digest(text)))
+        )
+        put_file(self.root / path, text, mode=mode)
+
+    def tree(self, path: str) -> Path:
+        """A folder below the root that something else fills: what was left of an earlier attempt is removed."""
+        self._intend(Made(path=path, kind="tree"))
+        shutil.rmtree(self.root / path, ignore_errors=True)
+        return self.root / path
+
+    def image(self, path: str) -> None:
+        """A file that an import makes; one that was there before is not the installer's."""
+        if not (self.root / path).exists():
+            self._intend(Made(path=path, kind="image"))
+
+    def made(self, path: str) -> Made | None:
+        return next((item for item in self.state.made if item.path == path), None)
+
+    def is_own(self, path: str) -> bool:
+        """True for a file whose content was written by an installer."""
+        item = self.made(path)
+        return item is not None and _digest_of(self.root / path) in item.sha256
+
+    def forget(self, path: str) -> None:
+        self.save(made=tuple(item for item in self.state.made if item.path != path))
+
+    def _intend(self, item: Made) -> None:
+        others = (other for other in self.state.made if other.path != item.path)
+        if self.made(item.path) != item:
+            self.save(made=(*others, item))
+
+
+@contextmanager
+def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
+    """The journal of ``root``, which is made with it if it does not exist, locked.
+
+    Raises EnvironmentProblem if another installer is at work, or if nothing can be written.
+    """
+    _begin(root, answers)
+    with locked_journal(root) as journal:
+        yield journal
+
+
+@contextmanager
+def locked_journal(root: Path) -> Iterator[Journal]:
+    """The journal of an installation that exists, locked. Raises UsageError if there is no installation."""
+    if not state_path(root).exists():
+        do = "give the folder of an installation with --path, or set LLMB_INSTALL"
+        raise UsageError("nothing was installed here", where=str(root), do=do)
+    with file_lock(root / STATE_FOLDER / LOCK, PATIENCE_S, "installing"):
+        partial_of(state_path(root)).unlink(missing_ok=True)
+        state = read_state(root)
+        if state is None:
+            raise EnvironmentProblem("the installation was just removed", where=str(root), do="try again")
+        yield Journal(root, state)
+
+
+def _begin(root: Path, answers: Answers) -> None:
+    """Makes the state, and what is missing of the folders that hold it: they appear with it, by a rename.
+
+    Several may do so at once: what they write is the same, and the lock is taken afterwards.
+    """
+    if state_path(root).exists():
+        return
+    state = InstallState(root=str(root), made_root=not root.exists(), answers=answers)
+    if (root / STATE_FOLDER).exists():
+        _write_state(root / STATE_FOLDER, state)
+        return
+    target = root / STATE_FOLDER if root.exists() else root
+    own = [Made(path=STATE_FOLDER, kind="folder")] if root.exists() else []
+    partial = partial_of(target)
+    inner = partial if own else partial / STATE_FOLDER
+    try:
+        inner.mkdir(parents=True, exist_ok=True)
+        _write_state(inner, state.model_copy(update={"made": tuple(own)}))
+        partial.rename(target)
+    except (OSError, EnvironmentProblem) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if state_path(root).exists():
+            return  # another installer was faster
+        if isinstance(error, OSError):
+            raise cannot_write(target, error) from error
+        raise
+
+
+def _write_state(folder: Path, state: InstallState) -> None:
+    put_file(folder / STATE, state.model_dump_json(indent=1, exclude_none=True) + "\n")
+
+
+def remove(root: Path, made: Sequence[Made]) -> tuple[list[str], list[str]]:
+    """Removes what was made, the last first. Returns the paths that are gone, and those that are kept because they are
+    not as they were made. Raises UsageError for what is not below the root."""
+    gone, kept = list[str](), list[str]()
+    for item in reversed(made):
+        path = root / item.path
+        if not path.exists() and not path.is_symlink() and item.kind != "image":
+            continue
+        check_inside(path, root)
+        (gone if _removed(path, item) else kept).append(item.path)
+    return gone, kept
+
+
+def _removed(path: Path, item: Made) -> bool:
+    if item.kind == "tree":
+        shutil.rmtree(path)
+    elif item.kind == "image":
+        remove_image(path)  # what a killed import left, though the image itself be missing
+    elif item.kind == "file":
+        if _digest_of(path) not in item.sha256:
+            return False
+        path.unlink()
+    else:
+        try:
+            path.rmdir()
+        except OSError:
+            return False  # something else is in it
+    return True
+
+
+def _digest_of(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def partial_of(path: Path) -> Path:
+    """The name of a file or folder that is not complete."""
+    return path.with_name(f".{path.name}.installing")

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an installation is made with, the form of its steps, the data and checkpoints that it
+prepares, and its removal."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.trust import STATE_FOLDER, WORKLOADS, check_inside
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.resolve import Request, gpu_types_of, resolve
+from llmb.jobs.history import database_path, read_history
+from llmb.jobs.job import LIVE
+from llmb.jobs.store import Filter
+from llmb.jobs.task import PREPARATIONS
+from llmb.runs.checkpoints.prepared_data import PREPARED, prepared_folders
+from llmb.runs.folder import writing
+from llmb.setup.install.answers import Answers
+from llmb.setup.install.install_state import (
+    LOCK,
+    InstallState,
+    Journal,
+    Made,
+    locked_journal,
+    partial_of,
+    read_state,
+    remove,
+    state_path,
+)
+from llmb.setup.install.python_environment import run_visibly
+from llmb.setup.prepare.hub import NeededRepository, access_problem, can_check, check_access, needed_repositories
+from llmb.setup.prepare.verify import verify_prepared
+
+IMAGES = "images"
+
+PREPARED_HOW = ("here", "job")
+TINY = "tiny"
+"""A size that is prepared only if it is asked for."""
+
+ImportImage = Callable[[str, Path, str, str | None], Path]
+"""Gets an image's name, the folder for its file, the runtime and the nodes' architecture; returns the file, which
+exists when it is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallStep:
+    """One step; ``do`` returns what was done, in words."""
+
+    name: str
+    title: str
+    is_done: Callable[[], bool]
+    do: Callable[[], str]
+
+
+def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str, str]]:
+    """Workload and size of each: those of the documents that the GPU type can train, or the size that is given."""
+    for name in answers.workloads:
+        workload = catalogue.workloads.get(name)
+        for size in workload.sources if workload else ():
+            is_wanted = size == answers.size if answers.size else size != TINY
+            if workload and is_wanted and answers.gpu_type in (None, *gpu_types_of(workload, size)):
+                yield name, size
+
+
+def seq_len_of(catalogue: Catalogue, answers: Answers, workload: str, size: str) -> int:
+    """The length that the GPU type's layout packs samples to."""
+    return resolve(catalogue, Request(workload=workload, size=size, gpu_type=answers.gpu_type)).layout.seq_len
+
+
+def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepository, ...]:
+    """Repositories that the preparations download from; none where nothing is prepared or all is local."""
+    if answers.prepare not in PREPARED_HOW:
+        return ()
+    models = list(prepared_sizes(catalogue, answers))
+    return needed_repositories(
+        catalogue, models, weights=not answers.checkpoint_source, data=not answers.dataset_source
+    )
+
+
+def check_hub(repositories: Sequence[NeededRepository]) -> str:
+    """What was found, in words. Raises EnvironmentProblem for a repository that cannot be read."""
+    if not can_check():
+        return "not checked: this needs pip install 'llmb[prepare]' beside the command that installs"
+    found = check_access(repositories)
+    if problem := access_problem(found):
+        raise problem
+    reason = next((item.reason for item in found if item.state == "not checked"), None)
+    return f"not checked: {reason}" if reason else f"granted: {', '.join(item.name for item in repositories)}"
+
+
+def is_prepared(catalogue: Catalogue, root: Path, answers: Answers, workload: str, size: str) -> bool:
+    """Whether everything is there that the GPU type trains on: data that is packed to other lengths is not needed."""
+    found = verify_prepared(catalogue, workload, size, prepared_folders(root, workload), None)
+    own = f"_{seq_len_of(catalogue, answers, workload, size)}"
+    return all("/packed/" in item.name and not item.name.endswith(own) for item in found.lacking)
+
+
+@dataclass
+class Preparations:
+    """Starts preparations, and keeps the jobs that were queued."""
+
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    """As ``llmb prepare submit --json`` prints them."""
+
+    def do(self, python: Path, root: Path, answers: Answers, workload: str, size: str) -> str:
+        """Raises EnvironmentProblem if a command fails."""
+        llmb = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "prepare"]
+        model = ["-w", workload, "-s", size]
+        if answers.prepare == "here":
+            source, other = _sources(answers, "--source", "--source")
+            run_visibly([*llmb, "checkpoint", *model, *source])
+            run_visibly([*llmb, "dataset", *model, *other])
+            return f"{workload} {size} is prepared"
+        checkpoint, dataset = _sources(answers, "--checkpoint-source", "--dataset-source")
+        queued = self._queued([*llmb, "submit", *model, *checkpoint, *dataset, "--yes", "--json"])
+        self.jobs += queued
+        ids = ", ".join(job["job_id"] for job in queued)
+        return f"jobs {ids} prepare {workload} {size}" if ids else "jobs that were queued before prepare it"
+
+    def _queued(self, command: Sequence[str]) -> list[dict[str, Any]]:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False, env=os.environ
+        )
+        if done.returncode:
+            raise EnvironmentProblem("the preparation cannot be queued; the reason is above")
+        found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """What is installed, and by what means."""
+
+    journal: Journal
+    answers: Answers
+    catalogue: Catalogue
+    import_image: ImportImage | None = None
+    """None where images cannot be imported here: an image is then used by the name it was given."""
+    keep_settings: bool = False
+    preparations: Preparations = field(default_factory=Preparations)
+
+    @property
+    def root(self) -> Path:
+        return self.journal.root
+
+    @property
+    def image_folder(self) -> Path:
+        return Path(self.answers.image_folder) if self.answers.image_folder else self.root / IMAGES
+
+
+def _sources(answers: Answers, checkpoint: str, dataset: str) -> tuple[list[str], list[str]]:
+    return (
+        [checkpoint, answers.checkpoint_source] if answers.checkpoint_source else [],
+        [dataset, answers.dataset_source] if answers.dataset_source else [],
+    )
+
+
+RESULTS = ("experiments", PREPARATIONS, PREPARED)
+"""Folders of a workload that runs and preparations made."""
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    """They were changed since, or hold something else."""
+
+
+def planned_removal(root: Path, *, results: bool) -> list[str]:
+    """What would be removed, if it is as it was made. Raises UsageError."""
+    state = read_state(root)
+    if state is None:
+        do = "give the folder of an installation with --path, or set LLMB_INSTALL"
+        raise UsageError("nothing was installed here", where=str(root), do=do)
+    made = [item.path for item in state.made if (root / item.path).exists()]
+    found = [str(path.relative_to(root)) for path in _results(root, state.answers.workloads)]
+    return [*made, *(found if results else [])]
+
+
+def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
+    """Removes what the journal lists; with ``results`` also results, prepared data and the history.
+
+    One that was killed is completed by the next call. Raises UsageError while jobs run, EnvironmentProblem.
+    """
+    with locked_journal(root) as journal:
+        _check_no_live_jobs(root, say)
+        state = journal.state
+        gone = []
+        with writing(root):
+            if results:
+                for path in _results(root, state.answers.workloads):
+                    shutil.rmtree(path)
+                    gone.append(str(path.relative_to(root)))
+                _remove_history(root)
+            removed, kept = remove(root, [item for item in state.made if item.path != STATE_FOLDER])
+            _remove_state(root, state)
+    if root.exists() and state.made_root:
+        kept = [*kept, "."]
+    return Removal((*gone, *removed), tuple(kept))
+
+
+def _results(root: Path, workloads: Sequence[str]) -> list[Path]:
+    folders = [root / WORKLOADS / name / kind for name in workloads for kind in RESULTS]
+    found = [path for path in folders if path.is_dir()]
+    for path in found:
+        check_inside(path, root)
+    return found
+
+
+def _remove_history(root: Path) -> None:
+    for path in (root / STATE_FOLDER).iterdir():
+        if path.name in (LOCK, state_path(root).name):
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _remove_state(root: Path, state: InstallState) -> None:
+    """The state goes last, and together with its folders, so that a removal that is killed can be completed."""
+    (root / STATE_FOLDER / LOCK).unlink(missing_ok=True)
+    own_folder = state.made_root or Made(path=STATE_FOLDER, kind="folder") in state.made
+    if not own_folder or len([*(root / STATE_FOLDER).iterdir()]) > 1:
+        state_path(root).unlink()
+        return
+    is_empty = state.made_root and len([*root.iterdir()]) == 1
+    target = root if is_empty else root / STATE_FOLDER
+    shutil.rmtree(target.rename(partial_of(target)))
+
+
+def complete_removal(root: Path) -> bool:
+    """Removes what a removal, or the beginning of an installation, left when it was killed. True if that was all."""
+    if state_path(root).exists():
+        return False
+    left = [partial for target in (root, root / STATE_FOLDER) if (partial := partial_of(target)).exists()]
+    for partial in left:
+        shutil.rmtree(partial)
+    return bool(left)
+
+
+def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:
+    """Raises UsageError if jobs are queued or running, as far as is known without asking the scheduler."""
+    if not database_path(root).exists():
+        return
+    with read_history(root, say) as store:
+        live = [str(job.job_id or job.key) for job in store.jobs(Filter(states=LIVE))]
+    if live:
+        names = ", ".join(live[:MOST_NAMED]) + (", ..." if len(live) > MOST_NAMED else "")
+        do = "wait for them ('llmb jobs wait'), or cancel them; 'llmb jobs refresh' asks the scheduler"
+        raise UsageError(f"jobs are queued or running: {names}; nothing was removed", where=str(root), do=do)

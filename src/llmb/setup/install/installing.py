@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installation as a whole: what is known of it, what would be done, and doing it."""
+
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from llmb.base.errors import LlmbError, UserInterrupt
+from llmb.base.trust import WORKLOADS
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.resolve import CPU
+from llmb.launch.scheduler_lookup import find_scheduler
+from llmb.launch.scheduler_port import NONE
+from llmb.runs.checkpoint_use import check_room
+from llmb.runs.checkpoints.prepared_data import prepared_folders
+from llmb.runs.folder import CLUSTER_CONFIG
+from llmb.runs.record import LOCAL
+from llmb.setup.install.answers import EXISTING, Answers, suite_scripts
+from llmb.setup.install.cluster_file import (
+    Section,
+    answers_in,
+    check_settings,
+    is_settled,
+    kept_changes,
+    settings,
+    write_settings,
+)
+from llmb.setup.install.images import SUFFIXES, has_image, image_path
+from llmb.setup.install.install_state import InstallState, Journal, opened_journal, read_state
+from llmb.setup.install.installation import (
+    IMAGES,
+    PREPARED_HOW,
+    ImportImage,
+    Installation,
+    InstallStep,
+    Preparations,
+    check_hub,
+    hub_repositories,
+    is_prepared,
+    prepared_sizes,
+)
+from llmb.setup.install.python_environment import FOLDER as ENVIRONMENT
+from llmb.setup.install.python_environment import RECORD, contents_text, is_made, make_environment, proven, python_of
+from llmb.setup.install.suite import remove_environments, suite_environments, suite_steps
+
+RESUMED = "the same command resumes here"
+ENVIRONMENT_BYTES = 12 * 10**9
+"""PyTorch for CUDA with its libraries, and as much again while it is unpacked; a guess on the safe side."""
+CPU_ENVIRONMENT_BYTES = 3 * 10**9
+DOWNLOADED = 2
+"""A checkpoint is downloaded, and converted beside the download."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``kept`` was done before."""
+
+    name: str
+    state: Literal["done", "kept", "open"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What was done, or would be."""
+
+    results: Sequence[StepResult]
+    jobs: Sequence[dict[str, Any]] = field(default_factory=list)
+    """That prepare something in the background."""
+
+
+def known_answers(given: Answers, root: Path) -> Answers:
+    """The answers that are given, above those of an installation in ``root``, above those of a cluster_config.yaml.
+
+    Raises UsageError for files that cannot be used.
+    """
+    state = read_state(root)
+    if state is None:
+        return given.above(answers_in(root))
+    return given.above(state.answers).model_copy(update={"path": str(root)})
+
+
+def would_install(root: Path, answers: Answers, catalogue: Catalogue, import_image: ImportImage | None) -> Installed:
+    """Reads, and writes nothing."""
+    state = read_state(root) or InstallState(root=str(root), made_root=False, answers=answers)
+    journal = Journal(root, state)
+    what = Installation(journal=journal, answers=answers, catalogue=catalogue, import_image=import_image)
+    return Installed(planned(all_steps(what)))
+
+
+def install_all(
+    root: Path,
+    answers: Answers,
+    catalogue: Catalogue,
+    import_image: ImportImage | None,
+    say: Callable[[str], None],
+    *,
+    keep_settings: bool = False,
+) -> Installed:
+    """Raises the LlmbError of the step that fails; the same call resumes there."""
+    check_space(catalogue, answers, root)
+    with opened_journal(root, answers) as journal:
+        before = Path(journal.state.root)  # the same folder may have two names, such as through a link
+        if before != root and not (before.exists() and before.samefile(root)):
+            say(f"this installation was at {journal.state.root}: what holds that path is made again")
+            say("call 'llmb jobs rebuild' afterwards: the history lists run folders by their paths")
+            (root / ENVIRONMENT / RECORD).unlink(missing_ok=True)
+            remove_environments(journal)
+            journal.save(root=str(root), image=None)
+        # Not after an environment was made, which takes minutes. What an image is named is known later.
+        found = settings(answers, root, None, suite_environments(answers, journal))
+        wanted = {key: value for key, value in found.items() if key != "container"}
+        if not keep_settings:
+            check_settings(journal, wanted)
+        for line in kept_changes(journal, wanted):
+            say(f"note: {CLUSTER_CONFIG} was changed, and is kept: {line}")
+        journal.save(answers=answers)
+        preparations = Preparations()
+        what = Installation(
+            journal=journal,
+            answers=answers,
+            catalogue=catalogue,
+            import_image=import_image,
+            keep_settings=keep_settings,
+            preparations=preparations,
+        )
+        return Installed(run_steps(all_steps(what), say), preparations.jobs)
+
+
+def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
+    """Raises the error of the first step that fails; those before it are done."""
+    results = []
+    for number, step in enumerate(steps, start=1):
+        if step.is_done():
+            results.append(StepResult(step.name, "kept", "done before"))
+            continue
+        say(f"{number}/{len(steps)} {step.title}")
+        try:
+            results.append(StepResult(step.name, "done", step.do()))
+        except LlmbError as error:
+            after = "\n" if error.do and "\n" in error.do else "; "  # not behind a command
+            do = f"{error.do}{after}{RESUMED}" if error.do else RESUMED
+            what = f"step {number} of {len(steps)}, {step.name}: {error.what}"
+            raise type(error)(what, where=error.where, choices=error.choices, do=do) from error
+        except KeyboardInterrupt as signal:
+            raise UserInterrupt(f"interrupted in step {number} of {len(steps)}, {step.name}; {RESUMED}") from signal
+    return results
+
+
+def planned(steps: Sequence[InstallStep]) -> list[StepResult]:
+    return [
+        StepResult(step.name, "kept", "done before") if step.is_done() else StepResult(step.name, "open", step.title)
+        for step in steps
+    ]
+
+
+def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
+    """Raises EnvironmentProblem if the disk has less free than the installation takes."""
+    need = 0
+    if answers.environment != EXISTING and not (root / ENVIRONMENT).exists():
+        need += CPU_ENVIRONMENT_BYTES if answers.torch in (CPU, NONE, EXISTING) else ENVIRONMENT_BYTES
+    for workload, size in prepared_sizes(catalogue, answers) if answers.prepare in ("here", "job") else ():
+        documented = catalogue.workloads[workload].checkpoints.get(size)
+        if documented and not prepared_folders(root, workload).models.exists():
+            need += int(documented.size_gb * 10**9) * DOWNLOADED
+    check_room("the installation needs", need, root, "free some space, or give a --path on another disk")
+
+
+def free_text(root: Path) -> str:
+    """What is free on the disk of a folder that need not exist, in words."""
+    existing = next(place for place in (root, *root.parents) if place.exists())
+    return f"{shutil.disk_usage(existing).free / 10**9:,.0f} GB"
+
+
+def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: bool) -> Iterator[tuple[str, str]]:
+    """Commands, each after what it is for. ``jobs`` prepare something in the background."""
+    llmb = _llmb(python_of(answers, root))
+    yield "in this shell, and in the next ones", f"export LLMB_INSTALL={shlex.quote(str(root))}"
+    if jobs:
+        yield "preparations in the background", f"{llmb} jobs list"
+    if answers.prepare in ("here", "job"):
+        for workload, size in prepared_sizes(catalogue, answers):
+            yield "what is prepared, and what is missing", f"{llmb} prepare verify -w {workload} -s {size}"
+    plain = [name for name in answers.workloads if not catalogue.workloads[name].sources]
+    model = f"-w {plain[0]}" if plain else f"-w {answers.workloads[0]} --synthetic"
+    command = "run" if answers.scheduler == LOCAL else "submit"
+    wait = " --wait" if command == "submit" else ""
+    yield "a first result", f"{llmb} {command} {model} -s tiny --gpu-type cpu --scale 2{wait}"
+
+
+def _llmb(python: Path) -> str:
+    """The command as a shell takes it."""
+    script = python.with_name("llmb")
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(str(python))} -P -m llmb.cli.main"
+
+
+DATASETS = "datasets"
+LAUNCH = "launch.sh"
+EXECUTABLE = 0o755
+
+
+def all_steps(what: Installation) -> Sequence[InstallStep]:
+    """In their order. Each proves whether it is done, so that any end can be resumed."""
+    own = [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what)]
+    return [*own, *suite_steps(what), *_preparations(what)]
+
+
+def _folders(what: Installation) -> InstallStep:
+    own = [WORKLOADS, DATASETS, IMAGES, *(f"{WORKLOADS}/{name}" for name in what.answers.workloads)]
+
+    def do() -> str:
+        for name in own:
+            what.journal.folder(name)
+        return f"{len(what.answers.workloads)} below {what.root / WORKLOADS}"
+
+    return InstallStep("folders", "make folders", lambda: all((what.root / name).is_dir() for name in own), do)
+
+
+def _environment(what: Installation) -> Iterator[InstallStep]:
+    answers = what.answers
+    if answers.environment == EXISTING:
+        python = python_of(answers, what.root)
+
+        def is_done() -> bool:
+            return what.journal.state.proven_python == str(python) and python.exists()
+
+        def prove() -> str:
+            found = contents_text(proven(python, answers))
+            what.journal.save(proven_python=str(python))
+            return found
+
+        yield InstallStep("environment", f"look at {python}", is_done, prove)
+        return
+    yield InstallStep(
+        "environment",
+        f"make the Python environment with {answers.environment}, which takes minutes",
+        lambda: is_made(answers, what.root),
+        lambda: make_environment(answers, what.journal),
+    )
+
+
+def _image(what: Installation) -> Iterator[InstallStep]:
+    wanted = _registry_image(what)
+    importer, runtime = what.import_image, str(what.answers.container_runtime)
+    if wanted is None or importer is None or runtime not in SUFFIXES:
+        return
+    target = image_path(wanted, what.image_folder, runtime)
+
+    def do() -> str:
+        if target.is_relative_to(what.root):
+            what.journal.image(str(target.relative_to(what.root)))
+        found = importer(wanted, what.image_folder, runtime, what.answers.node_architecture)
+        what.journal.save(image=str(found))
+        return str(found)
+
+    def is_done() -> bool:
+        return what.journal.state.image == str(target) and has_image(target)
+
+    yield InstallStep("image", f"import the image {wanted}", is_done, do)
+
+
+def _registry_image(what: Installation) -> str | None:
+    """The image, if it is not a file."""
+    image = what.answers.image
+    return image if image and not Path(image).exists() else None
+
+
+def _settings(what: Installation) -> InstallStep:
+    def wanted() -> Section:
+        imported = what.journal.state.image if _registry_image(what) and what.import_image else None
+        image = imported or what.answers.image
+        return settings(what.answers, what.root, image, suite_environments(what.answers, what.journal))
+
+    return InstallStep(
+        "settings",
+        "write cluster_config.yaml",
+        lambda: is_settled(what.journal, wanted()),
+        lambda: write_settings(what.journal, wanted(), keep=what.keep_settings),
+    )
+
+
+def _scripts(what: Installation) -> InstallStep:
+    texts = {
+        f"{WORKLOADS}/{name}/{LAUNCH}": launch_script(name, what.root, python_of(what.answers, what.root))
+        for name in what.answers.workloads
+    }
+
+    def is_done() -> bool:
+        paths = {what.root / path: text for path, text in texts.items()}
+        return all(path.is_file() and path.read_bytes() == text.encode() for path, text in paths.items())
+
+    def do() -> str:
+        for path, text in texts.items():
+            what.journal.file(path, text, mode=EXECUTABLE)
+        return f"{LAUNCH} of {', '.join(what.answers.workloads)}"
+
+    return InstallStep("scripts", f"write {LAUNCH} of each workload", is_done, do)
+
+
+def launch_script(workload: str, root: Path, python: Path) -> str:
+    """Two lines that do what ``llmb launch`` does, from any folder. Pure."""
+    words = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "launch", workload]
+    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+
+
+def _preparations(what: Installation) -> Iterator[InstallStep]:
+    answers = what.answers
+    if answers.prepare not in PREPARED_HOW:
+        return
+    suites = {script.workload for script in suite_scripts(answers) if script.prepares}
+    models = [model for model in prepared_sizes(what.catalogue, answers) if model[0] not in suites]
+    preparations = [_preparation(what, *model) for model in models]
+    if models and (repositories := hub_repositories(what.catalogue, answers)):
+        yield InstallStep(
+            "access",
+            "check access to the repositories on the Hugging Face hub",
+            lambda: all(step.is_done() for step in preparations),
+            lambda: check_hub(repositories),
+        )
+    yield from preparations
+
+
+def _preparation(what: Installation, workload: str, size: str) -> InstallStep:
+    answers = what.answers
+    how = "now" if answers.prepare == "here" else f"as {find_scheduler(answers.scheduler or LOCAL).title} jobs"
+    return InstallStep(
+        f"prepare {workload}",
+        f"prepare data and checkpoint of {workload} {size}, {how}",
+        lambda: is_prepared(what.catalogue, what.root, answers, workload, size),
+        lambda: what.preparations.do(python_of(answers, what.root), what.root, answers, workload, size),
+    )

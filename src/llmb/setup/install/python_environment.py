@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python environment that all jobs of an installation share: made, and proven before it counts
+as made; and the machine that it is made on."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+import llmb
+from llmb.base.errors import EnvironmentProblem, InfrastructureError
+from llmb.base.parent_death import ending_with_this
+from llmb.base.tools import ask_program
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record, gpu_type_of
+from llmb.launch.scheduler_lookup import SCHEDULERS, find_scheduler
+from llmb.launch.scheduler_port import NONE, Offer
+from llmb.launch.site.site import this_machine
+from llmb.runs.folder import ROOT_VARIABLES
+from llmb.setup.install.answers import EXISTING, Answers
+from llmb.setup.install.install_state import Journal, put_file
+
+BUILDS = Path(__file__).with_name("torch_builds.yaml")
+PROGRAMS = ("uv", "conda")
+DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+DRIVER_LIMIT_S = 30
+MAJOR = re.compile(r"[0-9]{1,6}")
+
+
+class TorchBuild(Record):
+    """A build of PyTorch."""
+
+    name: str
+    meaning: str
+    index: str | None
+    """Its address; None for the index that pip and uv use by themselves."""
+    least_driver: int | None
+    """None if it needs no GPU."""
+
+
+class TorchBuilds(Record):
+    """``torch_builds.yaml``."""
+
+    source: str
+    builds: tuple[TorchBuild, ...] = Field(min_length=1)
+
+
+def torch_builds() -> Sequence[TorchBuild]:
+    return read_file(BUILDS, TorchBuilds).builds
+
+
+@dataclass(kw_only=True)
+class Surroundings:
+    """Seen once; schedulers are asked when that is first needed."""
+
+    catalogue: Catalogue
+    architecture: str = field(default_factory=platform.machine)
+    python: str = sys.executable
+    gpu_type: str | None = None
+    """GPU type of this machine; None without a GPU, and for one that is not in the catalogue."""
+    gpus: int = 0
+    driver: int | None = None
+    """Major version of NVIDIA's driver here."""
+    programs: frozenset[str] = frozenset()
+    """Programs of ``PROGRAMS`` that are here."""
+    root: str | None = None
+    """The root of installation that the environment names."""
+    offers: dict[str, Offer] = field(default_factory=dict)
+    """What schedulers offer, by name, where they were asked."""
+
+    def offer(self, scheduler: str) -> Offer:
+        """Raises InfrastructureError where the scheduler does not answer, EnvironmentProblem where it is not here."""
+        if scheduler not in self.offers:
+            self.offers[scheduler] = find_scheduler(scheduler).offer()
+        return self.offers[scheduler]
+
+    @cached_property
+    def unusable(self) -> dict[str, str]:
+        """Why schedulers are of no use here, by name; one that merely does not answer now is not among them."""
+        found = {}
+        for name in SCHEDULERS:
+            try:
+                self.offer(name)
+            except EnvironmentProblem as error:
+                found[name] = f"{error.what}; call this on a login node"
+            except InfrastructureError:
+                continue
+        return found
+
+
+def look_around(catalogue: Catalogue) -> Surroundings:
+    machine = this_machine()
+    names = machine.gpu_names
+    return Surroundings(
+        catalogue=catalogue,
+        gpu_type=next((found for name in names if (found := gpu_type_of(name, catalogue.gpus.values()))), None),
+        gpus=len(names),
+        driver=_driver() if names else None,
+        programs=frozenset(name for name in PROGRAMS if shutil.which(name)),
+        # A default below the home folder would be on no other node.
+        root=next((text for name in ROOT_VARIABLES if (text := os.environ.get(name, "").strip())), None),
+    )
+
+
+def _driver() -> int | None:
+    said = ask_program(DRIVER, DRIVER_LIMIT_S)
+    major = "" if said.problem else said.text.strip().partition(".")[0]
+    return int(major) if MAJOR.fullmatch(major) else None
+
+
+FOLDER = "environment"
+SOURCE = "pyproject.toml"
+RECORD = "llmb_environment.json"
+EXTRAS = "prepare,weights"
+TORCH = ">=2.11"
+PROOF_LIMIT_S = 600
+PROOF = """
+import sys
+sys.path[:] = filter(None, sys.path)  # not the working folder; Pythons before 3.11 lack -P
+import importlib, json
+found = {"python": sys.version.split()[0]}
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    found[name] = module.__version__
+    if name == "torch":
+        found["cuda"] = module.version.cuda
+json.dump(found, sys.stdout)
+"""
+
+
+class PythonContents(Record):
+    """What a Python answered when it was asked for what it has."""
+
+    python: str
+    llmb: str
+    torch: str | None = None
+    cuda: str | None = None
+
+
+class EnvironmentRecord(Record):
+    """``llmb_environment.json`` in an environment, written when it is complete and proven."""
+
+    kind: str
+    made_with: str | None
+    torch: str | None
+    torch_version: str | None
+    package: str
+    contents: PythonContents | None = None
+
+    @property
+    def recipe(self) -> "EnvironmentRecord":
+        """What it is made of, without what it turned out to hold."""
+        return self.model_copy(update={"contents": None})
+
+
+def python_of(answers: Answers, root: Path) -> Path:
+    """The interpreter of the installation; it need not exist."""
+    if answers.environment == EXISTING:
+        return Path(str(answers.python))
+    return root / FOLDER / "bin" / "python"
+
+
+def record_of(answers: Answers) -> EnvironmentRecord:
+    """What the environment of these answers is made of."""
+    return EnvironmentRecord(
+        kind=str(answers.environment),
+        made_with=answers.python,
+        torch=answers.torch,
+        torch_version=answers.torch_version,
+        package=answers.package or llmb_requirement(),
+    )
+
+
+def is_made(answers: Answers, root: Path) -> bool:
+    """Whether the environment is complete, and made of what is asked for."""
+    try:
+        found = EnvironmentRecord.model_validate_json((root / FOLDER / RECORD).read_bytes())
+    except (OSError, ValidationError):
+        return False
+    return found.recipe == record_of(answers) and os.access(python_of(answers, root), os.X_OK)
+
+
+def make_environment(answers: Answers, journal: Journal) -> str:
+    """Makes it again from nothing; returns what it holds, in words. Raises EnvironmentProblem if a program fails."""
+    record = record_of(answers)
+    folder = journal.tree(FOLDER)
+    for command in commands(record, folder):
+        run_visibly(command)
+    contents = proven(python_of(answers, journal.root), answers)
+    complete = record.model_copy(update={"contents": contents})
+    put_file(folder / RECORD, complete.model_dump_json(indent=1) + "\n")
+    return contents_text(contents)
+
+
+def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]:
+    """The programs that make an environment in ``folder``, in their order. Pure."""
+    here = ["--system-site-packages"] if record.torch == EXISTING else []
+    inner = str(folder / "bin" / "python")
+    yield empty_environment(record.kind, str(record.made_with), folder, here)
+    uv = record.kind == "uv"
+    install = ["uv", "pip", "install", "--python", inner] if uv else [inner, "-I", "-m", "pip", "install"]
+    if record.torch not in (EXISTING, NONE, None):
+        yield [*install, *_index(record.torch), f"torch{_version(record.torch_version)}", "numpy"]
+    yield [*install, _with_extras(record.package)]
+
+
+def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[str] = ()) -> Sequence[str]:
+    """The program that makes an environment without packages. Pure."""
+    match kind:
+        case "uv":
+            return ["uv", "venv", "--python", made_with, *more, str(folder)]
+        case "conda":
+            return ["conda", "create", "--yes", "--prefix", str(folder), f"python={made_with}", "pip"]
+        case _:
+            return [made_with, "-I", "-m", "venv", *more, str(folder)]
+
+
+def activated(environment: Path) -> dict[str, str]:
+    """The variables of this process as in the shell of ``environment``."""
+    own = {"VIRTUAL_ENV": str(environment), "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return {name: value for name, value in os.environ.items() if name != "PYTHONHOME"} | own
+
+
+def _index(build: str) -> Sequence[str]:
+    address = next((item.index for item in torch_builds() if item.name == build), build)
+    return ["--index-url", address] if address else []
+
+
+def _version(text: str | None) -> str:
+    if text is None:
+        return TORCH
+    return text if text[0] in "<>=~!" else f"=={text}"
+
+
+def _with_extras(package: str) -> str:
+    """A folder or a file as a requirement with extras; a requirement is left as it is."""
+    path = Path(package)
+    return f"llmb[{EXTRAS}] @ {path.absolute().as_uri()}" if path.exists() else package
+
+
+def run_visibly(
+    command: Sequence[str], *, folder: Path | None = None, environ: Mapping[str, str] | None = None
+) -> None:
+    """Runs a program whose output is seen beside the result; it ends with this process, whatever ends that.
+
+    Raises EnvironmentProblem if it fails.
+    """
+    sys.stderr.flush()
+    try:
+        done = subprocess.run(
+            ending_with_this(command), stdin=subprocess.DEVNULL, stdout=2, check=False, cwd=folder, env=environ
+        )
+    except OSError as error:
+        raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        raise EnvironmentProblem(f"{_name(command)} failed with exit code {done.returncode}; its output is above")
+
+
+def _name(command: Sequence[str]) -> str:
+    program = Path(command[0]).name
+    return f"{program} {' '.join(command[1:4])}" if program.startswith("python") else " ".join([program, *command[1:3]])
+
+
+def proven(python: Path, answers: Answers) -> PythonContents:
+    """What a Python has of what runs need. Raises EnvironmentProblem if it lacks something, or torch is for no GPU."""
+    wanted = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
+    said = ask_program([str(python), "-c", PROOF, *wanted], PROOF_LIMIT_S, cwd=None)
+    if said.code is None:
+        raise EnvironmentProblem(f"this Python does not run: {said.problem}", where=str(python))
+    if said.code:
+        last = said.errors.strip().splitlines()[-1:] or ["no output"]
+        do = f"give a Python that has {' and '.join(wanted)}, or let one be made: --environment venv"
+        raise EnvironmentProblem(f"this Python cannot be used: {last[0]}", where=str(python), do=do)
+    try:
+        found = PythonContents.model_validate(json.loads(said.text))
+    except (ValueError, RecursionError) as error:
+        raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
+    if found.llmb != llmb.__version__:
+        do = f"install llmb {llmb.__version__} there, or call the llmb of that Python"
+        raise EnvironmentProblem(
+            f"this Python has llmb {found.llmb}, and this is {llmb.__version__}", where=str(python), do=do
+        )
+    if answers.has_gpus and found.torch and found.cuda is None:
+        do = "give another build, such as --torch cu128"
+        raise EnvironmentProblem(f"torch {found.torch} there is built for no GPU", where=str(python), do=do)
+    return found
+
+
+def contents_text(found: PythonContents) -> str:
+    torch = f", torch {found.torch}" if found.torch else ""
+    cuda = f" for CUDA {found.cuda}" if found.cuda else ""
+    return f"Python {found.python}, llmb {found.llmb}{torch}{cuda}"
+
+
+def llmb_requirement() -> str:
+    """The folder of a source tree, the address that pip recorded, or a version of the index."""
+    folder = Path(llmb.__file__).resolve().parents[2]
+    if (folder / SOURCE).is_file():
+        return str(folder)
+    address = _address()
+    return f"llmb[{EXTRAS}] @ {address}" if address else f"llmb[{EXTRAS}]=={llmb.__version__}"
+
+
+def _address() -> str | None:
+    """Where this llmb was installed from, if not from an index."""
+    try:
+        found = json.loads(distribution("llmb").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, OSError, ValueError):
+        return None
+    address, commit = found.get("url"), found.get("vcs_info", {}).get("commit_id")
+    if address and commit:
+        return f"{found['vcs_info']['vcs']}+{address}@{commit}"
+    return str(address) if address else None

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The questions of an installation in their order: when each applies, what may be answered, and what is assumed.
+
+Answers are completed by them: asked on a terminal, or assumed; all that is missing is named.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llmb.base.errors import UsageError
+from llmb.catalogue.resolve import CPU, gpu_types_of, sizes_of
+from llmb.launch.documents.launch_scripts import launch_scripts, scripts_of
+from llmb.launch.scheduler_lookup import SCHEDULERS, find_scheduler
+from llmb.launch.scheduler_port import NONE, Choice, Partition, Question, Scheduler
+from llmb.runs.record import LOCAL
+from llmb.setup.install.answers import (
+    ALL,
+    EXISTING,
+    LISTED,
+    Answers,
+    absolute,
+    flag_of,
+    given_answers,
+    path_problem,
+    suite_scripts,
+)
+from llmb.setup.install.images import source_problem
+from llmb.setup.install.installation import prepared_sizes
+from llmb.setup.install.python_environment import Surroundings, torch_builds
+
+GRACE = "aarch64"
+"""The architecture of hosts that NVLink connects with their GPUs."""
+
+
+class GeneralQuestion(Question):
+    """A question of every installation."""
+
+    def __init__(self, answers: Answers, around: Surroundings) -> None:
+        self.answers = answers
+        self.around = around
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return find_scheduler(self.answers.scheduler or LOCAL)
+
+    @property
+    def queues(self) -> bool:
+        """Jobs wait for nodes of a cluster."""
+        return self.scheduler.name != LOCAL
+
+    @property
+    def nodes(self) -> Partition | None:
+        """The nodes that train, as far as the scheduler shows them."""
+        return self.scheduler.training_nodes(self.answers, self.around.offer(self.scheduler.name))
+
+
+class Path(GeneralQuestion):
+    name, text = "path", "Folder of the installation, on a file system that all nodes mount"
+
+    def assumed(self) -> str | None:
+        return self.around.root
+
+    def check(self, value: str) -> str | None:
+        return path_problem(value)
+
+
+class SchedulerName(GeneralQuestion):
+    name, text = "scheduler", "What starts jobs"
+
+    def choices(self) -> list[Choice]:
+        queues = [find_scheduler(name) for name in SCHEDULERS if name != LOCAL]
+        clusters = [Choice(item.name, f"a cluster that {item.title} manages") for item in queues]
+        return [*clusters, Choice(LOCAL, "this machine alone")]
+
+    def assumed(self) -> str:
+        return next(name for name in SCHEDULERS if name not in self.around.unusable)
+
+    def check(self, value: str) -> str | None:
+        return self.around.unusable.get(value)
+
+
+class GpuType(GeneralQuestion):
+    name, text = "gpu_type", "GPU type"
+
+    def choices(self) -> list[Choice]:
+        gpus = [Choice(name, gpu.name) for name, gpu in self.around.catalogue.gpus.items()]
+        return [*gpus, Choice(CPU, "no GPU: tiny models on processes")]
+
+    def assumed(self) -> str | None:
+        """By what the scheduler calls the GPUs of its nodes, else by those of a machine that runs the jobs itself."""
+        if not self.queues:
+            return self.around.gpu_type or (CPU if not self.around.gpus else None)
+        kind = (self.nodes.gres_type or "").lower() if self.nodes else ""
+        return kind if kind in self.around.catalogue.gpus else None
+
+
+class NodeArchitecture(GeneralQuestion):
+    name, text = "node_architecture", "Architecture of the nodes"
+    is_asked = False
+
+    @property
+    def is_grace(self) -> bool:
+        gpu = self.around.catalogue.gpus.get(self.answers.gpu_type or "")
+        return gpu is not None and gpu.nvlink_c2c
+
+    def choices(self) -> list[Choice]:
+        return [Choice("x86_64"), Choice("aarch64", "Grace, and other ARM")]
+
+    def assumed(self) -> str:
+        if self.is_grace:
+            return GRACE
+        return (self.nodes.architecture if self.nodes else None) or self.around.architecture
+
+    def check(self, value: str) -> str | None:
+        return f"{self.answers.gpu_type} has {GRACE} hosts" if self.is_grace and value != GRACE else None
+
+
+class GpusPerNode(GeneralQuestion):
+    name, text = "gpus_per_node", "GPUs of a node"
+
+    def applies(self) -> bool:
+        return self.answers.has_gpus
+
+    def assumed(self) -> str | None:
+        if not self.queues:
+            return str(self.around.gpus) if self.around.gpus else None
+        gpu = self.around.catalogue.gpus.get(self.answers.gpu_type or "")
+        count = (self.nodes.gpus_per_node if self.nodes else None) or (gpu.gpus_per_node if gpu else None)
+        return str(count) if count else None
+
+    def check(self, value: str) -> str | None:
+        if not value.isdecimal() or int(value) < 1:
+            return f"'{value}' is not a number of GPUs"
+        if self.nodes and self.nodes.gpus_per_node and int(value) > self.nodes.gpus_per_node:
+            return f"the nodes of {self.nodes.name} have {self.nodes.gpus_per_node}"
+        return None
+
+
+class NodeNetwork(GeneralQuestion):
+    name, text = "fabric", "Network between nodes"
+
+    def applies(self) -> bool:
+        return self.queues and self.answers.has_gpus
+
+    def choices(self) -> list[Choice]:
+        known = [Choice(name, fabric.title) for name, fabric in self.around.catalogue.fabrics.items()]
+        return [Choice(NONE, "NCCL chooses"), *known]
+
+    def assumed(self) -> str:
+        return NONE
+
+
+class Workloads(GeneralQuestion):
+    name, text = "workloads", "Workloads, with commas between them"
+    several = True
+
+    def choices(self) -> list[Choice]:
+        found = self.around.catalogue.workloads
+        names = workloads_for(self.answers.gpu_type, self.around)
+        return [*(Choice(name, ", ".join(sizes_of(found[name]))) for name in names), Choice(ALL, "every one of these")]
+
+
+class SuiteReleases(GeneralQuestion):
+    name, text = "suite_releases", "Releases of the reference suite's own software, with commas between them"
+    several, is_asked = True, False
+
+    def applies(self) -> bool:
+        return bool(self.answers.suite_releases)
+
+    def choices(self) -> list[Choice]:
+        return [*map(Choice, dict.fromkeys(item.release for item in launch_scripts()))]
+
+    def check(self, value: str) -> str | None:  # noqa: ARG002 (all releases are known by now)
+        if not self.queues:
+            return f"the suite's jobs run on a cluster, and {LOCAL} is this machine alone"
+        for release in () if ALL in self.answers.workloads else self.answers.suite_releases:
+            if not any(suite_scripts(self.answers, release)):
+                has = [f"{item.workload} on {', '.join(item.gpu_types)}" for item in scripts_of(release)]
+                return f"release {release} has {'; '.join(has)}, and none of these is installed"
+        return None
+
+
+class ContainerRuntime(GeneralQuestion):
+    name, text = "container_runtime", "Containers"
+
+    def applies(self) -> bool:
+        return bool(self.scheduler.runtimes)
+
+    def choices(self) -> list[Choice]:
+        return [Choice(NONE, "no containers: jobs use the environment"), *self.scheduler.runtimes]
+
+    def assumed(self) -> str:
+        return NONE
+
+
+class Image(GeneralQuestion):
+    name, text = "image", "Image: a file, or a name in a registry"
+
+    def applies(self) -> bool:
+        return self.answers.container_runtime not in (None, NONE)
+
+    def check(self, value: str) -> str | None:
+        return source_problem(value)
+
+
+class PythonEnvironment(GeneralQuestion):
+    name, text = "environment", "Python environment"
+
+    def choices(self) -> list[Choice]:
+        return [
+            Choice("uv", "made by uv"),
+            Choice("venv", "made by Python's venv and pip"),
+            Choice("conda", "made by conda"),
+            Choice(EXISTING, "a Python that has llmb and torch"),
+        ]
+
+    def assumed(self) -> str:
+        return "uv" if "uv" in self.around.programs else "venv"
+
+    def check(self, value: str) -> str | None:
+        if value in ("uv", "conda") and value not in self.around.programs:
+            return f"{value} is not on this machine"
+        here, wanted = self.around.architecture, self.answers.node_architecture
+        in_container = self.answers.container_runtime not in (None, NONE)
+        if value != EXISTING and wanted not in (None, here) and not in_container:
+            return (
+                f"this machine is {here} and the nodes are {wanted}: an environment made here does not run there; call "
+                "this on such a node, or use a container"
+            )
+        return None
+
+
+class Python(GeneralQuestion):
+    name, text = "python", "Python: a program, or for uv and conda a version"
+
+    def assumed(self) -> str:
+        return self.around.python
+
+    def check(self, value: str) -> str | None:
+        is_version = value.replace(".", "").isdecimal()
+        if is_version and self.answers.environment in ("uv", "conda"):
+            return None
+        if shutil.which(absolute(value) if "/" in value else value) is None:
+            return f"there is no program '{value}'"
+        return None
+
+
+class Torch(GeneralQuestion):
+    name, text = "torch", "Build of PyTorch, or the address of an index"
+    closed = False
+
+    def applies(self) -> bool:
+        return self.answers.environment not in (None, EXISTING)
+
+    def choices(self) -> list[Choice]:
+        own = [Choice(build.name, build.meaning) for build in torch_builds()]
+        return [*own, Choice(EXISTING, "the one that the Python has from which the environment is made")]
+
+    def assumed(self) -> str:
+        """The newest build that the driver here runs; that of pip's index without a driver."""
+        if self.answers.gpu_type == CPU:
+            return CPU
+        driver = self.around.driver or 0
+        runnable = [build.name for build in torch_builds() if driver and (build.least_driver or 0) <= driver]
+        return runnable[0] if runnable else torch_builds()[0].name
+
+    def check(self, value: str) -> str | None:
+        names = [choice.value for choice in self.choices()]
+        if value not in names and "://" not in value:
+            return f"'{value}' is neither the address of an index nor one of: {', '.join(names)}"
+        return None
+
+
+class Prepare(GeneralQuestion):
+    name, text = "prepare", "Prepare data and checkpoints of fine-tunings"
+
+    def applies(self) -> bool:
+        return any(prepared_sizes(self.around.catalogue, self.answers))
+
+    def choices(self) -> list[Choice]:
+        jobs = [Choice("job", f"as {self.scheduler.title} jobs, in the background")] if self.queues else []
+        return [Choice("here", "now, on this machine"), *jobs, Choice("no", "later, by llmb prepare")]
+
+
+class Size(GeneralQuestion):
+    name, text = "size", "Model size to prepare"
+    is_asked = False
+
+    def applies(self) -> bool:
+        return self.answers.size is not None
+
+    def check(self, value: str) -> str | None:
+        found = self.around.catalogue.workloads
+        sizes = {size for name in self.answers.workloads if name in found for size in found[name].sources}
+        return None if value in sizes else f"'{value}' is not one of: {', '.join(sorted(sizes))}"
+
+
+QUESTIONS: Sequence[type[GeneralQuestion]] = (
+    SchedulerName,
+    GpuType,
+    NodeArchitecture,
+    GpusPerNode,
+    NodeNetwork,
+    Workloads,
+    SuiteReleases,
+    ContainerRuntime,
+    Image,
+    PythonEnvironment,
+    Python,
+    Torch,
+    Prepare,
+    Size,
+)
+"""Each after those that it depends on; those of the scheduler come between them."""
+
+
+def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
+    """Workloads that run on a GPU type, or all."""
+    return [
+        name
+        for name, item in around.catalogue.workloads.items()
+        if gpu_type is None or any(gpu_type in gpu_types_of(item, size) for size in sizes_of(item))
+    ]
+
+
+Ask = Callable[[Question, str | None], str]
+"""Gets a question, and what is wrong with the answer so far; returns an answer without a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """An answer that is missing, or wrong."""
+
+    question: Question
+    problem: str | None
+
+    def text(self) -> str:
+        what = self.problem or "it is not specified"
+        line = f"{flag_of(self.question.name)}: {what}"
+        choices = self.question.choices()
+        if self.problem is None and choices:
+            line += f"; valid: {', '.join(choice.value for choice in choices)}"
+        return line
+
+
+class Interview:
+    """The answers so far, and those that are lacking where none can be asked for."""
+
+    def __init__(self, answers: Answers, ask: Ask | None) -> None:
+        self.answers, self.ask = answers, ask
+        self.lacking: list[Lacking] = []
+
+    def settle(self, question: Question) -> None:
+        """Takes the answer that is given, asked for, or assumed."""
+        if not question.applies():
+            return
+        given = answer_text(self.answers, question.name)
+        problem = question.problem(given) if given is not None else None
+        if given is not None and not problem:
+            self._take(question, given)
+        elif self.ask and (question.is_asked or problem):
+            self._take(question, self.ask(question, problem))
+        else:
+            assumed = question.assumed()
+            if not problem and assumed is not None:
+                problem = question.problem(assumed)
+            if problem or assumed is None:
+                self.lacking.append(Lacking(question, problem))
+            else:
+                self._take(question, assumed)
+
+    def _take(self, question: Question, value: str) -> None:
+        if question.name == "python":
+            value = shutil.which(str(absolute(value)) if "/" in value else value) or value  # or a version
+        given = given_answers({question.name: [value] if question.name in LISTED else value})
+        self.answers = self.answers.model_copy(update={question.name: getattr(given, question.name)})
+
+    def complete(self) -> Answers:
+        """Raises UsageError with all that is missing, or wrong."""
+        if self.lacking:
+            lines = "\n".join(f"  {item.text()}" for item in self.lacking)
+            noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
+            do = "give the options, or their keys in --config FILE; on a terminal 'llmb install' asks"
+            raise UsageError(f"{noun} missing or wrong:\n{lines}", do=do)
+        return self.answers
+
+
+def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
+    """The first answer, which may lead to earlier ones. Raises UsageError."""
+    interview = Interview(answers, ask)
+    interview.settle(Path(answers, around))
+    return interview.complete()
+
+
+def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
+    """All other answers. Raises UsageError with all that is missing, or wrong, at once."""
+    if problems := list(answers.problems()):
+        raise UsageError("\n".join(problems))
+    interview = Interview(answers, ask)
+    for kind in QUESTIONS:
+        interview.settle(kind(interview.answers, around))
+        name = interview.answers.scheduler
+        if name and name not in around.unusable:
+            for own in find_scheduler(name).questions:
+                if own.after == kind.name:
+                    interview.settle(own(interview.answers, around.offer(name)))
+    found = interview.complete()
+    if ALL not in found.workloads:
+        return found
+    return found.model_copy(update={"workloads": tuple(workloads_for(found.gpu_type, around))})
+
+
+def answer_text(answers: Answers, name: str) -> str | None:
+    """An answer as it would be typed; None if it is open."""
+    value = getattr(answers, name)
+    if value is None or value == ():
+        return None
+    return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference suite's own software in an installation: checkout, image, NeMo, virtual environment.
+
+What its own installer, or its user, has made is taken as it is, and never changed.
+"""
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from llmb.base.errors import EnvironmentProblem
+from llmb.launch.documents.launch_scripts import (
+    NEMO_RUN,
+    REPOSITORY,
+    LaunchScript,
+    Need,
+    changed_files,
+    check_checkout,
+    filled_path,
+    image_problem,
+    is_met,
+    nemo_run_commit,
+    scripts_of,
+)
+from llmb.launch.scheduler_lookup import cluster_schema
+from llmb.launch.site.cluster_config import SuiteSettings, read_cluster_config
+from llmb.launch.site.site import SUITE_FOLDER, SUITES
+from llmb.runs.folder import CLUSTER_CONFIG, writing
+from llmb.setup.install.answers import EXISTING, Answers, suite_scripts
+from llmb.setup.install.install_state import Journal, partial_of
+from llmb.setup.install.installation import Installation, InstallStep
+from llmb.setup.install.python_environment import activated, empty_environment, run_visibly
+
+DOCUMENTED_ENVIRONMENT = "venv"
+"""Where the documents make it, below STAGE_PATH."""
+OWN_ENVIRONMENTS = f"{SUITES}/environment-"
+PYXIS = "pyxis"
+MOVE = "move it away"
+Commands = Sequence[Sequence[str]]
+
+
+def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
+    """The virtual environment of each workload that needs one."""
+    chosen = _chosen(journal)
+    needing = (script for script in suite_scripts(answers) if script.installs)
+    return {script.workload: str(_environment(script, journal.root, chosen)) for script in needing}
+
+
+def _chosen(journal: Journal) -> SuiteSettings:
+    """What the user's settings say, or those of the suite's own installer."""
+    if journal.is_own(CLUSTER_CONFIG):  # it says what was answered
+        return SuiteSettings()
+    return read_cluster_config(journal.root, cluster_schema()).reference_suite
+
+
+def _environment(script: LaunchScript, root: Path, chosen: SuiteSettings) -> Path:
+    if named := chosen.environments.get(script.workload):
+        return Path(named).expanduser()
+    documented = root / DOCUMENTED_ENVIRONMENT
+    return documented if _is_filled(script, documented) else root / _own_environment(script)
+
+
+def _own_environment(script: LaunchScript) -> str:
+    return f"{OWN_ENVIRONMENTS}{script.release}"
+
+
+def _is_filled(script: LaunchScript, environment: Path) -> bool:
+    return nemo_run_commit(environment) == script.commits[NEMO_RUN]
+
+
+def remove_environments(journal: Journal) -> None:
+    """After a move, the environments that were made here do not work."""
+    for item in journal.state.made:
+        if item.path.startswith(OWN_ENVIRONMENTS):
+            journal.tree(item.path)
+
+
+def suite_steps(what: Installation) -> Iterator[InstallStep]:
+    """Nothing twice that scripts of a release share."""
+    seen = set[str]()
+    for script in suite_scripts(what.answers):
+        for step in _Software(what, script, _chosen(what.journal)).steps():
+            if step.name not in seen:
+                seen.add(step.name)
+                yield step
+
+
+@dataclass(frozen=True, slots=True)
+class _Software:
+    """What one launch script needs."""
+
+    what: Installation
+    script: LaunchScript
+    chosen: SuiteSettings
+
+    @property
+    def journal(self) -> Journal:
+        return self.what.journal
+
+    @property
+    def root(self) -> Path:
+        return self.what.root
+
+    def steps(self) -> Iterator[InstallStep]:
+        script, made = self.script, [need for need in self.script.needs if need.commit_of or need.same_as]
+        names = ", ".join(Path(filled_path(need.path, {})).name for need in made)
+        yield InstallStep(
+            f"suite {script.release}",
+            f"clone the reference suite at {script.tag}",
+            lambda: self.checkout() is not None,
+            self.clone_suite,
+        )
+        yield InstallStep(
+            f"image of suite {script.release}",
+            f"import the image {script.image}",
+            lambda: image_problem(self.image()) is None,
+            self.get_image,
+        )
+        yield InstallStep(
+            f"files of {script.workload} {script.release}",
+            f"put {names} where {script.title} looks for it",
+            lambda: all(is_met(script, need, self.values()) for need in made),
+            lambda: ", ".join(self.make(need) for need in made if not is_met(script, need, self.values())),
+        )
+        if script.installs:
+            yield InstallStep(
+                f"environment of suite {script.release}",
+                f"make the virtual environment of suite {script.release}, which takes minutes",
+                lambda: _is_filled(script, self.environment()),
+                self.make_environment,
+            )
+
+    def checkout(self) -> Path | None:
+        """The first checkout that is as released."""
+        chosen = [Path(self.chosen.checkout).expanduser()] if self.chosen.checkout else []
+        places = [*chosen, self.root / SUITES / self.script.tag, self.root / SUITE_FOLDER]
+        scripts = scripts_of(self.script.release)
+        found = ((place, check_checkout(place, scripts)) for place in places)
+        return next((place for place, files in found if all(item.state == "as released" for item in files)), None)
+
+    def clone_suite(self) -> str:
+        target = self.root / SUITES / self.script.tag
+        clone = ["git", "clone", "--depth", "1", "--branch", self.script.tag, REPOSITORY]
+        self.journal.folder(SUITES)
+        self.clone(target, lambda folder: [[*clone, str(folder)]], "the suite as released")
+        if self.chosen.checkout:
+            return f"{target}; give it with --suite: reference_suite.checkout is another release"
+        return str(target)
+
+    def clone(self, target: Path, commands: Callable[[Path], Commands], what: str) -> None:
+        """It has its name when it is complete; what a killed attempt left is removed. Raises EnvironmentProblem."""
+        if target.exists():
+            changed = "; ".join(changed_files(target, self.script)) if target.parent.name == SUITES else "other files"
+            raise EnvironmentProblem(f"this is not {what}: {changed}", where=str(target), do=MOVE)
+        before, path = partial_of(target), str(target.relative_to(self.root))
+        unfinished = str(before.relative_to(self.root))
+        environ = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+        _call(commands(self.journal.tree(unfinished)), commands(target), environ=environ)
+        self.journal.tree(path)
+        with writing(target):
+            before.rename(target)
+        self.journal.forget(unfinished)
+
+    def values(self) -> dict[str, str]:
+        """What templates of paths have. Without a checkout, as if the one that is to be made were there."""
+        checkout = self.checkout() or self.root / SUITES / self.script.tag
+        return {"root": str(self.root), "folder": str(checkout / self.script.folder)}
+
+    def image(self) -> Path:
+        return Path(filled_path(self.script.image_file, self.values()))
+
+    def get_image(self) -> str:
+        image, importer = self.image(), self.what.import_image
+        if importer is None:
+            do = f"call 'enroot import --output {image} docker://{self.script.image}' on a node"
+            raise EnvironmentProblem("no image can be imported here", do=do)
+        self.journal.image(str(image.relative_to(self.root)))
+        importer(self.script.image, image.parent, PYXIS, self.what.answers.node_architecture)
+        if problem := image_problem(image):
+            raise EnvironmentProblem(f"the image {problem}", where=str(image), do="remove it")
+        return str(image)
+
+    def make(self, need: Need) -> str:
+        """NeMo at its commit, with the release's patch; or the copy of a file of the release."""
+        target = Path(filled_path(need.path, self.values()))
+        if not target.is_relative_to(self.root):
+            what = f"{target} is missing, or not that of the release, and llmb changes nothing there"
+            raise EnvironmentProblem(what, do=filled_path(need.by, self.values()))
+        if need.commit_of:
+            commit = self.script.commits[need.commit_of]
+            patch = self.released(need.patch) if need.patch else None
+            commands = partial(_fetch_commands, str(need.repository), commit, patch)
+            self.clone(target, commands, f"{need.commit_of} at commit {commit}")
+            return f"{target} at {commit[:12]}"
+        path = str(target.relative_to(self.root))
+        if target.exists() and not self.journal.made(path):
+            raise EnvironmentProblem(f"this is not the release's {need.same_as}", where=str(target), do=MOVE)
+        self.journal.folder(str(target.parent.relative_to(self.root)))
+        self.journal.file(path, self.released(str(need.same_as)).read_text())
+        return str(target)
+
+    def released(self, name: str) -> Path:
+        """A file of the checkout."""
+        checkout = self.checkout()
+        if checkout is None:
+            raise EnvironmentProblem(f"the suite of {self.script.release} was changed meanwhile", do="try again")
+        return checkout / name
+
+    def environment(self) -> Path:
+        return _environment(self.script, self.root, self.chosen)
+
+    def make_environment(self) -> str:
+        folder, path = self.environment(), _own_environment(self.script)
+        if folder != self.root / path:
+            commit = self.script.commits[NEMO_RUN]
+            do = f"install it there, or unset reference_suite.environments.{self.script.workload}"
+            raise EnvironmentProblem(f"NeMo-Run is not at commit {commit} there", where=str(folder), do=do)
+        if folder.exists() and not self.journal.made(path):
+            raise EnvironmentProblem("this environment is not complete", where=str(folder), do=MOVE)
+        self.journal.tree(path)
+        answers = self.what.answers
+        kind = "venv" if answers.environment == EXISTING else str(answers.environment)
+        first = empty_environment(kind, str(answers.python), folder, ["--seed"] if kind == "uv" else [])
+        rest = [shlex.split(filled_path(line, self.script.commits)) for line in self.script.installs]
+        nemo = next(Path(filled_path(need.path, self.values())) for need in self.script.needs if need.commit_of)
+        by_hand = [first, [".", str(folder / "bin" / "activate")], ["cd", str(nemo)], *rest]
+        _call([first], by_hand)
+        _call(rest, by_hand, folder=nemo, environ=activated(folder))
+        return f"{folder} with NeMo-Run at {self.script.commits[NEMO_RUN][:12]}"
+
+
+def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Path) -> Commands:
+    """One commit alone: NeMo's history is some gigabytes."""
+    inside = ["git", "-C", str(target)]
+    commands = [["git", "init", "--quiet", str(target)], [*inside, "fetch", "--depth", "1", repository, commit]]
+    applied = [[*inside, "apply", str(patch)]] if patch else []
+    return [*commands, [*inside, "checkout", "--quiet", "--detach", commit], *applied]
+
+
+def _call(
+    commands: Commands, by_hand: Commands, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
+) -> None:
+    """Raises EnvironmentProblem with the commands that do it by hand."""
+    try:
+        for command in commands:
+            run_visibly(command, folder=folder, environ=environ)
+    except EnvironmentProblem as error:
+        text = " && ".join(map(shlex.join, by_hand))
+        do = f"call on a machine that can, such as one with the network:\n  {text}"
+        raise EnvironmentProblem(error.what, do=do) from error

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares the dataset of a fine-tuning: samples, then packs for each sequence length, or finds both prepared."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from llmb.base.errors import UsageError, check_installed, itemized
+from llmb.base.trust import check_links
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.resolve import find_model, seq_lens_of, source_of
+from llmb.jobs.locks import file_lock
+from llmb.runs.checkpoints.checkpoint_files import damaged_files, file_checksum
+from llmb.runs.checkpoints.prepared_data import RECORD, SPLITS, PackedDataset, PreparedFolders, Split
+from llmb.runs.folder import writing
+from llmb.setup.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_model
+from llmb.setup.prepare.packed_files import read_packed, tokenize, write_packed
+from llmb.setup.prepare.sample_files import OnCount, SampleFiles, lines_file, read_samples_record, write_samples
+from llmb.setup.prepare.tokenizer import LoadedTokenizer, checksum, load_tokenizer, tokenizer_file
+from llmb.setup.prepare.training_samples import TEMPLATE, Files, split_files
+
+Say = Callable[[str], object]
+LOCK = ".lock"
+PATIENCE_S = 2.0
+MB = 10**6
+FORCE = "--force prepares it again, and replaces what exists"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetRequest:
+    """What to prepare; None means the default."""
+
+    workload: str
+    size: str
+    source: Path | None = None
+    """A local file or folder; None for the hub."""
+    tokenizer: Path | None = None
+    """``tokenizer.json`` or its folder; None for that of the prepared model, else of the hub."""
+    seq_lens: tuple[int, ...] = ()
+    """Empty for those of all recipes of the size."""
+    splits: tuple[Split, ...] = SPLITS
+    force: bool = False
+    verify: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFolder:
+    path: Path
+    record: PackedDataset
+    made: bool
+    """False if it had been prepared before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDataset:
+    folder: Path
+    samples: SampleFiles
+    samples_made: bool
+    packed: tuple[PackedFolder, ...]
+
+
+def prepare_dataset(
+    catalogue: Catalogue, request: DatasetRequest, folders: PreparedFolders, on_count: OnCount, say: Say
+) -> PreparedDataset:
+    """Makes what is missing; what is prepared already is checked and kept, unless ``force`` is set.
+
+    Raises UsageError for a source, a tokenizer or prepared files that are not what they should be, and
+    EnvironmentProblem if writing fails or another process prepares the same dataset.
+    """
+    work = _Preparation(catalogue, request, folders, on_count, say)
+    check_installed("preparing a dataset", "numpy", "tokenizers")
+    if request.tokenizer is not None:
+        tokenizer_file(request.tokenizer)  # is there, before anything is downloaded
+    check_links(work.folder)
+    with file_lock(work.folder / LOCK, PATIENCE_S, "preparing this dataset"), writing(work.folder):
+        samples, made = work.samples()
+        return PreparedDataset(work.folder, samples, made, tuple(work.packed(samples)))
+
+
+_CHECKSUMS = " (CRC-32 "
+
+
+def local_source(path: Path, files: Files) -> str:
+    """A local source with the checksums of its files: another content is another source."""
+    checksums = [file_checksum(file) for named in files.values() for file in named]
+    return f"{path.absolute()}{_CHECKSUMS}{', '.join(checksums)})"
+
+
+def _same_content(one: str, other: str) -> bool:
+    """Whether two sources are equal, or local ones of the same content at two paths."""
+    contents = [text.partition(_CHECKSUMS)[2] for text in (one, other)]
+    return one == other or (contents[0] != "" and contents[0] == contents[1])
+
+
+class _Preparation:
+    """A request with all that is derived from it, and its steps."""
+
+    def __init__(
+        self, catalogue: Catalogue, request: DatasetRequest, folders: PreparedFolders, on_count: OnCount, say: Say
+    ) -> None:
+        self.request, self.folders, self.on_count, self.say = request, folders, on_count, say
+        self.vocab_size = find_model(catalogue, request.workload, request.size).vocab_size
+        self.source = source_of(catalogue, request.workload, request.size)
+        self.seq_lens = request.seq_lens or seq_lens_of(catalogue, request.workload, request.size)
+        self.folder = folders.dataset(self.source.dataset)
+
+    def samples(self) -> tuple[SampleFiles, bool]:
+        """The samples, and whether they were made now."""
+        existing = None if self.request.force else read_samples_record(self.folder)
+        if existing is not None:
+            self._check_samples(existing)
+            return existing, False
+        if self.request.source is None:
+            name = DATASETS[self.source.dataset].repository
+            folder = fetch_dataset(self.source.dataset, self.folders, self._on_bytes(f"downloading {name}"))
+            files, source = split_files(folder), f"{name}@{folder.name}"
+        else:
+            files = split_files(self.request.source)
+            source = local_source(self.request.source, files)
+        with self._temporary_folder() as temporary:
+            return write_samples(self.folder, temporary, files, source, self.on_count), True
+
+    def packed(self, samples: SampleFiles) -> Iterator[PackedFolder]:
+        for split in dict.fromkeys(self.request.splits):
+            folders = {
+                length: self.folders.packed(self.source.dataset, self.source.model, split, length)
+                for length in self.seq_lens
+            }
+            kept = {length: found for length, path in folders.items() if (found := self._kept(path, samples))}
+            missing = {length: path for length, path in folders.items() if length not in kept}
+            records = {**kept, **(self._pack(samples, split, missing) if missing else {})}
+            for length, path in folders.items():
+                yield PackedFolder(path, records[length], length in missing)
+
+    def _on_bytes(self, what: str) -> OnBytes:
+        return lambda done, total: self.on_count(f"{what}, MB", done // MB, -(-total // MB))
+
+    @contextmanager
+    def _temporary_folder(self) -> Iterator[Path]:
+        """Without what a killed process left in it; removed in the end. Made only where there is something to write."""
+        path = self.folders.temporary / f"dataset-{self.source.dataset}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _check_samples(self, existing: SampleFiles) -> None:
+        """Raises UsageError if they were made from something else, or are damaged."""
+        given, name = self.request.source, self.source.dataset
+        if given is not None and not _same_content(wanted := local_source(given, split_files(given)), existing.source):
+            what = f"{name} is prepared from {existing.source}, not from {wanted}"
+            raise UsageError(what, where=str(self.folder), do=FORCE)
+        if existing.template != TEMPLATE:
+            what = f"{name} is prepared with the template {existing.template}, not {TEMPLATE}"
+            raise UsageError(what, where=str(self.folder), do=FORCE)
+        self._check_checksums(self.folder, existing.crc32)
+
+    def _check_checksums(self, folder: Path, crc32: dict[str, str]) -> None:
+        if self.request.verify and (damage := list(damaged_files(folder, crc32, threads=2))):
+            raise UsageError(f"prepared files are damaged:{itemized(damage)}", where=str(folder), do=FORCE)
+
+    def _kept(self, folder: Path, samples: SampleFiles) -> PackedDataset | None:
+        """The packed dataset in ``folder`` if it is complete and made from ``samples``.
+
+        Raises UsageError if it is made from something else, or damaged.
+        """
+        record = None if self.request.force else read_packed(folder)
+        if record is None:
+            return None
+        wanted = {"source": samples.source, "template": samples.template}
+        if file := self._local_tokenizer():
+            wanted["tokenizer"] = checksum(file)
+        has = {"source": record.source, "template": record.template, "tokenizer": record.tokenizer.sha256}
+        for name, value in wanted.items():
+            if has[name] != value:
+                what = f"these packs were made from another {name}: {has[name]}, not {value}"
+                raise UsageError(what, where=str(folder), do=FORCE)
+        self._check_checksums(folder, record.crc32)
+        return record
+
+    def _local_tokenizer(self) -> Path | None:
+        """None if it has to come from the hub."""
+        if self.request.tokenizer is not None:
+            return tokenizer_file(self.request.tokenizer)
+        context = self.folders.model(self.source.model) / "context"
+        return tokenizer_file(context) if context.is_dir() else None
+
+    @cached_property
+    def _tokenizer(self) -> LoadedTokenizer:
+        name, file = self.source.model, self._local_tokenizer()
+        if file is None:
+            on_bytes = self._on_bytes(f"downloading the tokenizer of {name}")
+            folder = fetch_model(name, self.source.page, self.folders, on_bytes, weights=False)
+            file = tokenizer_file(folder)
+        return load_tokenizer(file, name, self.vocab_size)
+
+    def _pack(self, samples: SampleFiles, split: Split, folders: Mapping[int, Path]) -> dict[int, PackedDataset]:
+        """``folders`` by the sequence length."""
+        loaded, total, made = self._tokenizer, samples.samples[split], {}
+        lines = lines_file(self.folder, split)
+        with self._temporary_folder() as temporary:
+            documents = tokenize(
+                lines, temporary, loaded, lambda done: self.on_count(f"tokenizing {split}", done, total)
+            )
+            for seq_len, place in folders.items():
+                folder = place.resolve()  # a link to another disk stays
+                if folder.is_dir():
+                    (folder / RECORD).unlink(missing_ok=True)  # first: without it, the rest is not a dataset
+                    shutil.rmtree(folder)
+                self.say(f"packing {split} to {seq_len}")
+                made[seq_len] = write_packed(folder, documents, samples, loaded, split, seq_len, self.source.dataset)
+        return made

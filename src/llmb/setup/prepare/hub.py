@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Hugging Face hub: the only module that contacts it, to prepare data and weights, and whether this user may.
+
+The hub's library reads the token, from HF_TOKEN or the file that 'hf auth login' writes, repeats requests that the hub
+limits, and keeps what was downloaded, which it takes where there is no network. A token that is typed is never written
+to a file here: 'hf auth login' does that for users who want it.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal, NamedTuple
+
+from llmb.base.errors import (
+    EnvironmentProblem,
+    InfrastructureError,
+    LlmbError,
+    UsageError,
+    UserInterrupt,
+    check_installed,
+)
+from llmb.base.processes import Interrupted, SignalGate, signals_as_exceptions
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.resolve import source_of
+from llmb.runs.checkpoints.prepared_data import PreparedFolders
+from llmb.runs.folder import cannot_write
+from llmb.setup.prepare.tokenizer import FILES as TOKENIZER_FILES
+from llmb.setup.prepare.tokenizer import TOKENIZER
+
+OnBytes = Callable[[int, int], object]
+"""Called with the bytes done and in all."""
+Kind = Literal["model", "dataset"]
+AccessState = Literal["granted", "not granted", "no token", "token rejected", "not found", "not checked"]
+"""State of a repository for this user; ``not found`` also where it is not shown to them."""
+
+MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json")
+"""Files of a model: no pickles, and no copies of the weights in other formats in folders below."""
+RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
+THREADS = 4
+ELSEWHERE = "run it on a machine with a network, or give local files with --source or --tokenizer"
+LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token of https://huggingface.co/settings/tokens"
+
+
+class HubDataset(NamedTuple):
+    """A dataset on the hub: its repository, and the files that hold its splits, all of them needed."""
+
+    repository: str
+    files: tuple[str, ...]
+
+
+SQUAD = HubDataset("rajpurkar/squad", ("plain_text/train-*.parquet", "plain_text/validation-*.parquet"))
+DATASETS = {"squad": SQUAD, "squad-tiny": SQUAD}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The hub gave no answer, or a negative one."""
+
+    error: LlmbError
+    access: AccessState = "not checked"
+
+
+def fetch_model(
+    name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, *, weights: bool = True
+) -> Path:
+    """The folder with configuration, tokenizer and ``weights`` of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
+
+    ``page`` is where access is requested. Files that were downloaded before are kept. Raises UsageError for a model
+    that is not on the hub, EnvironmentProblem if this machine or this user cannot get it, and InfrastructureError if
+    the hub fails.
+    """
+    if page is None:
+        do = "give a local folder: --source or --tokenizer; 'llmb prepare sample' makes small ones"
+        raise UsageError(f"{name} is not on the Hugging Face hub", do=do)
+    patterns, needed = (MODEL_FILES, ("config.json", "*.safetensors")) if weights else (TOKENIZER_FILES, (TOKENIZER,))
+    return Hub(folders.hub, page=page).fetch(name, "model", patterns, needed, on_bytes)
+
+
+def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes) -> Path:
+    """The folder with the files of a dataset of ``DATASETS``, named like their commit. Raises the same errors."""
+    dataset = DATASETS[name]
+    return Hub(folders.hub).fetch(dataset.repository, "dataset", dataset.files, dataset.files, on_bytes)
+
+
+def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Refusal | None:
+    """Why this user may not read a repository, by one request; None if it may be read. ``endpoint`` as of ``Hub``."""
+    check_installed("checking access", "huggingface_hub")
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi(endpoint=endpoint).auth_check(name, repo_type=kind)
+    except _failures() as error:
+        return _explained(error, name, page)
+    return None
+
+
+def hub_cache(folder: Path) -> Path:
+    """Where the hub's files are kept: in ``folder``, or where HF_HUB_CACHE or HF_HOME say."""
+    if own := os.environ.get("HF_HUB_CACHE"):
+        return Path(own).expanduser()
+    home = os.environ.get("HF_HOME")
+    return Path(home).expanduser() / "hub" if home else folder
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """The hub, and the folder that keeps its files unless the user's variables name another one."""
+
+    folder: Path
+    page: str | None = None
+    """Where access to a repository is requested; None for its own page."""
+    endpoint: str | None = None
+    """None for that of the library: HF_ENDPOINT, or huggingface.co."""
+
+    def fetch(self, name: str, kind: Kind, patterns: Sequence[str], needed: Sequence[str], on_bytes: OnBytes) -> Path:
+        """A folder with the files of a repository that match ``patterns``; one at least matches each of ``needed``.
+
+        Without a network, it is that of an earlier download. Raises as ``fetch_model``.
+        """
+        check_installed("downloading", "huggingface_hub")
+        cache = hub_cache(self.folder)
+        try:
+            path = self._download(name, kind, cache, patterns, on_bytes)
+        except _failures() as error:
+            if _is_local(error):
+                assert isinstance(error, OSError)
+                raise cannot_write(cache, error) from error
+            raise _explained(error, name, self.page or f"https://huggingface.co/{name}").error from error
+        files = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
+        if missing := _missing(needed, files):
+            what = f"{name} has no {' and no '.join(missing)} on the hub, or where it was downloaded before"
+            raise UsageError(what, where=str(path), do="give local files with --source or --tokenizer")
+        return path
+
+    def _download(self, name: str, kind: Kind, cache: Path, patterns: Sequence[str], on_bytes: OnBytes) -> Path:
+        from huggingface_hub import snapshot_download
+
+        with signals_as_exceptions() as signals:
+            try:
+                signals.let_through()
+                path = snapshot_download(
+                    name,
+                    repo_type=kind,
+                    cache_dir=cache,
+                    endpoint=self.endpoint,
+                    allow_patterns=list(patterns),
+                    ignore_patterns=None if any("/" in pattern for pattern in patterns) else "*/*",
+                    max_workers=THREADS,
+                    tqdm_class=_bars(on_bytes, signals),
+                )
+            except Interrupted as signal:
+                do = "repeat the command: it downloads what is missing"
+                raise UserInterrupt(f"interrupted by {signal}", do=do) from signal
+        return Path(path)
+
+
+def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the library's are untyped)
+    """A class of progress bars that show nothing themselves; threads that download end when a signal has arrived."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bars(tqdm):
+        done, lock = 0, Lock()
+
+        def __init__(self, *args: Any, **values: Any) -> None:  # noqa: ANN401 (those of tqdm)
+            self.counts = values.get("name") == "huggingface_hub.snapshot_download"
+            super().__init__(*args, **{**values, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            if signals.name:
+                raise Interrupted(signals.name)
+            if self.counts:
+                with self.lock:
+                    Bars.done += int(n or 0)
+                    on_bytes(Bars.done, max(Bars.done, int(self.total or 0)))
+
+    return Bars
+
+
+def _matches(file: str, patterns: Sequence[str]) -> bool:
+    """As a path: a star stands for no slash."""
+    return any(file.count("/") == pattern.count("/") and fnmatch(file, pattern) for pattern in patterns)
+
+
+def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
+    """The patterns that no file matches."""
+    return [pattern for pattern in needed if not any(_matches(file, [pattern]) for file in files)]
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What the library raises where the hub refuses, fails or is not reached."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Its base is the class of all errors of the HTTP library, which is another one in other versions.
+    return (HfHubHTTPError.__bases__[0], OSError, RuntimeError, UnicodeEncodeError)
+
+
+def _explained(error: Exception, name: str, page: str) -> Refusal:
+    """Explains an error that was raised while getting ``name``; ``page`` is where access to it is requested."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if isinstance(error, OfflineModeIsEnabled):
+        return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset it, {ELSEWHERE}"))
+    if isinstance(error, UnicodeEncodeError):  # of the header with the token
+        return Refusal(
+            EnvironmentProblem("the token has characters that a token cannot have", do=LOG_IN), access="token rejected"
+        )
+    if isinstance(error, GatedRepoError):
+        return _gated(name, page)
+    status = _status(error)
+    if isinstance(error, RepositoryNotFoundError):
+        do = "check the name; if the repository is private, " + LOG_IN
+        return Refusal(UsageError(f"the hub has no {name}, or does not show it to you", do=do), access="not found")
+    if status in (UNAUTHORIZED, FORBIDDEN):
+        what = f"the hub rejects the token that was sent for {name}"
+        return Refusal(EnvironmentProblem(what, do=LOG_IN), access="token rejected")
+    if status == RATE_LIMITED:
+        do = "retry later; with a token the limit is higher: " + LOG_IN
+        return Refusal(InfrastructureError("the hub limits the rate of requests", do=do))
+    if status is not None:
+        what = f"the hub answered {status} for {name}"
+        return Refusal(InfrastructureError(what, do="retry later"))
+    what = f"the hub cannot be reached: {_first_line(error)}"
+    return Refusal(EnvironmentProblem(what, do=ELSEWHERE))
+
+
+def _is_local(error: BaseException) -> bool:
+    """Whether it is this machine's disk, not the network, that failed."""
+    network = (ConnectionError, TimeoutError, socket.gaierror)
+    return isinstance(error, OSError) and error.errno is not None and not isinstance(error, network)
+
+
+def _gated(name: str, page: str) -> Refusal:
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        what, do = f"{name} is gated, and there is no token", f"request access at {page}, then {LOG_IN}"
+        return Refusal(EnvironmentProblem(what, do=do), access="no token")
+    what = f"{name} is gated, and the account of the token has no access"
+    do = f"request access at {page}, with the account of the token, and wait until it is granted"
+    return Refusal(EnvironmentProblem(what, do=do), access="not granted")
+
+
+def _status(error: Exception) -> int | None:
+    """What the hub answered; None without an answer."""
+    responses = (getattr(one, "response", None) for one in (error, error.__cause__))
+    return next((int(response.status_code) for response in responses if response is not None), None)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+DATASET_PAGE = "https://huggingface.co/datasets/"
+VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+TokenSource = Literal["environment", "token file"]
+NOT_REFUSED: tuple[AccessState, ...] = ("granted", "not checked")
+
+
+@dataclass(frozen=True, slots=True)
+class NeededRepository:
+    """A repository on the hub; ``page`` is where access to it is requested."""
+
+    name: str
+    kind: Kind
+    page: str
+    needed_for: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryAccess:
+    """``reason`` says why it is not granted, or could not be checked."""
+
+    repository: NeededRepository
+    state: AccessState
+    reason: str | None = None
+
+
+def needed_repositories(
+    catalogue: Catalogue, models: Iterable[tuple[str, str]], *, weights: bool = True, data: bool = True
+) -> tuple[NeededRepository, ...]:
+    """Repositories of workloads and sizes, each once; weights also stand for the tokenizer.
+
+    Raises UsageError for a workload that starts from nothing prepared.
+    """
+    found: dict[tuple[str, Kind, str], list[str]] = {}
+    for workload, size in models:
+        source = source_of(catalogue, workload, size)
+        if weights and source.page:
+            found.setdefault((source.model, "model", source.page), []).append(f"weights of {workload} {size}")
+        if data:
+            name = DATASETS[source.dataset].repository
+            found.setdefault((name, "dataset", DATASET_PAGE + name), []).append(f"data of {workload} {size}")
+    return tuple(NeededRepository(*key, needed_for=tuple(uses)) for key, uses in found.items())
+
+
+def can_check() -> bool:
+    """Whether this Python has the library that contacts the hub."""
+    return find_spec("huggingface_hub") is not None
+
+
+def check_access(repositories: Sequence[NeededRepository], endpoint: str | None = None) -> tuple[RepositoryAccess, ...]:
+    """One small request for each, with the token of HF_TOKEN or of 'hf auth login'; it waits and retries for nothing.
+
+    Raises EnvironmentProblem if the library that contacts the hub is not installed.
+    """
+    found = []
+    for repository in repositories:
+        refusal = access_refusal(repository.name, repository.kind, repository.page, endpoint)
+        state: AccessState = refusal.access if refusal else "granted"
+        found.append(RepositoryAccess(repository, state, refusal.error.what if refusal else None))
+    return tuple(found)
+
+
+def refused(found: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
+    """Repositories that a preparation would fail at; a hub that does not answer now may answer later."""
+    return tuple(item for item in found if item.state not in NOT_REFUSED)
+
+
+def lacks_token(found: Iterable[RepositoryAccess]) -> bool:
+    """Whether another token may help."""
+    return any(item.state in ("no token", "token rejected") for item in found)
+
+
+def access_problem(found: Sequence[RepositoryAccess]) -> EnvironmentProblem | None:
+    """What to do about all that is refused; None if nothing is."""
+    wanting = refused(found)
+    if not wanting:
+        return None
+    first = wanting[0].reason
+    what = f"{len(wanting)} of {len(found)} repositories cannot be read: {first}" if len(wanting) > 1 else str(first)
+    gated = [item.repository.page for item in wanting if item.state in ("no token", "not granted")]
+    steps = [f"request access at {page}, with the account of the token, and wait until it is granted" for page in gated]
+    if lacks_token(wanting):
+        steps.append(LOG_IN)
+    if any(item.state == "not found" for item in wanting):
+        steps.append("if a repository is private, use a token of an account that may read it")
+    return EnvironmentProblem(what, do="; ".join(steps))
+
+
+def token_source() -> TokenSource | None:
+    """None without a token. Raises EnvironmentProblem if the library that reads the file is not installed."""
+    if any(os.environ.get(name, "").strip() for name in VARIABLES):
+        return "environment"
+    check_installed("checking access", "huggingface_hub")
+    from huggingface_hub import get_token
+
+    return "token file" if get_token() else None
+
+
+def use_token(text: str) -> None:
+    """For this process and what it starts. Raises UsageError, which does not repeat it, for what is not a token."""
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("what was typed is not a token: it has spaces or other characters that a token cannot have")
+    os.environ["HF_TOKEN"] = token

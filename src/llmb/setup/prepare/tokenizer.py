@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's tokenizer: its files, its special tokens, and samples as tokens."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmb.base.errors import UsageError
+from llmb.runs.checkpoints.prepared_data import TokenizerRecord
+from llmb.setup.prepare.training_samples import DatasetSample
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER = "tokenizer.json"
+NAMING = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files that name special tokens by their text."""
+CONFIG = "config.json"
+"""The model's, with special tokens by number."""
+FILES = (TOKENIZER, *NAMING, CONFIG, "generation_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A tokenizer that is ready to use, with its record.
+
+    ``space`` precedes an answer: nothing where the tokenizer itself marks the start of a word, as in NeMo.
+    """
+
+    tokenizer: "Tokenizer"
+    record: TokenizerRecord
+    space: str
+
+    def encode(self, samples: Sequence[DatasetSample]) -> Iterator[tuple[list[int], int]]:
+        """The tokens of each sample, and the first one of its answer. The last one is EOS; there is no BOS.
+
+        So do NeMo and Megatron-Bridge with SQuAD: prompt and answer are encoded apart, without spaces around them.
+        """
+        prompts = [sample.input.strip(" ") for sample in samples]
+        answers = [self.space + sample.output.strip(" ") for sample in samples]
+        encoded = self.tokenizer.encode_batch_fast([*prompts, *answers], add_special_tokens=False)
+        for prompt, answer in zip(encoded[: len(samples)], encoded[len(samples) :], strict=True):
+            yield [*prompt.ids, *answer.ids, self.record.eos_id], len(prompt.ids)
+
+
+def tokenizer_file(path: Path) -> Path:
+    """``tokenizer.json`` at ``path``, which is the file or its folder. Raises UsageError if there is none."""
+    file = path / TOKENIZER if path.is_dir() else path
+    if not file.is_file():
+        do = f"give a file {TOKENIZER}, or a folder that holds it"
+        raise UsageError(f"there is no {TOKENIZER}", where=str(path), do=do)
+    return file
+
+
+def checksum(file: Path) -> str:
+    """SHA-256 of a ``tokenizer.json``. Raises UsageError if it cannot be read."""
+    return hashlib.sha256(_content(file)).hexdigest()
+
+
+def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
+    """The tokenizer in ``file`` for a model that has ``vocab_size`` embeddings; ``name`` is the model's.
+
+    Raises UsageError if it cannot be read, has tokens that the model has not, or its end of sequence is unknown.
+    """
+    import numpy  # noqa: F401 (tokenizers needs it, and says so in a panic)
+    from tokenizers import Tokenizer
+
+    content = _content(file)
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except ValueError as error:
+        raise UsageError(f"this tokenizer cannot be read: {error}", where=str(file)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if size > vocab_size:
+        what = f"the tokenizer has {size} tokens, and the model {vocab_size} embeddings: they do not belong together"
+        raise UsageError(what, where=str(file), do="give the tokenizer of the model with --tokenizer")
+    eos = _special_token(tokenizer, file, "eos", size)
+    if eos is None:
+        what = f"the end-of-sequence token is not specified: no 'eos_token' in {' or '.join(NAMING)}"
+        do = f"put the model's tokenizer_config.json beside {TOKENIZER}"
+        raise UsageError(f"{what}, no 'eos_token_id' in {CONFIG}", where=str(file.parent), do=do)
+    record = TokenizerRecord(
+        name=name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        vocab_size=size,
+        bos_id=_special_token(tokenizer, file, "bos", size),
+        eos_id=eos,
+    )
+    return LoadedTokenizer(tokenizer, record, " " if _marks_spaces(tokenizer) else "")
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(file)) from error
+
+
+def _marks_spaces(tokenizer: "Tokenizer") -> bool:
+    """NeMo's own test for whether a space before a word changes its tokens."""
+    both, x, y = (tokenizer.encode(text, add_special_tokens=False).tokens for text in ("x y", "x", "y"))
+    return bool(both != x + y)
+
+
+def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) -> int | None:
+    """What a file beside the tokenizer says of ``eos`` or ``bos``; never a guess. Raises UsageError if it is wrong."""
+    for name in NAMING:
+        token = _settings(file.with_name(name)).get(f"{which}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            number: int | None = tokenizer.token_to_id(text)
+            if number is None:
+                what = f"'{which}_token' is {text}, which the tokenizer does not have"
+                raise UsageError(what, where=str(file.with_name(name)))
+            return number
+    config = _settings(file.with_name(CONFIG))
+    text_config = config.get("text_config")
+    inner = text_config if isinstance(text_config, dict) else {}
+    number = config.get(f"{which}_token_id", inner.get(f"{which}_token_id"))
+    number = number[0] if isinstance(number, list) and len(number) == 1 else number
+    if isinstance(number, int) and not 0 <= number < size:
+        what = f"'{which}_token_id' is {number}, and the tokenizer has {size} tokens"
+        raise UsageError(what, where=str(file.with_name(CONFIG)))
+    return number if isinstance(number, int) else None
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """Empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(_content(path))
+    except ValueError as error:
+        raise UsageError(f"invalid JSON: {error}", where=str(path)) from error
+    if not isinstance(values, dict):
+        raise UsageError("this is not a JSON object", where=str(path))
+    return values

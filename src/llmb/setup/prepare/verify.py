@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verifies what is prepared for a fine-tuning: what must be there, what is, and the command that makes the rest."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from llmb.base.errors import UsageError
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.published import Source
+from llmb.catalogue.records import Model
+from llmb.catalogue.resolve import find_model, find_workload, releases_of, seq_lens_of, source_of
+from llmb.catalogue.throughput import parameter_count
+from llmb.launch.documents.documented_paths import NemoItem, nemo_items
+from llmb.launch.documents.launch_scripts import find_launch_script
+from llmb.runs.checkpoints.checkpoint import RECORD, model_differences, read_checkpoint
+from llmb.runs.checkpoints.checkpoint_files import BLOCK, damaged_files, partial_path
+from llmb.runs.checkpoints.conversion_request import OnProgress, finished_files
+from llmb.runs.checkpoints.nemo_folder import is_nemo_folder
+from llmb.runs.checkpoints.prepared_data import SPLITS, PackedDataset, PreparedFolders, Split
+from llmb.setup.prepare.base_weights import PUBLISHED_BYTES
+from llmb.setup.prepare.packed_files import read_packed
+from llmb.setup.prepare.sample_files import SampleFiles, read_samples_record
+
+State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A folder of the documents' listing; ``make`` and ``repair`` are the commands that get it."""
+
+    name: str
+    path: Path
+    state: State
+    make: str = ""
+    repair: str = ""
+    bytes: int = 0
+    documented_gib: float | None = None
+    source: str | None = None
+    """What it was made from."""
+    problem: str | None = None
+    """What is wrong with what is there."""
+
+    @property
+    def command(self) -> str | None:
+        """None for an item that is complete or not needed."""
+        return {"missing": self.make, "incomplete": self.make, "damaged": self.repair}.get(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """All items. ``needed_bytes`` is an estimate of what the missing ones take."""
+
+    workload: str
+    size: str
+    folders: PreparedFolders
+    items: tuple[Item, ...]
+    free_bytes: int
+    needed_bytes: int
+    checksums: bool
+    """Whether all files were read, or only their sizes compared."""
+    nemo: tuple[NemoItem, ...] = ()
+    """What the reference suite's own software finds; empty where no launch script of it trains this."""
+
+    @property
+    def lacking(self) -> tuple[Item, ...]:
+        return tuple(item for item in self.items if item.command)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is verified."""
+
+    workload: str
+    size: str
+    source: Source
+    model: Model
+    folders: PreparedFolders
+
+    def command(self, what: str, *options: str) -> str:
+        local = "--source FOLDER" if what == "checkpoint" and self.source.page is None else ""
+        words = ("llmb prepare", what, "-w", self.workload, "-s", self.size, local, *options)
+        return " ".join(word for word in words if word)
+
+
+def verify_prepared(
+    catalogue: Catalogue, workload: str, size: str, folders: PreparedFolders, on_progress: OnProgress | None
+) -> Verification:
+    """Compares the sizes of all files with their records; with ``on_progress``, reads them for their checksums, too.
+
+    Raises UsageError for a workload that starts from nothing prepared.
+    """
+    source, model = source_of(catalogue, workload, size), find_model(catalogue, workload, size)
+    wanted = _Wanted(workload, size, source, model, folders)
+    documented = find_workload(catalogue, workload).checkpoints.get(size)
+    dataset = wanted.source.dataset
+    path = wanted.folders.dataset(dataset)
+    found = [
+        _checkpoint(wanted, documented.size_gb if documented else None),
+        _dataset_item(wanted, f"datasets/{dataset}", path, read_samples_record, wanted.command("dataset", "--force")),
+        *(_packed(wanted, split, length) for length in seq_lens_of(catalogue, workload, size) for split in SPLITS),
+    ]
+    if on_progress:
+        found = list(_read(found, on_progress))
+    items = (*(item for item, _ in found), *_others(wanted))
+    left = PUBLISHED_BYTES * parameter_count(model)[0] - items[0].bytes
+    existing = next(place for place in (folders.path, *folders.path.parents) if place.exists())
+    return Verification(
+        workload=workload,
+        size=size,
+        folders=folders,
+        items=items,
+        free_bytes=shutil.disk_usage(existing).free,
+        needed_bytes=max(left, 0) if items[0].command else 0,
+        checksums=on_progress is not None,
+        nemo=_nemo_items(catalogue, wanted),
+    )
+
+
+def _nemo_items(catalogue: Catalogue, wanted: _Wanted) -> tuple[NemoItem, ...]:
+    releases = releases_of(find_workload(catalogue, wanted.workload), wanted.size)
+    if not any(find_launch_script(wanted.workload, wanted.size, release) for release in releases):
+        return ()
+    lengths = seq_lens_of(catalogue, wanted.workload, wanted.size)
+    found = [nemo_items(wanted.folders, wanted.source.model, wanted.source.dataset, length) for length in lengths]
+    checkpoint, dataset = max(found, key=lambda items: items[1].state == "complete")
+    return checkpoint, dataset
+
+
+_Found = tuple[Item, Mapping[str, str]]
+"""An item, and the checksums of its files."""
+
+
+def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
+    path, make = wanted.folders.model(wanted.source.model), wanted.command("checkpoint")
+    repair = f"rm -r {shlex.quote(str(path))} && {make}"
+    item = Item(f"models/{wanted.source.model}", path, "missing", make, repair, documented_gib=documented_gib)
+    if not path.exists():
+        partial = partial_path(path)
+        if not finished_files(partial):
+            return item, {}
+        problem = "the import was interrupted; the command resumes it"
+        return replace(item, state="incomplete", bytes=_size_of(partial), problem=problem), {}
+    if is_nemo_folder(path) and not (path / RECORD).is_file():
+        problem = "it is a checkpoint of NeMo, for the reference suite's own software"
+        move = f"import it to another root of installation: {wanted.command('checkpoint', f'--source {path}')}"
+        return replace(item, state="missing", make=move, bytes=_size_of(path), problem=problem), {}
+    try:
+        record = read_checkpoint(path).record
+    except UsageError as error:
+        return replace(item, state="damaged", bytes=_size_of(path), problem=" ".join(error.what.split())), {}
+    size = sum(record.files.values())
+    if differences := list(model_differences(wanted.model, record.model)):
+        return replace(item, state="damaged", bytes=size, problem=f"it is another model: {differences[0]}"), {}
+    source = record.imported_from.path if record.imported_from else f"a run of {record.workload}"
+    return replace(item, state="complete", bytes=size, source=source), record.crc32
+
+
+def _packed(wanted: _Wanted, split: Split, seq_len: int) -> _Found:
+    source = wanted.source
+    path = wanted.folders.packed(source.dataset, source.model, split, seq_len)
+    name = f"datasets/{source.dataset}/packed/{path.parent.name}/{path.name}"
+    # Not --force: that makes the samples again, too, and from the hub if they came from elsewhere.
+    only = wanted.command("dataset", f"--seq-len {seq_len}", f"--split {split}")
+    return _dataset_item(wanted, name, path, read_packed, f"rm -r {shlex.quote(str(path))} && {only}")
+
+
+def _dataset_item(
+    wanted: _Wanted, name: str, path: Path, read: Callable[[Path], SampleFiles | PackedDataset | None], repair: str
+) -> _Found:
+    item = Item(name, path, "missing", wanted.command("dataset"), repair)
+    try:
+        record = read(path)
+    except UsageError as error:
+        return replace(item, state="damaged", problem=error.what), {}
+    if record is None:
+        return item, {}
+    size = sum(record.files.values())
+    return replace(item, state="complete", bytes=size, source=record.source), record.crc32
+
+
+def _others(wanted: _Wanted) -> Iterator[Item]:
+    """Folders of the documents' listing that training needs nothing of."""
+    for path in (wanted.folders.hub, wanted.folders.temporary):
+        yield Item(path.name, path, "not needed", bytes=_size_of(path))
+
+
+def _read(found: list[_Found], on_progress: OnProgress) -> Iterator[_Found]:
+    """The items, with those whose content is not what their records say."""
+    total = sum(item.bytes for item, checksums in found if checksums)
+    done = 0
+
+    def on_block() -> None:
+        nonlocal done
+        done = min(done + BLOCK, total - 1)  # the last block of a file is smaller
+        on_progress(done, total)
+
+    for item, checksums in found:
+        damaged = list(damaged_files(item.path, checksums, threads=os.cpu_count() or 1, on_block=on_block))
+        yield (_damaged(item, damaged) if damaged else item), checksums
+    on_progress(total, total)
+
+
+def _damaged(item: Item, damaged: list[str]) -> Item:
+    more = f", and {len(damaged) - 1} more" if damaged[1:] else ""
+    return replace(item, state="damaged", problem=f"{damaged[0]}{more}")
+
+
+def _size_of(folder: Path) -> int:
+    """Size of all files in a folder, links not followed."""
+    sizes = ((Path(place) / name).lstat().st_size for place, _, names in os.walk(folder) for name in names)
+    return sum(sizes)
