@@ -52,7 +52,7 @@ LONGEST = (
     "tests/engine/test_fp8_training.py",
     "tests/jobs/test_task_pairwise.py",
     "tests/programs/engine",
-    "tests/page/test_browser.py",
+    "tests/report/page/test_page_browser.py",
     "tests/prepare/test_end_to_end.py",
     "tests/benchmarks/test_engine_comparison.py",
 )

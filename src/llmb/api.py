@@ -25,8 +25,6 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.catalogue.window import DEFAULT_RULE, check_rule
-from llmb.exchange.export import exported_run
-from llmb.exchange.tables import RESULTS, STEPS, data_frame, frame_of, step_rows
 from llmb.jobs.find_jobs import parse_since
 from llmb.jobs.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
 from llmb.jobs.history import read_history
@@ -40,6 +38,8 @@ from llmb.judge.judgement import given_tolerance
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.launch.programs.engine.program import check_memory
 from llmb.readers.logs.log_files import ParsedFile, find_logs
+from llmb.report.export import exported_run
+from llmb.report.export_tables import RESULTS, STEPS, data_frame, frame_of, step_rows
 from llmb.report.run_report import run_table
 from llmb.report.table import Column, html_table, number, number_column, table_of
 from llmb.report.verdict_report import compare_tables, notebook_table

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import llmb
 from llmb.cli.main import app
-from llmb.exchange.tables import RESULTS, STEPS
+from llmb.report.export_tables import RESULTS, STEPS
 
 HOSTILE = "<script>alert(1)</script>"
 

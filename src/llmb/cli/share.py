@@ -11,10 +11,10 @@ from llmb.base.errors import UsageError, unknown
 from llmb.cli.common import Json
 from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
-from llmb.exchange.export import FORMS, write_export
 from llmb.jobs.archive import ENDING, needs_zstandard, write_archive
 from llmb.jobs.find_runs import find_all_runs
 from llmb.jobs.imported import import_archive
+from llmb.report.export import FORMS, write_export
 from llmb.report.output import print_output
 from llmb.report.verdict_report import left_out_lines
 from llmb.runs.folder import write_atomically, writing
@@ -95,8 +95,8 @@ def report(
 def _content(
     found: "FoundRuns", against: str | None, install: Path, form: Format, plot: str, *, full: bool
 ) -> str | bytes:
-    from llmb.page.contents import gather  # takes longer to load than the help of every command may take
-    from llmb.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
+    from llmb.report.page.contents import gather  # takes longer to load than the help of every command may take
+    from llmb.report.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 
     contents = gather(found, against, install, say)
     shown = full_text if full else public_text(found.runs, install)

@@ -16,8 +16,8 @@ from llmb.judge.explain_run import explain_judged
 from llmb.judge.judge_run import Judged, title_of_run
 from llmb.judge.judgement import headline
 from llmb.launch.programs.conclude import read_ended_run
-from llmb.page.figures import Figure, differences_figure, history_figure, run_figures, scaling_figures
 from llmb.report.jobs_report import local_time
+from llmb.report.page.figures import Figure, differences_figure, history_figure, run_figures, scaling_figures
 from llmb.report.plan_report import plan_title
 from llmb.report.run_report import cv_pct, machine_table, run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, rows_table, table_of

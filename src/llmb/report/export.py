@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from llmb.base.errors import EnvironmentProblem
 from llmb.base.scratch import scratch_folder
-from llmb.exchange.tables import (
+from llmb.launch.programs.conclude import read_ended_run
+from llmb.report.export_tables import (
     RESULTS,
     STEPS,
     ExportedRun,
@@ -28,7 +29,6 @@ from llmb.exchange.tables import (
     write_parquet,
     write_tables,
 )
-from llmb.launch.programs.conclude import read_ended_run
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import read_job_if_whole

@@ -12,7 +12,10 @@ from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
 from llmb.judge.judge_run import Judged
 from llmb.judge.judgement import percent
-from llmb.page.charts import (
+from llmb.readers.anomalies import changes_pct, find_anomalies, find_levels
+from llmb.readers.profiles.breakdown import shares
+from llmb.report.jobs_report import local_time, short_time
+from llmb.report.page.charts import (
     BESIDE,
     BLUE,
     GREEN,
@@ -34,9 +37,6 @@ from llmb.page.charts import (
     parts_chart,
     series_chart,
 )
-from llmb.readers.anomalies import changes_pct, find_anomalies, find_levels
-from llmb.readers.profiles.breakdown import shares
-from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import Table, cut, interval_of, known, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
