@@ -18,7 +18,7 @@ _API = (
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever it is)
     if name not in _API:
         raise AttributeError(f"module 'llmb' has no attribute '{name}'")
-    return getattr(import_module("llmb.api"), name)
+    return getattr(import_module("llmb.cli.api"), name)
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ from called_here import Run
 
 from llmb.cli.common import add_common_options
 from llmb.cli.main import ALIASES, COMMANDS, app, exit_code_of, load_command
-from llmb.cli.options import COMPLETIONS
+from llmb.cli.shared_options import COMPLETIONS
 from llmb.runs import source_version
 
 SHOWN = "show -w pretrain_llama3.1 -s 8b --dtype bf16 --scale 8 --gpu-type h100 --json"

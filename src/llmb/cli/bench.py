@@ -15,9 +15,9 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.cli.bench_jobs import collectives, command_line, gpus, save_and_show
 from llmb.cli.common import CommandGroup, Json
-from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
+from llmb.cli.shared_options import selection_options, takes
 from llmb.launch.site.site import this_machine
 from llmb.nodes.bench.device_bench import (
     DEFAULT_MODEL,

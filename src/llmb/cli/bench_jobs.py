@@ -17,9 +17,9 @@ from llmb.base.options import Option
 from llmb.base.shown_text import listed
 from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json
-from llmb.cli.options import given_of, takes, value_options, with_excluded
 from llmb.cli.progress import CaseProgress, JobStates
 from llmb.cli.root import install_here, say
+from llmb.cli.shared_options import given_of, takes, value_options, with_excluded
 from llmb.jobs.history import open_history
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder

@@ -12,8 +12,8 @@ from llmb.base.errors import EnvironmentProblem, InvalidRun, UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.cli.common import CommandGroup, Json
-from llmb.cli.options import COMPLETIONS, complete_size
 from llmb.cli.root import install_here, say
+from llmb.cli.shared_options import COMPLETIONS, complete_size
 from llmb.jobs.settings_in_effect import settings_in_effect
 from llmb.launch.documents.launch_scripts import REPOSITORY, check_checkout, scripts_of
 from llmb.launch.scheduler_lookup import cluster_schema, read_cluster_site, user_schema

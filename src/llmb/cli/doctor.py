@@ -15,9 +15,9 @@ from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, UserInte
 from llmb.base.options import options_of
 from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json, Junit, is_verbose
-from llmb.cli.options import COMPLETIONS, takes
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
+from llmb.cli.shared_options import COMPLETIONS, takes
 from llmb.jobs.find_runs import find_ended_runs
 from llmb.jobs.history import open_history
 from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of

@@ -15,9 +15,9 @@ import typer
 from llmb.base.errors import UserInterrupt
 from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json
-from llmb.cli.options import takes, value_options
 from llmb.cli.prepare import checked_access
 from llmb.cli.root import agree, can_ask, say
+from llmb.cli.shared_options import takes, value_options
 from llmb.launch.scheduler_lookup import SCHEDULERS
 from llmb.launch.scheduler_port import Choice, Question
 from llmb.report.install_report import (

@@ -12,9 +12,9 @@ import typer
 
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.cli.common import CommandGroup, Json, Junit
-from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
+from llmb.cli.shared_options import COMPLETIONS, complete_run, takes
 from llmb.jobs.conclude_ended import conclude_job
 from llmb.jobs.find_jobs import find_job, find_jobs, node_records, parse_since, unknown_values
 from llmb.jobs.follow import asker, follow_log, job_log

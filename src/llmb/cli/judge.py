@@ -11,8 +11,8 @@ import typer
 from llmb.base.errors import NoVerdict, Regressed, UsageError
 from llmb.catalogue.window import check_rule
 from llmb.cli.common import Json, Junit
-from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.root import install_here, say
+from llmb.cli.shared_options import COMPLETIONS, complete_run, takes
 from llmb.jobs.find_runs import earlier_runs, find_all_runs, find_sides, in_window
 from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.judge.compare_runs import Comparison, compare_runs

@@ -17,8 +17,8 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.cli.common import Json
-from llmb.cli.options import given_of, recipe_options, record_options, request_of, selection_options, takes
 from llmb.cli.root import install_here, print_for_recipe, say
+from llmb.cli.shared_options import given_of, recipe_options, record_options, request_of, selection_options, takes
 from llmb.launch.programs.engine.program import count_ranks
 from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
 from llmb.predict.prediction import (

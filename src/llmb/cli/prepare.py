@@ -19,9 +19,17 @@ from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
 from llmb.cli.checkpoint import MaxFileSize, Processes
 from llmb.cli.common import CommandGroup, DryRun, Json, Yes
-from llmb.cli.options import COMPLETIONS, given_of, given_once, model_options, takes, value_options, with_excluded
 from llmb.cli.progress import ByteProgress, CountProgress
 from llmb.cli.root import agree, can_ask, install_here, say, warn
+from llmb.cli.shared_options import (
+    COMPLETIONS,
+    given_of,
+    given_once,
+    model_options,
+    takes,
+    value_options,
+    with_excluded,
+)
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained

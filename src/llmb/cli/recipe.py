@@ -14,8 +14,8 @@ from llmb.catalogue.resolve import Request, all_scales, resolve
 from llmb.catalogue.schema import WorkloadFile
 from llmb.catalogue.throughput import throughput, why_too_fast
 from llmb.cli.common import Json
-from llmb.cli.options import COMPLETIONS, given_once, recipe_options, takes
 from llmb.cli.root import install_here, print_for_recipe
+from llmb.cli.shared_options import COMPLETIONS, given_once, recipe_options, takes
 from llmb.readers.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.report.output import print_output
 from llmb.report.recipe_report import (

@@ -18,10 +18,10 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import OPEN_CHOICES
 from llmb.catalogue.resolve import Request
 from llmb.cli.common import Force, Json, is_verbose
-from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say, warn
 from llmb.cli.runs import print_repeats, print_result
+from llmb.cli.shared_options import recipe_options, record_options, takes
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, repeats_lock
 from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import check_memory, memory_warnings

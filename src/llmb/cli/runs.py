@@ -10,8 +10,8 @@ import typer
 from llmb.base.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
 from llmb.cli.common import Json
 from llmb.cli.jobs import Selected
-from llmb.cli.options import complete_run, takes
 from llmb.cli.root import install_here, say
+from llmb.cli.shared_options import complete_run, takes
 from llmb.jobs.find_runs import named_folders
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.states import read_step_times

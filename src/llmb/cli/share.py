@@ -9,8 +9,8 @@ import typer
 
 from llmb.base.errors import UsageError, unknown
 from llmb.cli.common import Json
-from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
+from llmb.cli.shared_options import complete_run
 from llmb.jobs.archive import ENDING, needs_zstandard, write_archive
 from llmb.jobs.find_runs import find_all_runs
 from llmb.jobs.imported import import_archive

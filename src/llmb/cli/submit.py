@@ -17,10 +17,10 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import find_workload
 from llmb.cli.common import DryRun, Force, Json, Junit, Yes
-from llmb.cli.options import excluded_here, given_of, selection_options, takes, value_options, with_excluded
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
 from llmb.cli.runs import print_result
+from llmb.cli.shared_options import excluded_here, given_of, selection_options, takes, value_options, with_excluded
 from llmb.jobs.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.jobs.campaigns.campaign_files import read_campaign_file
 from llmb.jobs.campaigns.expansion import MOST_RECIPES, Entry, Selection, campaign_keys

@@ -14,9 +14,9 @@ from llmb.base.input_files import check_reachable
 from llmb.base.trust import WORKLOADS
 from llmb.cli.common import Json
 from llmb.cli.jobs import ExpectS, lines_of
-from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
 from llmb.cli.runs import print_result
+from llmb.cli.shared_options import complete_run
 from llmb.jobs.find_jobs import LATEST, find_run
 from llmb.jobs.follow import Ask, asker, follow_log, job_of_folder
 from llmb.jobs.history import read_history

@@ -19,8 +19,8 @@ from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.cli import root
 from llmb.cli.main import load_command
-from llmb.cli.options import record_options, takes
 from llmb.cli.root import agree
+from llmb.cli.shared_options import record_options, takes
 from llmb.jobs.campaigns.expansion import Selection, campaign_keys
 from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables, read_variables
