@@ -92,10 +92,10 @@ picture: $(VENV)/.dev
 	$(BIN)/python scripts/draw_report.py
 
 numerics: $(VENV)/.dev
-	LLMB_NUMERICS_TABLE=1 $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3700 tests/engine/test_numerics.py
+	LLMB_NUMERICS_TABLE=1 $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3700 tests/engine/test_model_numerics.py
 
 layouts: $(VENV)/.dev
-	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_layouts.py
+	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_parallel_layouts.py
 
 published: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.published_layouts

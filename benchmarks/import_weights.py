@@ -115,7 +115,7 @@ def file_bytes(model: Model) -> int:
 
 def write_model(folder: Path, model: Model) -> int:
     """Normal values in bf16, a tensor in memory at a time; the number of bytes of weights."""
-    from llmb.weights.worker.weights_import import parameter_shapes
+    from llmb.engine.weights.weights_import import parameter_shapes
 
     folder.mkdir(parents=True)
     form = format_of(model)

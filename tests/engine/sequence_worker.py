@@ -28,7 +28,7 @@ from llmb.engine.model.linear import Linear
 from llmb.engine.model.shards import local_tensor
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.precision.step import fp8_step
+from llmb.engine.precision.scale_update import fp8_step
 from llmb.engine.stages import prepare_stages
 from llmb.engine.transformations import token_keys
 from llmb.runs.plan import EnginePlan

@@ -21,13 +21,13 @@ from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
+from llmb.engine.weights import chunk_files, weights_export, weights_import
+from llmb.engine.weights.chunk_files import Parameter, WeightFile, chunks_of, write_in_processes
+from llmb.engine.weights.weights_export import export_weights, stored_parts
+from llmb.engine.weights.weights_import import import_weights, open_files, parameter_shapes
 from llmb.runs.checkpoints.checkpoint_files import damaged_files
 from llmb.runs.checkpoints.conversion_request import IMPORTED, ExportJob, ImportJob, finished_files
 from llmb.runs.huggingface.tensors import format_of
-from llmb.weights.worker import chunk_files, weights_export, weights_import
-from llmb.weights.worker.chunk_files import Parameter, WeightFile, chunks_of, write_in_processes
-from llmb.weights.worker.weights_export import export_weights, stored_parts
-from llmb.weights.worker.weights_import import import_weights, open_files, parameter_shapes
 
 FILE = "model.safetensors"
 NAMES = ["llama", "nemotron4", "nemotron4-biased", "llama4", "qwen2", "qwen3", "qwen3-tied", "mixtral"]

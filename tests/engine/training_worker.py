@@ -27,7 +27,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
-from llmb.engine.precision.step import fp8_counts, scale_state
+from llmb.engine.precision.scale_update import fp8_counts, scale_state
 from llmb.engine.stages import prepare_stages
 from llmb.engine.transformations import apply_compile
 from llmb.runs.folder import RunFolder

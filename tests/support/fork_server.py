@@ -37,8 +37,8 @@ LOADED = (
     "llmb.engine.worker",
     "llmb.engine.loop",
     "llmb.engine.parallel.alone",
-    "llmb.weights.worker.convert",
-    "llmb.weights.worker.weights_export",
+    "llmb.engine.weights.convert",
+    "llmb.engine.weights.weights_export",
     "llmb.launch.ranks",
     "torch._inductor.compile_fx",  # by ranks whose blocks are compiled, with any backend
     *(f"llmb.cli.{name}" for name in COMMANDS),

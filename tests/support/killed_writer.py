@@ -4,8 +4,8 @@
 import os
 import signal
 
+from llmb.engine.weights.chunk_files import WeightFile
 from llmb.runs.checkpoints.conversion_request import FinishedFile
-from llmb.weights.worker.chunk_files import WeightFile
 
 
 def write_or_die(file: WeightFile) -> FinishedFile:

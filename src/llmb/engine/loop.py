@@ -27,7 +27,7 @@ from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learni
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Passes, build_passes
-from llmb.engine.precision.step import fp8_counts, fp8_step
+from llmb.engine.precision.scale_update import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
 from llmb.engine.stages import prepare_stages, trained_parameters
 from llmb.engine.timing import ExpertLoadCounter, KnownStep, LayerTimes, StepReader

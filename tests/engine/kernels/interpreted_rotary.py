@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotation by Triton kernels against torch's, in Triton's interpreter; run by ``test_interpreted.py``."""
+"""Rotation by Triton kernels against torch's, in Triton's interpreter; run by ``test_kernels_interpreted.py``."""
 
 import math
 

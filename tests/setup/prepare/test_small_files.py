@@ -8,13 +8,13 @@ from safetensors.numpy import load_file
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
+from llmb.engine.weights.weights_import import parameter_shapes as engine_shapes
 from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.huggingface.model_config import config_differences
 from llmb.runs.huggingface.tensors import StoredTensor, format_of, match_tensors
 from llmb.setup.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.setup.prepare.small_files import MODEL, SAMPLES, parameter_shapes, write_small_files
 from llmb.setup.prepare.tokenizer import load_tokenizer
-from llmb.weights.worker.weights_import import parameter_shapes as engine_shapes
 
 WORKLOADS = ("finetune_llama3", "finetune_llama4-maverick")
 MODELS = ("llama3", "llama4-maverick")

@@ -16,7 +16,7 @@ from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.mesh import Ranks, as_one
 from llmb.engine.precision.experts import Fp8Stack, fp8_products, fused_fp8_products
-from llmb.engine.precision.layers import (
+from llmb.engine.precision.fp8_layers import (
     Fp8GatedMLP,
     Fp8Joined,
     Fp8Linear,

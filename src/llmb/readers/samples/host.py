@@ -157,7 +157,7 @@ def _number(path: Path) -> int:
     return int(path.read_text())
 
 
-WORKERS = (b"llmb.engine.", b"llmb.nodes.bench.worker", b"llmb.weights.worker")
+WORKERS = (b"llmb.engine.", b"llmb.nodes.bench.worker", b"llmb.engine.weights")
 """What trains, measures or converts begins with this behind ``-m``."""
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
 """Places in /proc/<pid>/stat behind the name: times are those of the process, then of its ended children."""

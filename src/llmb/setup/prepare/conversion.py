@@ -296,7 +296,7 @@ def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> Impo
     # Files go through host memory only: a GPU would be taken for nothing.
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     left = "the same command resumes" if isinstance(job, ImportJob) else "nothing was kept"
-    ended = run_talking(("-P", "-m", "llmb.weights.worker.convert", job.model_dump_json()), variables, follow, left)
+    ended = run_talking(("-P", "-m", "llmb.engine.weights.convert", job.model_dump_json()), variables, follow, left)
     if last.error:
         raise error_from(last.error)
     if ended.code:

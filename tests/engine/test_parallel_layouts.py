@@ -144,7 +144,7 @@ another order, and rounded otherwise. Where they split products, the parts of a 
 bf16. What is rounded otherwise may be cast to the next FP8 number, which lies up to an eighth away.
 
 In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if collectives complete
-as late as they may, when they are waited for: `tests/engine/test_late_collectives.py`."""
+as late as they may, when they are waited for: `tests/engine/test_collectives_late.py`."""
 
 
 class Layout(NamedTuple):
@@ -253,7 +253,7 @@ def plan_document(plan: Plan, case: Case) -> dict[str, Any]:
 
 
 def cases_of(layout: Layout, kinds: Iterable[Kind]) -> list[Case]:
-    """Experts have no biases, and ``test_packed_training.py`` packs their documents."""
+    """Experts have no biases, and ``test_data_packed_training.py`` packs their documents."""
     combined = [Case(layout, workload, kind) for workload in layout.workloads for kind in kinds]
     return [
         case for case in combined if case.workload not in EXPERTS or not (case.kind.biases or case.kind.document_tokens)

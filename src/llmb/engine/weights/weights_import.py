@@ -23,6 +23,7 @@ from llmb.base.errors import UsageError, itemized
 from llmb.catalogue.records import Model
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
 from llmb.engine.model.decoder import EMBEDDING, build_model
+from llmb.engine.weights.chunk_files import CHUNK_BYTES, Chunk, ChunkSource, Parameter, chunks_of, write_checkpoint
 from llmb.runs.checkpoints.checkpoint import WEIGHTS
 from llmb.runs.checkpoints.conversion_request import ImportedWeights, ImportJob, OnNote, OnProgress
 from llmb.runs.checkpoints.nemo_folder import CONVERT, METADATA_FILE
@@ -36,7 +37,6 @@ from llmb.runs.huggingface.tensors import (
     match_tensors,
     matrices_of_expert,
 )
-from llmb.weights.worker.chunk_files import CHUNK_BYTES, Chunk, ChunkSource, Parameter, chunks_of, write_checkpoint
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts in FP8: what is copied, computed again, and computed at once; see also ``test_fp8_product.py``."""
+"""Routed experts in FP8: what is copied, computed again, and computed at once.
+
+See also ``test_fp8_layers_product.py``.
+"""
 
 from collections.abc import Iterator
 from functools import partial

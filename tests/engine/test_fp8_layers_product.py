@@ -15,7 +15,7 @@ from llmb.engine.model.linear import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.apply import check_device
 from llmb.engine.precision.experts import Fp8Stack
-from llmb.engine.precision.layers import Fp8Linear
+from llmb.engine.precision.fp8_layers import Fp8Linear
 from llmb.engine.precision.scaling import (
     FORMATS,
     GRADIENT,

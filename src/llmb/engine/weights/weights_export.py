@@ -21,6 +21,7 @@ from llmb.catalogue.records import Lora
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import MODEL
+from llmb.engine.weights.weights_import import not_finite, parameter_shapes
 from llmb.runs.checkpoints.checkpoint import WEIGHTS
 from llmb.runs.checkpoints.checkpoint_files import flush_file
 from llmb.runs.checkpoints.conversion_request import (
@@ -53,7 +54,6 @@ from llmb.runs.huggingface.tensors import (
     stored_tensors,
     targets_of,
 )
-from llmb.weights.worker.weights_import import not_finite, parameter_shapes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that converts weights: ``python -m llmb.weights.worker.convert JOB``. Job and output lines are JSON."""
+"""The program that converts weights: ``python -m llmb.engine.weights.convert JOB``. Job and output lines are JSON."""
 
 import sys
 import warnings
@@ -29,8 +29,8 @@ def report_progress(done: int, total: int) -> None:
 def convert(job: AnyJob) -> None:
     check_names((*ENGINE, *WEIGHTS))
     # Only now: they cannot be imported without those names.
-    from llmb.weights.worker.weights_export import export_adapters, export_weights, import_adapters
-    from llmb.weights.worker.weights_import import import_weights
+    from llmb.engine.weights.weights_export import export_adapters, export_weights, import_adapters
+    from llmb.engine.weights.weights_import import import_weights
 
     if isinstance(job, ExportJob):
         export_weights(job, report_progress)

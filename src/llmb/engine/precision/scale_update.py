@@ -14,7 +14,7 @@ from llmb.engine.model.exchange import OwnPart
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.apply import drop_kept, fp8_layers
 from llmb.engine.precision.experts import Fp8Stack
-from llmb.engine.precision.layers import Fp8Linear
+from llmb.engine.precision.fp8_layers import Fp8Linear
 from llmb.engine.precision.scaling import WEIGHT
 from llmb.runs.plan import Plan
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.engine.precision.scale_update import weight_amax
 from llmb.engine.precision.scaling import GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
-from llmb.engine.precision.step import weight_amax
 
 AMAX = st.one_of(
     st.sampled_from([0.0, math.inf, math.nan, 2.0**-149, 2.0**-126, 448.0, 464.0, 2.0**127]),

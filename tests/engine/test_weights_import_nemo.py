@@ -19,11 +19,11 @@ from llmb.catalogue.resolve import find_model
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
+from llmb.engine.weights.weights_import import import_weights, parameter_shapes
 from llmb.runs.checkpoints.checkpoint import read_checkpoint
 from llmb.runs.checkpoints.conversion_request import ImportJob
 from llmb.runs.huggingface.model_config import config_of
 from llmb.setup.prepare.conversion import ImportRequest, import_checkpoint, read_source
-from llmb.weights.worker.weights_import import import_weights, parameter_shapes
 
 
 def published(model):

@@ -40,7 +40,7 @@ CASES = {
     "LoRA TP2": Case({"tp": 2}, LORA),
 }
 FURTHER = ("CP2", "ZeRO-1", "DDP", "LoRA TP2")
-"""What the others have, too, or ``test_predicted_messages.py`` counts for every change."""
+"""What the others have, too, or ``test_account_messages.py`` counts for every change."""
 MakePlan = Callable[..., Plan]
 RunRanks = Callable[..., list[str]]
 
