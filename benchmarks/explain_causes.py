@@ -19,9 +19,9 @@ from pathlib import Path
 from types import ModuleType
 
 from llmb.jobs.read_run import read_folder, recorded_run
-from llmb.judge.explain_run import Explanation, explain
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.folder import RunFolder
+from llmb.verdict.explain_run import Explanation, explain
 
 SUPPORT = Path(__file__).parent.parent / "tests" / "support"
 STEPS = 10

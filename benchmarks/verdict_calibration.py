@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmb.base.statistics import describe
-from llmb.judge.group_difference import KnownSpread, RunMean, decide, group_difference, known_spread
+from llmb.verdict.group_difference import KnownSpread, RunMean, decide, group_difference, known_spread
 
 DATA = Path(__file__).parent / "data" / "step_series.json"
 SEED = 1234

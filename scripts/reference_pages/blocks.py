@@ -14,7 +14,6 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
 from llmb.jobs.campaigns.proposal import job_options
-from llmb.judge.published_verdict import ways_of_engine
 from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables
 from llmb.report.recipe_report import scales_table
 from llmb.report.run_report import run_table
@@ -24,6 +23,7 @@ from llmb.runs.plan import make_plan
 from llmb.runs.result import Result
 from llmb.runs.verdict import title_of
 from llmb.setup.prepare.preparation_jobs import PrepareChoices
+from llmb.verdict.published_verdict import ways_of_engine
 from reference_pages.markdown import table
 
 RESULT = Path(__file__).with_name("sample_result.json")

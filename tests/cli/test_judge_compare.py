@@ -15,10 +15,10 @@ from timed_runs import noisy_times, write_run
 from llmb.base.errors import LlmbError, NoVerdict
 from llmb.cli.judge import raise_unless_passed
 from llmb.jobs.find_runs import find_ended_runs
-from llmb.judge.compare_runs import Comparison, compare_runs
 from llmb.report.table import shortened
 from llmb.report.verdict_report import compare_csv, compare_markdown, compare_tables
 from llmb.runs.plan import Plan
+from llmb.verdict.compare_runs import Comparison, compare_runs
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from llmb.engine.model.linear import Linear, add_product, join_products
 from llmb.engine.parallel.mesh import arrange
 from llmb.engine.stages import prepare_stages, sum_in_products
 from llmb.engine.transformations import apply_recompute, freeze
-from llmb.judge.published_verdict import ways_of_engine
 from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan
+from llmb.verdict.published_verdict import ways_of_engine
 
 Randomised = Callable[[Model], Decoder]
 STEPS, MICRO_BATCHES = 2, 3

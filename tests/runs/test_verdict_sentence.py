@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from llmb.judge.judgement import headline, percent, with_sentence
 from llmb.runs.verdict import Condition, Reference, Verdict
+from llmb.verdict.judgement import headline, percent, with_sentence
 
 WINDOW = Condition(key="window", own="35-44", reference="last", effect="weakens")
 PROGRAM = Condition(key="program", own="engine", reference="NeMo 25.02.01", effect="weakens")

@@ -3,8 +3,8 @@
 
 from typing import Any
 
-from llmb.judge.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 from llmb.runs.identity import Difference
+from llmb.verdict.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 
 
 def sample_comparison() -> dict[str, Any]:

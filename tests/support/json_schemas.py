@@ -12,9 +12,6 @@ from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
 from llmb.jobs.job import Job
 from llmb.jobs.pace import State
 from llmb.jobs.settings_in_effect import Setting
-from llmb.judge import compare_runs, watched
-from llmb.judge.expectations_file import AcceptanceSet
-from llmb.judge.explain_run import Explanation
 from llmb.launch.documents.launch_scripts import FileState
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile
 from llmb.nodes.bench.pairs import PairFigures
@@ -32,6 +29,9 @@ from llmb.runs.result import Result
 from llmb.runs.trace_reports import NetworkUse
 from llmb.runs.verdict import Verdict
 from llmb.setup.prepare.hub import AccessState, NeededRepository, TokenSource
+from llmb.verdict import compare_runs, watched
+from llmb.verdict.expectations_file import AcceptanceSet
+from llmb.verdict.explain_run import Explanation
 
 
 class RecipeIdentity(TypedDict):

@@ -4,11 +4,11 @@
 from pathlib import Path
 from typing import Any
 
-from llmb.judge.judge_run import Judged
-from llmb.judge.judgement import without_reference
 from llmb.report.verdict_report import judge_document
 from llmb.runs.analyzed_run import AnalyzedRun, LeftOut
 from llmb.runs.identity import RunIdentity
+from llmb.verdict.judge_run import Judged
+from llmb.verdict.judgement import without_reference
 
 
 def sample_judgement() -> dict[str, Any]:

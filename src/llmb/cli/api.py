@@ -32,9 +32,6 @@ from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.jobs.read_run import known_run, parsed_run
 from llmb.jobs.store import Filter
-from llmb.judge.compare_runs import Comparison, Row, compare_runs
-from llmb.judge.copies import with_copies
-from llmb.judge.judgement import given_tolerance
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.launch.programs.engine.program import check_memory
 from llmb.readers.logs.log_files import ParsedFile, find_logs
@@ -50,6 +47,9 @@ from llmb.runs.plan import Plan
 from llmb.runs.result import Result
 from llmb.runs.steps import StepNews, read_steps
 from llmb.runs.verdict import Condition, Verdict
+from llmb.verdict.compare_runs import Comparison, Row, compare_runs
+from llmb.verdict.copies import with_copies
+from llmb.verdict.judgement import given_tolerance
 
 if TYPE_CHECKING:
     import pandas

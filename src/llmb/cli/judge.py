@@ -15,11 +15,6 @@ from llmb.cli.root import install_here, say
 from llmb.cli.shared_options import COMPLETIONS, complete_run, takes
 from llmb.jobs.find_runs import earlier_runs, find_all_runs, find_sides, in_window
 from llmb.jobs.judge_runs import Against, judge_runs
-from llmb.judge.compare_runs import Comparison, compare_runs
-from llmb.judge.expectations_file import find_acceptance_set
-from llmb.judge.explain_run import explain_judged
-from llmb.judge.judge_run import Judged, is_pretended, judge_acceptance, write_expectations
-from llmb.judge.judgement import given_tolerance
 from llmb.report.junit import comparison_cases, verdict_cases, write_junit
 from llmb.report.output import print_output
 from llmb.report.verdict_report import (
@@ -32,6 +27,11 @@ from llmb.report.verdict_report import (
     verdict_tables,
 )
 from llmb.runs.verdict import worst
+from llmb.verdict.compare_runs import Comparison, compare_runs
+from llmb.verdict.expectations_file import find_acceptance_set
+from llmb.verdict.explain_run import explain_judged
+from llmb.verdict.judge_run import Judged, is_pretended, judge_acceptance, write_expectations
+from llmb.verdict.judgement import given_tolerance
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -15,7 +15,6 @@ from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, 
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.jobs.read_run import known_run, parsed_run
-from llmb.judge.copies import with_copies
 from llmb.launch.documents.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.readers.logs.configuration import document_of_log
 from llmb.readers.logs.log_files import FoundFiles, find_all_logs, find_logs, read_in_parallel
@@ -36,6 +35,7 @@ from llmb.report.parse_report import (
 )
 from llmb.report.table import Table
 from llmb.runs.analyzed_run import AnalyzedRun, needs_catalogue
+from llmb.verdict.copies import with_copies
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -220,7 +220,7 @@ def _related(read: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]
 
 def _catalogued(runs: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
     from llmb.catalogue.catalogue import Catalogue
-    from llmb.judge.catalogue_figures import with_catalogue_figures, with_gpu_type  # slow to load, seldom needed
+    from llmb.verdict.catalogue_figures import with_catalogue_figures, with_gpu_type  # slow to load, seldom needed
 
     catalogue = Catalogue()
     if gpu_type and gpu_type not in catalogue.gpus:
@@ -255,7 +255,7 @@ def _logs(report: ParseReport, form: Form, *, wide: bool) -> dict[str, Any] | st
 
 def _groups(report: ParseReport, form: Form, *, scaling: bool) -> dict[str, Any] | str | list[Table]:
     from llmb.catalogue.catalogue import Catalogue
-    from llmb.judge.parsed_scaling import group_runs, scaling_of  # slow to load, seldom needed
+    from llmb.verdict.parsed_scaling import group_runs, scaling_of  # slow to load, seldom needed
 
     groups = group_runs(report.runs)
     scalings = scaling_of(groups, Catalogue()) if scaling else ()

@@ -39,7 +39,6 @@ from llmb.jobs.campaigns.proposal import (
     single_model,
 )
 from llmb.jobs.wait import Watch, wait_for_one
-from llmb.judge.published_verdict import figure_of
 from llmb.launch.documents.variables import documented_variables, near_misses, read_launch
 from llmb.launch.programs.conclude import read_ended_run
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
@@ -60,6 +59,7 @@ from llmb.report.plan_report import start_lines
 from llmb.report.table import number
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
+from llmb.verdict.published_verdict import figure_of
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
 """None means the value of the file."""

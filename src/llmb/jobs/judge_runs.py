@@ -8,11 +8,11 @@ from pathlib import Path
 from llmb.base.errors import unknown
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.find_runs import earlier_runs, find_runs, in_window
-from llmb.judge.copies import once_in
-from llmb.judge.expectations_file import read_expectations
-from llmb.judge.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
-from llmb.judge.judgement import Tolerance
 from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, grouped, measured
+from llmb.verdict.copies import once_in
+from llmb.verdict.expectations_file import read_expectations
+from llmb.verdict.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
+from llmb.verdict.judgement import Tolerance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

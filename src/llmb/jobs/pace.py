@@ -9,14 +9,14 @@ from typing import Literal
 
 from llmb.base.statistics import Statistics, describe
 from llmb.jobs.job import Job
-from llmb.judge.judgement import default_tolerance
-from llmb.judge.published_verdict import figure_of
 from llmb.launch.jobspec.spec import read_spec
 from llmb.launch.programs.port import find_program
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record, seconds_of
 from llmb.runs.steps import StepNews
+from llmb.verdict.judgement import default_tolerance
+from llmb.verdict.published_verdict import figure_of
 
 State = Literal["queued", "starting", "running", "ended"]
 Standing = Literal["too early", "as expected", "slower", "faster"]

@@ -18,7 +18,6 @@ from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.throughput import why_too_fast
 from llmb.catalogue.window import DEFAULT_RULE, resolve_window, rule_of_document
-from llmb.judge.copies import digest_of
 from llmb.launch.programs.conclude import stored_run
 from llmb.launch.programs.port import End, find_program
 from llmb.readers.anomalies import Anomalies, find_anomalies
@@ -40,6 +39,7 @@ from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import figures_of, measured_packing, no_measurement, statistics_of_window
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.verdict import ERROR_AT_END
+from llmb.verdict.copies import digest_of
 
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16

@@ -16,7 +16,6 @@ from llmb.jobs.imported import ImportOrigin
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.pace import PaceComparison, RunView
-from llmb.judge.judgement import headline
 from llmb.report.recipe_report import identity_document
 from llmb.report.table import (
     Column,
@@ -36,6 +35,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, RunRecord
 from llmb.runs.steps import StepNews
+from llmb.verdict.judgement import headline
 
 LONGEST_REASON = 100
 """In a row; 'show' prints all of it."""

@@ -19,9 +19,9 @@ from llmb.runs.verdict import VerdictName
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
     from llmb.jobs.campaigns.campaign import Campaign
     from llmb.jobs.job import Job
-    from llmb.judge.compare_runs import Comparison
-    from llmb.judge.judge_run import Judged
     from llmb.runs.analyzed_run import LeftOut
+    from llmb.verdict.compare_runs import Comparison
+    from llmb.verdict.judge_run import Judged
 
 Outcome = Literal["pass", "failure", "error", "skipped"]
 NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -34,7 +34,7 @@ from llmb.report.table import (
 from llmb.runs.analyzed_run import AnalyzedRun
 
 if TYPE_CHECKING:  # they load the catalogue, which few logs need
-    from llmb.judge.parsed_scaling import RunGroup, Scaling, ScalingRow
+    from llmb.verdict.parsed_scaling import RunGroup, Scaling, ScalingRow
 
 CONVENTIONS = ("published", "full", "logged", "causal")
 """How FLOPs are counted, the first that is known counts where one MFU is printed."""

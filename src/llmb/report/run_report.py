@@ -11,8 +11,6 @@ from llmb.base.statistics import Spread, Statistics, spread_of
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.catalogue.throughput import MFU
-from llmb.judge.causes import cause_rules
-from llmb.judge.judgement import headline
 from llmb.launch.programs.conclude import EndedRun
 from llmb.readers.profiles.breakdown import shares
 from llmb.readers.samples.machine import MachineReport, event_text, kind_text, machine_rules
@@ -35,6 +33,8 @@ from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
+from llmb.verdict.causes import cause_rules
+from llmb.verdict.judgement import headline
 
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 

@@ -7,11 +7,6 @@ from itertools import zip_longest
 from typing import Any
 
 from llmb.base.shown_text import listed, printable
-from llmb.judge.compare_runs import Comparison, LeftOutRun, Row, Unmatched
-from llmb.judge.expectations_file import AcceptanceRecipe, AcceptanceSet
-from llmb.judge.explain_run import Cause, Explanation
-from llmb.judge.judge_run import Judged
-from llmb.judge.judgement import headline, percent
 from llmb.report.table import (
     Column,
     Table,
@@ -29,6 +24,11 @@ from llmb.report.table import (
 from llmb.runs.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
 from llmb.runs.identity import Difference
 from llmb.runs.verdict import WORST, Condition, Verdict, title_of, worst, worth
+from llmb.verdict.compare_runs import Comparison, LeftOutRun, Row, Unmatched
+from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
+from llmb.verdict.explain_run import Cause, Explanation
+from llmb.verdict.judge_run import Judged
+from llmb.verdict.judgement import headline, percent
 
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}

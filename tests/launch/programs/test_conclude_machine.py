@@ -14,8 +14,6 @@ from recorded_runs import gpu_record, times_around, write_run
 from llmb.base.missing import Missing
 from llmb.jobs.read_run import read_folder, recorded_run
 from llmb.jobs.states import read_figures
-from llmb.judge.explain_run import explain
-from llmb.judge.judge_run import judge_against
 from llmb.readers.samples.counters import AREAS, WORTH_KEEPING
 from llmb.readers.samples.machine import MachineReport, find_events, machine_rules
 from llmb.readers.samples.sample_records import CounterReading, SamplerStart, to_line
@@ -25,6 +23,8 @@ from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.environment import QUERIES, GpuState, command, of_run, parse_states
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
+from llmb.verdict.explain_run import explain
+from llmb.verdict.judge_run import judge_against
 
 NODES = ("node1", "node2")
 ALL = ("gpu", *AREAS, "kernel_log")

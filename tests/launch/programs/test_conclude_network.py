@@ -10,14 +10,14 @@ from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.base.missing import Missing
 from llmb.jobs.read_run import read_folder, recorded_run
-from llmb.judge.explain_run import explain
-from llmb.judge.judge_run import judge_against
 from llmb.report.run_report import run_table
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.environment import RdmaPort
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.trace_reports import NetworkUse, report_network
+from llmb.verdict.explain_run import explain
+from llmb.verdict.judge_run import judge_against
 
 NODES = ("node1", "node2")
 CARDS = tuple(f"mlx5_{card}" for card in range(8))

@@ -16,7 +16,6 @@ from llmb.catalogue.window import DEFAULT_RULE
 from llmb.jobs.campaigns.proposal import job_options
 from llmb.jobs.order import Order, make_order
 from llmb.jobs.read_run import planned_window
-from llmb.judge.published_verdict import with_verdict
 from llmb.launch.documents.launch_scripts import check_checkout, image_problem, launch_scripts
 from llmb.launch.documents.variables import read_launch
 from llmb.launch.jobspec.job_options import FrameworkOptions, JobOptions
@@ -33,6 +32,7 @@ from llmb.runs.planning import NotPrepared
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import queued_record
 from llmb.runs.verdict import Verdict
+from llmb.verdict.published_verdict import with_verdict
 
 CATALOGUE = Catalogue()
 SETTINGS = {"slurm": {"account": "research", "partition": "batch", "gpu_request": "none"}}

@@ -19,11 +19,11 @@ from llmb.catalogue.records import Recipe, Record
 from llmb.catalogue.resolve import Request
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order
-from llmb.judge.published_verdict import figure_of
 from llmb.launch.jobspec.job_options import FrameworkOptions, JobOptions
 from llmb.launch.jobspec.spec import JobSpec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import write_atomically, writing
+from llmb.verdict.published_verdict import figure_of
 
 FOLDER = Path(STATE_FOLDER) / "campaigns"
 PATIENCE_S = 120.0

@@ -9,7 +9,6 @@ from typing import Any
 
 from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
-from llmb.judge.published_verdict import with_verdict
 from llmb.launch.documents.documented_paths import add_documented_trace, link_as_documented
 from llmb.launch.jobspec.spec import JobSpec
 from llmb.launch.programs.port import End, find_program
@@ -24,6 +23,7 @@ from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, rea
 from llmb.runs.result import Result, without_figures
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import keep_breakdown, report_network
+from llmb.verdict.published_verdict import with_verdict
 
 NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
 """Error codes of a file that is not a regular one, or too large."""

@@ -12,9 +12,6 @@ from llmb.base.missing import Missing
 from llmb.base.shown_text import value_text
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.judge_runs import Against, judge_runs
-from llmb.judge.explain_run import explain_judged
-from llmb.judge.judge_run import Judged, title_of_run
-from llmb.judge.judgement import headline
 from llmb.launch.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
 from llmb.report.page.figures import Figure, differences_figure, history_figure, run_figures, scaling_figures
@@ -30,6 +27,9 @@ from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import LOCAL, RunRecord
 from llmb.runs.verdict import WORST, VerdictName
+from llmb.verdict.explain_run import explain_judged
+from llmb.verdict.judge_run import Judged, title_of_run
+from llmb.verdict.judgement import headline
 
 MOST_DIFFERING = 3
 """Keys in the title of a recipe that has the same name as another."""

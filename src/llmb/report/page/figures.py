@@ -10,8 +10,6 @@ from statistics import median, median_low
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
-from llmb.judge.judge_run import Judged
-from llmb.judge.judgement import percent
 from llmb.readers.anomalies import changes_pct, find_anomalies, find_levels
 from llmb.readers.profiles.breakdown import shares
 from llmb.report.jobs_report import local_time, short_time
@@ -46,6 +44,8 @@ from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.runs.trace_reports import kept_breakdown
 from llmb.runs.verdict import rule_of
+from llmb.verdict.judge_run import Judged
+from llmb.verdict.judgement import percent
 
 STEP = "step"
 NO_STEPS = "the steps are not recorded one by one; a log has them as text"

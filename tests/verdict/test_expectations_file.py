@@ -7,7 +7,7 @@ import pytest
 
 from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
-from llmb.judge.expectations_file import ExpectationEntry, Expectations, read_expectations
+from llmb.verdict.expectations_file import ExpectationEntry, Expectations, read_expectations
 
 FILE = """\
 tolerance_pct: 2

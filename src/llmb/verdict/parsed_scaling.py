@@ -18,9 +18,9 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, all_scales
 from llmb.catalogue.throughput import SECONDS_PER_DAY
-from llmb.judge.catalogue_figures import has_layout
 from llmb.runs.analyzed_run import BATCH, AnalyzedRun, layout_text
 from llmb.runs.identity import Value
+from llmb.verdict.catalogue_figures import has_layout
 
 MOST_DIFFERENCES = 3
 

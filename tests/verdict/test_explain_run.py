@@ -16,10 +16,6 @@ from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.jobs.read_run import read_folder, recorded_run
-from llmb.judge.compare_runs import compare_runs
-from llmb.judge.explain_run import Explanation, explain, explain_judged
-from llmb.judge.judge_run import judge_against
-from llmb.judge.judgement import without_reference
 from llmb.launch.programs.conclude import finish_run
 from llmb.launch.programs.port import End
 from llmb.readers.profiles.breakdown import StepBreakdown
@@ -33,6 +29,10 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.steps import read_steps, step_to_json
 from llmb.runs.verdict import Reference, Verdict
+from llmb.verdict.compare_runs import compare_runs
+from llmb.verdict.explain_run import Explanation, explain, explain_judged
+from llmb.verdict.judge_run import judge_against
+from llmb.verdict.judgement import without_reference
 
 QUIET = {
     "data_wait_s": 0.0,

@@ -7,19 +7,6 @@ from statistics import fmean
 
 from llmb.base.missing import Missing
 from llmb.catalogue.records import Recipe, Record, Window
-from llmb.judge.causes import (
-    FINDERS,
-    Bound,
-    CauseName,
-    CauseRule,
-    Evidence,
-    FoundCause,
-    ReferenceTime,
-    Throttle,
-    Work,
-    cause_rules,
-)
-from llmb.judge.judge_run import Judged
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.readers.samples.sample_records import GpuUse
 from llmb.runs.analyzed_run import AnalyzedRun
@@ -34,6 +21,19 @@ from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import kept_breakdown
 from llmb.runs.verdict import Condition, Verdict, rule_of
+from llmb.verdict.causes import (
+    FINDERS,
+    Bound,
+    CauseName,
+    CauseRule,
+    Evidence,
+    FoundCause,
+    ReferenceTime,
+    Throttle,
+    Work,
+    cause_rules,
+)
+from llmb.verdict.judge_run import Judged
 
 MOST_SHOWN = 4
 """Differences of one cause."""

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import stdtrit
 
 from llmb.base.statistics import describe
-from llmb.judge.group_difference import (
+from llmb.verdict.group_difference import (
     NO_INTERVAL,
     SINGLE_RUNS,
     GroupDifference,
@@ -19,7 +19,7 @@ from llmb.judge.group_difference import (
     more_runs,
     smallest_change,
 )
-from llmb.judge.judgement import single_difference
+from llmb.verdict.judgement import single_difference
 
 
 def group(*means, nodes=()):

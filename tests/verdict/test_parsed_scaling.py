@@ -8,13 +8,13 @@ import pytest
 
 from llmb.base.statistics import describe
 from llmb.catalogue.catalogue import Catalogue
-from llmb.judge.catalogue_figures import with_catalogue_figures, with_gpu_type
-from llmb.judge.parsed_scaling import Scaling, group_runs, scaling_of
 from llmb.readers.logs.configuration import experiment_configuration
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.identity import RunIdentity
+from llmb.verdict.catalogue_figures import with_catalogue_figures, with_gpu_type
+from llmb.verdict.parsed_scaling import Scaling, group_runs, scaling_of
 
 CATALOGUE = Catalogue()
 LLAMA: dict[str, Any] = {

@@ -22,14 +22,14 @@ from llmb.base.errors import LlmbError, NoVerdict, Regressed, UsageError
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.jobs.find_runs import find_ended_runs
-from llmb.judge.expectations_file import AcceptanceSet, find_acceptance_set
-from llmb.judge.judge_run import judge_acceptance, judge_against, judge_published
 from llmb.report.table import plain_lines
 from llmb.report.verdict_report import acceptance_table, summary_table, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record
+from llmb.verdict.expectations_file import AcceptanceSet, find_acceptance_set
+from llmb.verdict.judge_run import judge_acceptance, judge_against, judge_published
 
 CONTRACT = {"verdict", "delta_pct", "ci95_pct", "tolerance_pct", "reference", "conditions", "sentence"}
 REFERENCE = {"kind", "step_time_s", "window", "convention", "source"}

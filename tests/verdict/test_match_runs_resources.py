@@ -6,12 +6,12 @@ from pathlib import Path
 from recorded_runs import gpu_record, write_run
 
 from llmb.jobs.read_run import read_folder, recorded_run
-from llmb.judge.compare_runs import resource_differences
 from llmb.readers.samples.sample_records import ResourceUse
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference
 from llmb.runs.record import read_record, write_record
+from llmb.verdict.compare_runs import resource_differences
 
 
 def sampled(root: Path, clock_mhz: float | None, power_w: float | None) -> AnalyzedRun:

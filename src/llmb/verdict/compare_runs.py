@@ -9,9 +9,13 @@ from typing import Literal
 from llmb.base.errors import UsageError
 from llmb.base.shown_text import value_text
 from llmb.catalogue.records import Record
-from llmb.judge.group_difference import RunMean, decide, group_difference
-from llmb.judge.judgement import Tolerance, default_tolerance
-from llmb.judge.match_runs import (
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, why_left_out
+from llmb.runs.conditions import known_differences
+from llmb.runs.identity import Difference, Value, differences
+from llmb.runs.verdict import BETTER, CHANGED_COPY, WORST, VerdictName, rule_of, title_of, together
+from llmb.verdict.group_difference import RunMean, decide, group_difference
+from llmb.verdict.judgement import Tolerance, default_tolerance
+from llmb.verdict.match_runs import (
     Configuration,
     Earlier,
     MatchedRuns,
@@ -31,11 +35,7 @@ from llmb.judge.match_runs import (
     titles,
     varied,
 )
-from llmb.judge.published_verdict import steps_text
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, why_left_out
-from llmb.runs.conditions import known_differences
-from llmb.runs.identity import Difference, Value, differences
-from llmb.runs.verdict import BETTER, CHANGED_COPY, WORST, VerdictName, rule_of, title_of, together
+from llmb.verdict.published_verdict import steps_text
 
 Measure = Literal["step_time", "gpu_time_per_token"]
 Scaling = Literal["weak", "strong", "mixed"]

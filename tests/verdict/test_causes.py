@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from fake_steps import step_of
 
-from llmb.judge.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
-from llmb.judge.explain_run import Explanation, explain_evidence
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
 from llmb.runs.steps import Step
 from llmb.runs.verdict import Condition
+from llmb.verdict.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
+from llmb.verdict.explain_run import Explanation, explain_evidence
 
 WORDS = {
     "run": "/runs/1",

@@ -12,13 +12,13 @@ from llmb.base.missing import Missing
 from llmb.base.statistics import describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
-from llmb.judge.judgement import Measured
-from llmb.judge.published_verdict import figure_of, verdict_of_recipe, ways_of_engine, with_verdict
 from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome, queued_record
 from llmb.runs.result import NOT_SUCCESSFUL, Result
 from llmb.runs.verdict import Verdict
+from llmb.verdict.judgement import Measured
+from llmb.verdict.published_verdict import figure_of, verdict_of_recipe, ways_of_engine, with_verdict
 
 DOCUMENT = "dgxc-benchmarking v25.04 llama3.1/README.md (lines of the rendered text)"
 

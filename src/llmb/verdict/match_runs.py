@@ -12,11 +12,11 @@ from pathlib import Path
 from llmb.base.errors import unknown
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.judge.group_difference import KnownSpread, known_spread
-from llmb.judge.judgement import Tolerance
 from llmb.readers.logs.configuration import ARGUMENTS
 from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, grouped
 from llmb.runs.identity import Value, differences
+from llmb.verdict.group_difference import KnownSpread, known_spread
+from llmb.verdict.judgement import Tolerance
 
 DATA = Path(__file__).with_name("compare_modes.yaml")
 

@@ -18,14 +18,14 @@ from llmb.cli.judge import app as judge
 from llmb.jobs.find_runs import find_ended_runs, find_runs, find_sides
 from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.jobs.read_run import known_run
-from llmb.judge.compare_runs import IN_BOTH, compare_runs
-from llmb.judge.copies import with_copies
-from llmb.judge.judge_run import write_expectations
-from llmb.judge.parsed_scaling import group_runs
 from llmb.readers.logs.log_files import find_all_logs, parse_file
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import read_steps, step_to_json
+from llmb.verdict.compare_runs import IN_BOTH, compare_runs
+from llmb.verdict.copies import with_copies
+from llmb.verdict.judge_run import write_expectations
+from llmb.verdict.parsed_scaling import group_runs
 
 
 def quiet(_: str) -> None:

@@ -16,11 +16,6 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
 from llmb.catalogue.window import STEADY
-from llmb.judge.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
-from llmb.judge.expectations_file import AcceptanceRecipe, AcceptanceSet, Expectations, ExpectedLayout, ExpectedStepTime
-from llmb.judge.judgement import Measured, Tolerance, judge_against_figure, judge_against_runs, without_reference
-from llmb.judge.match_runs import Earlier, earlier_spread, no_earlier
-from llmb.judge.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
 from llmb.readers.samples.node_settings import PREFIXES
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.runs.folder import write_atomically
@@ -36,6 +31,17 @@ from llmb.runs.verdict import (
     title_of,
     together,
 )
+from llmb.verdict.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
+from llmb.verdict.expectations_file import (
+    AcceptanceRecipe,
+    AcceptanceSet,
+    Expectations,
+    ExpectedLayout,
+    ExpectedStepTime,
+)
+from llmb.verdict.judgement import Measured, Tolerance, judge_against_figure, judge_against_runs, without_reference
+from llmb.verdict.match_runs import Earlier, earlier_spread, no_earlier
+from llmb.verdict.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from llmb.base.statistics import describe
-from llmb.judge.group_difference import SINGLE_RUNS
-from llmb.judge.judgement import Measured, Tolerance, default_tolerance, judge_against_runs
 from llmb.runs.verdict import Reference, Verdict
+from llmb.verdict.group_difference import SINGLE_RUNS
+from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_runs
 
 BASELINE = Reference(kind="baseline", step_time_s=10.0, source="before", runs=3)
 SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)

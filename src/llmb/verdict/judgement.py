@@ -17,21 +17,6 @@ from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.judge.group_difference import (
-    ASSUMED_SPREAD_PCT,
-    MOST_MORE_RUNS,
-    NO_INTERVAL,
-    NORMAL_QUANTILE,
-    GroupDifference,
-    KnownSpread,
-    RunMean,
-    clear_decision,
-    decide,
-    group_difference,
-    smallest_change,
-    spread_note,
-    unseen,
-)
 from llmb.runs.verdict import (
     BETTER,
     BETWEEN_RUNS,
@@ -52,6 +37,21 @@ from llmb.runs.verdict import (
     find_conditions,
     merged,
     together,
+)
+from llmb.verdict.group_difference import (
+    ASSUMED_SPREAD_PCT,
+    MOST_MORE_RUNS,
+    NO_INTERVAL,
+    NORMAL_QUANTILE,
+    GroupDifference,
+    KnownSpread,
+    RunMean,
+    clear_decision,
+    decide,
+    group_difference,
+    smallest_change,
+    spread_note,
+    unseen,
 )
 
 WINDOW = "window"

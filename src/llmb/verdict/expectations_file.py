@@ -17,8 +17,8 @@ from llmb.catalogue.records import Convention, Dtype, Recipe, Record
 from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
 from llmb.catalogue.throughput import throughput
 from llmb.catalogue.window import DEFAULT_RULE, STEADY, check_rule
-from llmb.judge.judgement import Tolerance, default_tolerance
 from llmb.runs.verdict import Interval, Reference, Values, condition_values
+from llmb.verdict.judgement import Tolerance, default_tolerance
 
 MOST_RATIO = 4.0
 """Peaks in FP8 are twice those in BF16; a wrong digit makes ten."""
