@@ -48,12 +48,12 @@ LONGEST = (
     "tests/engine/test_account.py",
     "tests/engine/test_parallel_layouts.py",
     "tests/predict/test_memory_random_layouts.py",
-    "tests/engine/test_run_on_pretended_gpus.py",
+    "tests/end_to_end/test_run_on_pretended_gpus.py",
     "tests/engine/test_precision_training.py",
     "tests/jobs/test_task_pairwise.py",
-    "tests/programs/engine",
+    "tests/end_to_end/training",
     "tests/report/page/test_page_browser.py",
-    "tests/prepare/test_end_to_end.py",
+    "tests/end_to_end/test_prepared_finetuning.py",
     "tests/benchmarks/test_engine_comparison.py",
 )
 
@@ -73,7 +73,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes run the tests: what shares a fixture goes together, and what takes longest goes first.
 
-    Tests of ``programs/engine`` share only the finished runs, which all processes find; any process takes any of them.
+    Tests of ``end_to_end/training`` share only the finished runs, which all processes find; any process takes any of them.
     Those of ``jobs`` have a Slurm of their own, as they wait for half of all the time that tests on Slurm take.
     """
     for item in items:
@@ -90,8 +90,8 @@ def _group(item: pytest.Item) -> str:
     file, fixtures = item.nodeid.partition("::")[0], getattr(item, "fixturenames", ())
     cluster = next((group for fixture, group in GROUPS.items() if fixture in fixtures), None)
     if cluster:
-        return "slurm jobs" if cluster == "slurm" and file.startswith("tests/jobs/") else cluster
-    alone = file.startswith("tests/programs/engine/test_") and "checkpoint" not in fixtures
+        return "slurm jobs" if cluster == "slurm" and file.startswith("tests/jobs/test_") else cluster
+    alone = file.startswith("tests/end_to_end/training/test_") and "checkpoint" not in fixtures
     return item.nodeid if alone else file
 
 

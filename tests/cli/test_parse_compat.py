@@ -197,7 +197,7 @@ def test_every_run_is_counted_whatever_its_number_of_steps_and_wherever_it_died(
 
 def test_values_that_the_reference_suite_misreads_are_read(tmp_path: Path) -> None:
     """Its script cuts exponents, takes the mean of all attempts, and fails runs of other programs."""
-    bridge = Path(__file__).parents[1] / "logs" / "samples" / "megatron_bridge.log"
+    bridge = Path(__file__).parents[1] / "readers" / "logs" / "samples" / "megatron_bridge.log"
     for name, text in {
         "exponent": steps(50, 12345.678, 600),
         "restarted": steps(47, 9, 600) + steps(50, 2, 600),

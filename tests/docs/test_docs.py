@@ -195,4 +195,4 @@ def test_the_picture_of_packages_is_what_import_linter_checks() -> None:
     layers = [[name.removeprefix("llmb.") for name in layer.split(" | ")] for layer in contract["layers"]]
     assert [(" | " if place else "", name) for layer in layers for place, name in enumerate(layer)] == shown
     packages = {path.parent.name for path in (ROOT / "src" / "llmb").glob("*/__init__.py")}
-    assert {name for _, name in shown} == packages - {"engine"} | {"api", "options"}
+    assert {name for _, name in shown} == packages - {"engine"}

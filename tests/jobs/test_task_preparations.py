@@ -80,7 +80,7 @@ def test_a_launch_trains_on_what_jobs_prepared(workload: str, client: Client, tm
     ended = client.json("jobs", "wait", *(job["job_id"] for job in jobs))["jobs"]
     assert [(row["subject"], row["status"]) for row in ended] == [("dataset", "success"), ("checkpoint", "success")]
     assert client.json("prepare", "verify", "-w", workload, "-s", "tiny")["complete"]
-    # How far the loss falls in all steps is tests/prepare/test_end_to_end.py's.
+    # How far the loss falls in all steps is tests/end_to_end/test_prepared_finetuning.py's.
     variables = {"JOB_TOTAL_GPUS": "2", "MODEL_SIZE": "tiny", "MAX_STEPS": "5"}
     result = client.json("launch", workload, "--wait", **variables)
     assert (result["status"], result["steps"]) == ("success", 5)

@@ -9,6 +9,7 @@ from json_types import Schema, schema_of
 
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
+from llmb.jobs import pace
 from llmb.jobs.job import Job
 from llmb.jobs.pace import State
 from llmb.jobs.settings_in_effect import Setting
@@ -29,7 +30,7 @@ from llmb.runs.result import Result
 from llmb.runs.trace_reports import NetworkUse
 from llmb.runs.verdict import Verdict
 from llmb.setup.prepare.hub import AccessState, NeededRepository, TokenSource
-from llmb.verdict import compare_runs, watched
+from llmb.verdict import compare_runs
 from llmb.verdict.expectations_file import AcceptanceSet
 from llmb.verdict.explain_run import Explanation
 
@@ -213,14 +214,14 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "steps_total": int | None,
         "since_last_step_s": float | None,
         "last_steps": tuple[WatchedStep, ...],
-        "pace": watched.Pace | None,
+        "pace": pace.Pace | None,
         "tokens_per_s": float | None,
         "tokens_per_s_per_gpu": float | None,
         "tflops_per_gpu": dict[str, float | None] | None,
         "mfu_pct": dict[str, float | None] | None,
         "forecast": TimeLeft | None,
         "time_limit_left_s": float | None,
-        "expectation": watched.PaceComparison | None,
+        "expectation": pace.PaceComparison | None,
         "result": dict[str, Any] | None,
     },
     "runs": {"runs[]": Job},

@@ -31,7 +31,7 @@ FORMS = {"HF_TOKEN": ("hf_", 34), "WANDB_API_KEY": ("", 40), "NGC_API_KEY": ("nv
 """How each issuer's tokens begin, and how many characters follow."""
 IS_KNOWN = re.compile(r"/state/hash\.\d/job\.\d+/environment$")
 """Slurm's controller keeps the environment that sbatch passes to a job, in StateSaveLocation, until it forgets the job.
-Preparations are passed HF_TOKEN in this way, and no run is: the tests of ``schedulers/slurm`` look there."""
+Preparations are passed HF_TOKEN in this way, and no run is: the tests of ``launch/slurm`` look there."""
 LARGEST_BYTES = 256 << 20
 SAMPLED_BYTES = 32 << 20
 EVERY_S = 2.0

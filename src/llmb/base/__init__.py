@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every room stands on: errors, missing values, options, files, processes, secrets, statistics."""
+"""What every package stands on: errors, missing values, options, files, processes, secrets, statistics."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on torch.distributed. The only room that imports torch; it is reached through ``llmb.engine.worker``."""
+"""Training on torch.distributed. It alone imports torch; it is started as ``llmb.engine.worker``."""

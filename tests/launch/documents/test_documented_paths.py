@@ -26,7 +26,7 @@ COLLECTIVE = (
     "comm 0x55556b100660 [nranks=128] stream 0x5555630c58b0"
 )
 """25.07, line 291."""
-PARSER = Path(__file__).parents[1] / "support" / "reference_parser.sh"
+PARSER = Path(__file__).parents[2] / "support" / "reference_parser.sh"
 JOB = {"SLURM_JOB_ID": "933609", "SLURM_JOB_NODELIST": "node001"}
 
 

@@ -14,7 +14,7 @@ from llmb.setup.install.answers import Answers
 from llmb.setup.install.cluster_file import write_settings
 from llmb.setup.install.install_state import opened_journal
 
-SAMPLES = Path(__file__).parents[1] / "data" / "reference_configs"
+SAMPLES = Path(__file__).parents[2] / "data" / "reference_configs"
 TOKEN = "hf_0123456789abcdefghijABCDEFGHIJ0123"
 
 

@@ -11,7 +11,7 @@ import pytest
 from llmb.readers.logs.log_files import parse_file
 
 pytestmark = pytest.mark.measured  # each change reads the stored logs of test_samples.py
-SCRIPT = Path(__file__).parents[1] / "support" / "trainer_logs.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "trainer_logs.py"
 
 
 @pytest.fixture(scope="module")

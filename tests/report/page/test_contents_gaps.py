@@ -15,7 +15,7 @@ from llmb.readers.logs.formats import FORMATS
 from llmb.readers.logs.log_files import parse_file
 from llmb.runs.folder import RunFolder
 
-LOGS = Path(__file__).parent.parent / "logs" / "samples"
+LOGS = Path(__file__).parents[2] / "readers" / "logs" / "samples"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from llmb.setup.install.answers import Answers
 from llmb.setup.install.python_environment import EnvironmentRecord, commands, proven
 
 Install = Callable[..., Any]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NEEDED = (
     *("typer", "rich", "pydantic", "pyyaml", "ruamel_yaml", "scipy"),
     *("pyarrow", "huggingface_hub", "tokenizers", "safetensors"),

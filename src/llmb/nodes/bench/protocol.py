@@ -2,8 +2,8 @@
 """The protocol of the programs that measure: a file with a job in, progress on stdout, and a file with results out.
 
 ``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE`` times cases, and
-``python -m llmb.nodes.bench.worker.collective_timing FOLDER`` collectives, of which the sizes, data, expected results and
-bandwidths are here. Pure.
+``python -m llmb.nodes.bench.worker.collective_timing FOLDER`` collectives, of which the sizes, data, expected results
+and bandwidths are here. Pure.
 """
 
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
 
 WORKER = Path(__file__).with_name("other_torch_worker.py")
-SOURCES = [Path(llmb.__file__).parent / part for part in ("engine", "bench/worker", "weights/worker")]
+SOURCES = [Path(llmb.__file__).parent / part for part in ("engine", "nodes/bench/worker")]
 LISTED = (*ENGINE, *ACCOUNT, *WEIGHTS, *BENCH)
 OF_PYTHON = {"_replace", "_fields", "_exit", "_current_frames", "_getframe"}
 """Of named tuples, and of the modules os and sys."""

@@ -43,7 +43,7 @@ from llmb.runs.steps import read_steps
 
 EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "20"))
 RUNS = Path(__file__).parents[1] / "data" / "root" / "workloads"
-SAMPLES = sorted((Path(__file__).parents[1] / "logs" / "samples").iterdir())
+SAMPLES = sorted((Path(__file__).parents[1] / "readers" / "logs" / "samples").iterdir())
 CODES, CATALOGUE = Codes(), Catalogue()
 TOKENS = (
     b"", b"null", b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"9" * 400, b"1e18", b"9223372036854775808", b'"x"', b"[]", b"{}",
