@@ -20,7 +20,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.device import exact_fp32
 from llmb.nodes.bench.device_bench import gemm_cases
 from llmb.nodes.bench.protocol import CaseList, ProductCase, ProductDtype
-from llmb.nodes.bench.worker.call_timing import DTYPES, PreparedCall, product, timed
+from llmb.nodes.bench.worker.measure_device import DTYPES, PreparedCall, product, timed
 
 TARGET = 1.03
 CALLS = 5

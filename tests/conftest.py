@@ -73,7 +73,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes run the tests: what shares a fixture goes together, and what takes longest goes first.
 
-    Tests of ``end_to_end/training`` share only the finished runs, which all processes find; any process takes any of them.
+    Tests of ``end_to_end/training`` share only the finished runs, which all processes find; any process takes any.
     Those of ``jobs`` have a Slurm of their own, as they wait for half of all the time that tests on Slurm take.
     """
     for item in items:

@@ -91,7 +91,7 @@ def wait_for(true: Any, process: "subprocess.Popen[Any]") -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_run_is_followed_to_its_end(llmb_program: Run, tmp_path: Path, forked_python: str) -> None:
     # 18 seconds in all: on a busy machine a command takes seconds to start, and has to see some of the steps.
     with running(forked_python, tmp_path, 12, Slow("pace", ms=1500)) as process:

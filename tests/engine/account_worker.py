@@ -17,8 +17,7 @@ import torch.distributed as dist
 from ranks import joined, plan_in, ranks_of, run
 from torch import Tensor
 
-from llmb.engine.account.ledger import Ledger
-from llmb.engine.account.one_rank import SameBatches, account_of, fake_account
+from llmb.engine.account.one_rank import Ledger, SameBatches, account_of, fake_account
 from llmb.engine.account.operators import group_of
 from llmb.engine.loop import do_step
 from llmb.engine.model.decoder import initialize

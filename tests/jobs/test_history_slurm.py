@@ -253,7 +253,7 @@ def test_a_refused_job_leaves_nothing_in_the_history(store: Store, submit: Submi
 NCCL = "llmb: rank 0 on $SLURMD_NODENAME failed: DistBackendError: NCCL error in: x.cpp:4, unhandled system error"
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_fault_of_the_infrastructure_is_tried_again_elsewhere(submit: Submit, store: Store, shell: Client) -> None:
     once = f'if [ ! -e "$0/tried" ]; then touch "$0/tried"; {HALF}; echo "{NCCL}"; exit 1; fi; {ALL_STEPS}'
     job = submit(once, retries=2)

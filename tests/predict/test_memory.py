@@ -11,7 +11,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
-from llmb.predict.pipeline_schedule import moments
+from llmb.predict.sizes import moments
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import GIB, MARGIN_GIB

@@ -22,7 +22,15 @@ from llmb.jobs.conclude_ended import conclude_ended
 from llmb.jobs.find_jobs import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.jobs.imported import unpacked
-from llmb.jobs.read_run import RecordedRun, in_other_window, logged_run, logged_runs, read_folder, recorded_run
+from llmb.jobs.read_run import (
+    RecordedRun,
+    in_other_window,
+    logged_run,
+    logged_runs,
+    read_folder,
+    recorded_run,
+    runs_of_engines,
+)
 from llmb.readers.logs.log_files import parse_file
 from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
 from llmb.runs.conditions import identity_of
@@ -33,7 +41,6 @@ from llmb.runs.record import RunRecord
 from llmb.runs.record_file import BrokenRecord
 from llmb.verdict.catalogue_figures import if_possible
 from llmb.verdict.copies import once_in
-from llmb.verdict.engine_comparison import runs_of_engines
 from llmb.verdict.match_runs import Earlier
 
 NEAR = 5

@@ -250,7 +250,7 @@ def test_a_checkpoint_dir_that_is_a_file_is_refused_before_workers_start(
     assert not list((tmp_path / "runs").rglob("run.json"))
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_disk_that_fills_up_while_saving_leaves_the_earlier_checkpoints(
     start: Callable[..., Any], tmp_path: Path, small_disk: Callable[[str], list[str]], tiny_plan: MakePlan
 ) -> None:

@@ -8,17 +8,21 @@ import torch
 
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 from llmb.nodes.bench.protocol import PASSES, AttentionCase, Case, CaseList, CopyCase, LaunchCase, ProductCase
-from llmb.nodes.bench.worker import call_timing as timing
+from llmb.nodes.bench.worker import measure_device as timing
 from llmb.nodes.bench.worker import measure_device as worker_run
-from llmb.nodes.bench.worker.call_timing import DTYPES, PreparedCall, last_part, product, timed
 from llmb.nodes.bench.worker.measure_device import (
+    DTYPES,
     MANY,
     AttentionChoices,
+    PreparedCall,
     add_many,
     copy,
     free_bytes,
+    last_part,
     needed_bytes,
+    product,
     run_job,
+    timed,
 )
 
 CPU = torch.device("cpu")

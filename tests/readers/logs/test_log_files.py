@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from llmb.base import worker_pool
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.readers.logs import log_files as files
 from llmb.readers.logs.log_files import find_logs, parse_file
@@ -119,6 +118,6 @@ def test_batches_hold_every_file_once_and_spread_the_large_ones():
 def test_a_killed_worker_is_told(tmp_path, monkeypatch):
     for number in range(600):
         (tmp_path / f"{number}.out").touch()
-    monkeypatch.setattr(worker_pool, "_begin_worker", partial(os._exit, 1))
+    monkeypatch.setattr(files, "_begin_worker", partial(os._exit, 1))
     with pytest.raises(EnvironmentProblem, match="a process that read logs was killed"):
         list(files.parse_logs(find_logs(tmp_path), "reference", 2))

@@ -8,21 +8,38 @@ is the same, once a pipeline is in its steady state.
 
 import gc
 import sys
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed._tools.fake_collectives  # registers what collectives do with fake tensors
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.records import Layout
-from llmb.engine.account.graphs import counting_backend
-from llmb.engine.account.ledger import Ledger
-from llmb.engine.account.operators import group_names, shown_group
+from llmb.engine.account.graphs import KERNELS, Graph, Inner, counting_backend
+from llmb.engine.account.operators import (
+    NAMESPACES,
+    Message,
+    collective_of,
+    flops_of,
+    group_names,
+    is_collective,
+    kind_of,
+    name_of,
+    shown_group,
+)
 from llmb.engine.attention_backend import attention_kernel
 from llmb.engine.data.batches import Figures, MicroBatch, StepData
 from llmb.engine.loop import do_step
@@ -35,6 +52,265 @@ from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.stages import give_memory, shape_stages
 from llmb.runs.plan import EnginePlan
 from llmb.runs.rank_account import OWNERS, AccountJob, CollectiveCount, RankAccount
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Bytes in use at one moment, by owner."""
+
+    bytes: int = 0
+    by: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Storage:
+    reference: "weakref.ref[torch.UntypedStorage]"
+    owner: str
+    bytes: int
+
+
+class LiveBytes:
+    """Every storage counts from ``add`` until it is freed, with the size that it has; an owner is any name."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.peak = Use()
+        self.live: Counter[str] = Counter()
+        self._known: dict[int, _Storage] = {}
+
+    def knows(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._known
+
+    def add(self, tensor: Tensor, owner: str) -> None:
+        """The storage of a tensor that is not known."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        self._known[key] = _Storage(weakref.ref(storage, partial(self._freed, key)), owner, size)
+        self._grow(owner, size)
+
+    def give(self, tensor: Tensor, owner: str) -> None:
+        """Changes the owner of a storage, if it is known."""
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        if known is not None and known.owner != owner:
+            self._grow(known.owner, -known.bytes)
+            known.owner = owner
+            self._grow(owner, known.bytes)
+
+    def resize(self, storage: torch.UntypedStorage) -> bool:
+        """Follows a storage that may have been resized, which dispatches nothing: FSDP frees and allocates so."""
+        known = self._known.get(storage._cdata)
+        if known is None or known.bytes == storage.nbytes():
+            return False
+        self._grow(known.owner, storage.nbytes() - known.bytes)
+        known.bytes = storage.nbytes()
+        return True
+
+    def note_peak(self, more: Mapping[str, int] | None = None) -> None:
+        """Keeps the present use if it is the most so far; ``more`` is in use beside the storages."""
+        total = self.total + sum((more or {}).values())
+        if total > self.peak.bytes:
+            self.peak = Use(total, {owner: size for owner, size in (self.live + Counter(more)).items() if size})
+
+    def forget_peak(self) -> None:
+        self.peak = Use()
+        self.note_peak()
+
+    def _grow(self, owner: str, size: int) -> None:
+        self.live[owner] += size
+        self.total += size
+
+    def _freed(self, key: int, _reference: object) -> None:
+        known = self._known.pop(key)
+        self._grow(known.owner, -known.bytes)
+
+
+Owner = Literal["weights", "gradients", "optimizer", "activations", "other"]
+PLACES: Sequence[tuple[str, str, Owner]] = (
+    ("/fsdp/", "reduce", "gradients"),
+    ("/fsdp/", "grad", "gradients"),
+    ("/fsdp/", "", "weights"),
+    ("engine/optimizer.py", "", "other"),
+    ("engine/model/linear.py", "GradientSum.__init__", "gradients"),
+    ("engine/stages.py", "_to_fp32", "gradients"),
+    ("engine/stages.py", "give_memory", "weights"),
+    ("engine/precision/", "keep_weight", "weights"),
+    ("engine/account/one_rank.py", "step", "other"),
+)
+"""File and function on the stack, and who owns what they allocate; the innermost decides."""
+UNCOUNTED = ("_wrap_tensor_autograd",)
+"""Operators on results of collectives, which send nothing."""
+
+
+class Ledger(TorchDispatchMode):
+    """Counts while it is a context. Of real tensors, or above a mode of fake ones.
+
+    fuses: functions of ``engine.kernels`` run as one kernel each, whose intermediate values take no memory; else their
+    torch code does. mode: that of the fake tensors; others, in which torch infers shapes, take no memory.
+    """
+
+    def __init__(self, *, fuses: bool, mode: FakeTensorMode | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fuses = fuses
+        self.mode = mode
+        self.memory = LiveBytes()
+        self.flops: Counter[str] = Counter()
+        self.collectives: list[Message] = []
+        self.started: dict[int, Any] = {}
+        """What collectives that were not waited for may still read, by their results."""
+        self.parameters: set[nn.Parameter] = set()
+        self.gathered: dict[nn.Module, list[Tensor]] = {}
+        self.inside = 0
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Compiled code runs under it."""
+        return True
+
+    def begin(self) -> None:
+        """Forgets what was counted; what is live stays known."""
+        self.flops.clear()
+        self.collectives.clear()
+        self.started.clear()
+        self.memory.forget_peak()
+
+    def follow(self, stages: Sequence[nn.Module]) -> None:
+        """Learns of gathered parameters, and of gradients, when they come into being."""
+        for stage in stages:
+            self._follow_parameters(stage)
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.register_forward_pre_hook(self._gathered)
+
+    def _gathered(self, module: nn.Module, _inputs: object) -> None:
+        """FSDP has put gathered parameters in the place of the module's own, and keeps them, with or without memory.
+
+        In a pipeline those of the blocks within are there before a stage's own.
+        """
+        if module not in self.gathered:
+            self._follow_parameters(module)
+            sharded = [part for part in module.modules() if isinstance(part, FSDPModule) and part is not module]
+            apart = {parameter for part in sharded for parameter in part.parameters()}
+            own = [each for each in module.parameters() if each not in apart]
+            self.gathered[module] = [local_tensor(each.detach()) for each in own]
+
+    def _follow_parameters(self, module: nn.Module) -> None:
+        new = [parameter for parameter in module.parameters() if parameter not in self.parameters]
+        self.parameters.update(new)
+        for parameter in new:
+            self.memory.give(local_tensor(parameter.detach()), "weights")
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.memory.give(local_tensor(parameter.grad), "gradients")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 (torch's interface)
+        if DTensor in types:
+            return NotImplemented  # it calls operators on local tensors
+        kwargs = kwargs or {}
+        if func.namespace == "prim" or self.inside:
+            return func(*args, **kwargs)
+        self._note_resizes()
+        result = self._result(func, args, kwargs)
+        if func.namespace in NAMESPACES:
+            self._communicates(func, args, kwargs, result)
+        else:
+            if flops := flops_of(func, args, kwargs, result):
+                self.flops[kind_of(func, args)] += flops
+        self._allocated(result)
+        return result
+
+    def _communicates(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:  # noqa: ANN401 (torch's interface)
+        if is_collective(func):
+            if isinstance(result, Tensor):
+                key = result.untyped_storage()._cdata
+                self.started[key] = args
+            self.collectives.append(collective_of(func, args, kwargs, result))
+        elif name_of(func) == "wait_tensor":
+            key = args[0].untyped_storage()._cdata
+            self.started.pop(key, None)
+        elif name_of(func) not in UNCOUNTED:
+            raise NotImplementedError(f"the collective {func} is not counted")
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 (torch's interface)
+        if name_of(func) == "wait_tensor" and isinstance(args[0], FakeTensor):
+            return args[0]  # as of real tensors; of fake ones it would be a copy
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if not given or any(isinstance(each, FakeTensor) or each.is_meta for each in given):
+            if func is torch.ops.aten._local_scalar_dense.default and given:
+                # Values that the host reads: counters of steps, and flags that are set in a step.
+                return 0 if given[0].dtype is torch.bool else 1
+            if func is torch.ops.aten._grouped_mm.default and given[0].dtype is torch.float32:
+                return _grouped_product(*args, **kwargs)
+            return func(*args, **kwargs)
+        with unset_fake_temporarily():  # meshes hold real numbers of ranks, of which they compute others
+            return func(*args, **kwargs)
+
+    def called(self, graph: Graph, results: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """A compiled graph runs."""
+        self._note_resizes()
+        self.flops += graph.flops
+        self.collectives.extend(graph.collectives)
+        self.memory.note_peak({"activations": graph.added_bytes})
+        self.inside += 1
+        found = results()
+        self.inside -= 1
+        self._allocated(found)
+        return found
+
+    def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Inner:
+        """Counts what runs within an operator of a graph, apart from everything else."""
+        own = Ledger(fuses=self.fuses, mode=self.mode)
+        with own:
+            kept = function(*arguments)
+        peak = own.memory.peak.bytes
+        del kept
+        return Inner(peak, own.flops, tuple(own.collectives))
+
+    def _note_resizes(self) -> None:
+        """FSDP frees the parameters of a module together, and gathers them in their order."""
+        for tensors in self.gathered.values():
+            ends = (*tensors[:1], *tensors[-1:])
+            if sum(self.memory.resize(each.untyped_storage()) for each in ends):
+                for tensor in tensors[1:-1]:
+                    self.memory.resize(tensor.untyped_storage())
+                self.memory.note_peak()
+
+    def _allocated(self, result: Any) -> None:  # noqa: ANN401 (whatever an operator returns)
+        for tensor in tree_leaves(result):
+            takes_memory = not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.mode
+            if isinstance(tensor, Tensor) and takes_memory and not self.memory.knows(tensor):
+                owner, within_kernel = owner_here()
+                self.memory.add(tensor, owner)
+                if not (within_kernel and self.fuses):
+                    self.memory.note_peak()
+
+
+def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Tensor:  # noqa: ANN401 (as torch declares it)
+    """torch computes it in fp32 too, on a CPU, but knows the shape of the result only in bf16."""
+    groups = (len(offs),) if right.ndim == 2 else ()
+    return left.new_empty((*groups, left.shape[0], right.shape[-1]))
+
+
+def owner_here() -> tuple[Owner, bool]:
+    """Who owns what is allocated now, and whether it is within a kernel of the engine."""
+    within_kernel = False
+    for path, function in stack():
+        within_kernel = within_kernel or KERNELS in path
+        for place, name, owner in PLACES:
+            if place in path and name in function:
+                return owner, within_kernel
+    return "activations", within_kernel
+
+
+def stack() -> Iterator[tuple[str, str]]:
+    """File and qualified name of each function, the innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_code.co_qualname
+        frame = frame.f_back
+
 
 HOST = torch.device("cpu")
 """Stands for the device of the run."""

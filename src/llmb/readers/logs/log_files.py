@@ -2,20 +2,25 @@
 """Finds the logs in a directory and reads one of them, or many in parallel."""
 
 import math
+import multiprocessing
 import os
 import re
+import signal
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
+from types import ModuleType
 from typing import TypeVar
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.input_files import not_regular, open_file
-from llmb.base.worker_pool import start_tasks
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.readers.logs.configuration import document_of_log
 from llmb.readers.logs.outcome import LogOutcome, Status, judge_log
@@ -233,3 +238,54 @@ def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
 
 def _read_each(paths: Sequence[Path], read: "partial[Content]") -> list[Content]:
     return list(map(read, paths))
+
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_SAFE_PATH = "PYTHONSAFEPATH"
+Done = TypeVar("Done")
+
+
+@contextmanager
+def start_tasks(tasks: Sequence[Callable[[], Done]], workers: int) -> Iterator[list[Future[Done]]]:
+    """The tasks, which have to be picklable, in order. A result raises BrokenProcessPool if a worker was killed."""
+    with _without_foreign_code():  # also where the pool is made, which begins a process to track its resources
+        pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
+    try:
+        with _without_foreign_code():
+            futures = [pool.submit(task) for task in tasks]
+        yield futures
+    except (KeyboardInterrupt, GeneratorExit):
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _without_foreign_code() -> Iterator[None]:
+    """Workers that start run neither a ``types.py`` of the working folder, which ``python -c`` finds first, nor again
+    the script that calls this program."""
+    main, given = sys.modules["__main__"], os.environ.get(_SAFE_PATH)
+    sys.modules["__main__"], os.environ[_SAFE_PATH] = ModuleType("__main__"), "1"
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if given is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = given
+
+
+def _begin_worker() -> None:
+    """It ends quietly on an interrupt, and when this process is killed, whose next task it would wait for."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent, "a worker has one"
+    parent.join()
+    os._exit(1)
