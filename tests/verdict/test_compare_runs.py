@@ -147,7 +147,9 @@ def test_other_work_on_the_machine_is_named(write: Write, tmp_path: Path) -> Non
     before, after = (find_ended_runs(str(tmp_path / name), tmp_path, lambda _: None) for name in ("before", "after"))
     busy = replace(after.runs[0], faults={"other_work": ("another run", "other processes used 2.0 of 4 cores")})
     (row,) = compare_runs(before, replace(after, runs=(busy, *after.runs[1:]))).rows
-    named = "other work on the machine after: another run; other processes used 2.0 of 4 cores"
+    count = len(after.runs)
+    named = "other work on the machine after: another run during 1 of {0} runs; other processes used 2.0 of 4 cores"
+    named = f"{named} during 1 of {{0}} runs".format(count)
     assert row.reason and row.reason.endswith(named)
     assert row.soft and not compare_runs(before, after).rows[0].soft
 

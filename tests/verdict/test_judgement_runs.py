@@ -55,12 +55,17 @@ def test_single_runs_allow_only_a_soft_verdict() -> None:
 
 
 def test_other_work_beside_any_run_of_either_side_makes_a_verdict_soft() -> None:
-    """Also the same on both sides: it does not take the same from each run."""
-    busy = replace(run(10.0), faults={"other_work": "another run"})
+    """Also the same on both sides: it does not take the same from each run. What several runs had is one clause."""
+    busy = [
+        replace(run(10.0), faults={"other_work": f"other processes used {cores} of 2 cores"}) for cores in (1.8, 1.5)
+    ]
+    both = "other processes used 1.5 to 1.8 of 2 cores during 2 of 5 runs"
+    once = "other processes used 1.8 of 2 cores during 1 of 4 runs"
     for own, other, values in (
-        ([*group(10.0), busy], group(10.0), ("another run", None)),
-        (group(10.0), [*group(10.0), busy], (None, "another run")),
-        ([*group(10.0), busy], [*group(10.0), busy], ("another run", "another run")),
+        ([*group(10.0), *busy], group(10.0), (both, None)),
+        (group(10.0), [*group(10.0), busy[0]], (None, once)),
+        ([*group(10.0), busy[0]], [*group(10.0), *busy], (once, both)),
+        ([busy[0]], group(10.0), ("other processes used 1.8 of 2 cores", None)),
     ):
         found = judged(own, other)
         assert found.soft

@@ -2,6 +2,7 @@
 """A verdict and all that it rests on; what differs between a run and its reference, and what that means. Pure but for
 its data file."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
@@ -97,6 +98,7 @@ EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
 """Faults that have to be known to read a difference, and that a command tells more of."""
 Faults = Mapping[str, tuple[str, ...]]
 """What disturbed a run, in words, by the key of its condition, the most important first."""
+_FIGURE = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")
 BETWEEN_RUNS = " | "
 """Stands between the texts of several runs."""
 Values = Mapping[str, str]
@@ -186,7 +188,25 @@ def together(sides: Iterable[Values]) -> dict[str, str]:
     """Texts of several runs as one by key."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
-    return {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
+    found = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
+    if OTHER_WORK in found and len(every) > 1:
+        found[OTHER_WORK] = _ranges([side[OTHER_WORK] for side in every if OTHER_WORK in side], len(every))
+    return found
+
+
+def _ranges(texts: Iterable[str], runs: int) -> str:
+    """Such as ``other processes used 1.5 to 1.8 of 2 cores during 5 of 6 runs``."""
+    alike: dict[str, list[list[str]]] = {}
+    for part in "; ".join(texts).split("; "):
+        alike.setdefault(_FIGURE.sub("{}", part), []).append(_FIGURE.findall(part))
+    return "; ".join(
+        f"{form.format(*map(_range, zip(*figures, strict=True)))} during {len(figures)} of {runs} runs"
+        for form, figures in alike.items()
+    )
+
+
+def _range(figures: tuple[str, ...]) -> str:
+    return " to ".join(dict.fromkeys((min(figures, key=float), max(figures, key=float))))
 
 
 def condition_values(known: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:

@@ -23,8 +23,6 @@ NOT_SEEN = "the kernel does not show the processes of the run"
 NO_STEAL = "the kernel does not report it"
 NO_LIMIT = "the run has no CPU limit"
 NO_GPUS = "the GPUs' processes are not known"
-NAMED_RUNS = 2
-"""That a text names; the records have all."""
 Device = Literal["cpu", "cuda"]
 
 
@@ -127,25 +125,18 @@ def _gpu_processes(
 
 
 def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]:
+    """Without names: a page is sent to people whom the work of others does not concern; ``nodes`` have them."""
     for node in nodes:
         on = f" on {node.node}" if len(nodes) > 1 else ""
-        if node.runs:
-            yield _runs_text(node.runs, on)
         if _is_more(node.other_cores, node.cores, rules().other_cores_pct[device]):
             yield f"other processes{on} used {node.other_cores:.1f} of {node.cores} cores"
+        elif node.runs:  # whose cores are else among those of the processes
+            yield f"another run{on}" if len(node.runs) == 1 else f"{len(node.runs)} other runs{on}"
         if _is_more(node.stolen_cores, node.cores, rules().stolen_cores_pct):
             yield f"other virtual machines{on} took {node.stolen_cores:.2f} of {node.cores} cores"
         pids = sorted({pid for each in (node.gpu_processes or {}).values() for pid in each})
         if pids:
-            yield f"other processes{on} on the run's GPUs: {', '.join(map(str, pids))}"
-
-
-def _runs_text(runs: Sequence[SeenRun], on: str) -> str:
-    named = "; ".join(map(run_text, runs[:NAMED_RUNS]))
-    if len(runs) == 1:
-        return f"another run{on}: {named}"
-    more = f"; and {len(runs) - NAMED_RUNS} more" if len(runs) > NAMED_RUNS else ""
-    return f"{len(runs)} other runs{on}: {named}{more}"
+            yield f"other processes{on} on the run's GPUs: {len(pids)}"
 
 
 def _is_more(used: float | None, cores: int | None, threshold: Threshold) -> bool:
