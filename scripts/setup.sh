@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Makes the project's own environment: scripts/setup.sh VENV EXTRAS
-# A torch that the interpreter already has (2.11 or newer) is used as it is; otherwise one is installed: on a machine
-# without an NVIDIA GPU the pinned version, of which small CPU builds exist, and elsewhere pip's choice.
+# Makes the project's own environment: scripts/setup.sh [VENV [EXTRAS]], by default .venv
+# A torch that the interpreter already has (2.11 or newer) is used as it is, also that of a virtual environment; otherwise
+# one is installed: on a machine without an NVIDIA GPU the pinned version, of which small CPU builds exist, and elsewhere
+# pip's choice.
 # LLMB_TORCH overrides what pip is asked for, for example LLMB_TORCH="torch==2.11.0".
 set -euo pipefail
-venv=$1
-extras=$2
+venv=${1:-$(dirname "$0")/../.venv}
+extras=${2:-}
 python=${PYTHON:-python3}
+case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+case $python in /*) ;; */*) python=$PWD/$python ;; esac
+cd "$(dirname "$0")/.."
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "llmb needs Python 3.11 or newer; '$python' is $("$python" -V 2>&1). Try: make PYTHON=python3.12 ..." >&2
@@ -41,7 +45,11 @@ say() {
 if [ ! -x "$venv/bin/python" ]; then
     say "1/3 environment in $venv, with $("$python" -V)"
     if has_torch "$python"; then
+        say "its torch is used: $("$python" -c 'import importlib.metadata as m; print(m.version("torch"))')"
         "$python" -m venv --system-site-packages "$venv"
+        # An environment that is made with another one's interpreter sees what that one was made with, not its packages.
+        packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+        "$python" -c "$packages" >"$("$venv/bin/python" -c "$packages")/outer.pth"
     else
         "$python" -m venv "$venv"
     fi

@@ -86,6 +86,26 @@ def test_a_python_for_which_there_is_no_torch_is_told_from_a_failure(tmp_path, s
     assert ("there is no torch" in done.stderr) is (code == 4)
 
 
+def test_the_torch_of_a_virtual_environment_is_used(tmp_path):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    makes = 'mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; cp "$0-pip" "$4/bin/pip"'
+    script = f'#!/bin/sh\ncase "$1 $2" in\n"-m venv") {makes};;\n"-c "*) echo {packages};;\nesac\n'
+    for path, text in (
+        (tmp_path / "python", script),
+        (tmp_path / "python-pip", '#!/bin/sh\necho "$@" >>"$0.called"\n'),
+    ):
+        path.write_text(text)
+        path.chmod(0o755)
+    environ = {**os.environ, "PYTHON": "./python"}
+    done = subprocess.run(
+        ["bash", SCRIPT, "venv"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
+    assert "its torch is used" in done.stderr
+    assert (packages / "outer.pth").read_text() == f"{packages}\n"
+    assert "torch" not in (tmp_path / "venv" / "bin" / "pip.called").read_text()
+
+
 CONTAINERFILE = Path(__file__).resolve().parents[2] / "Containerfile"
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb archive`` and ``llmb import``: what is packed, what arrives, and what is never accepted."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -531,6 +532,17 @@ def test_an_archive_like_the_forged_ones_is_accepted(llmb: Run, sample: Path, tm
     assert llmb("import", str(forged), LLMB_INSTALL=str(tmp_path / "there")).returncode == 0
 
 
+def test_without_zstandard_an_archive_is_compressed_by_the_standard_library(
+    llmb: Run, folders: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "find_spec", lambda _: None)
+    assert "llmb-runs.tar.gz: " in llmb("archive").stdout
+    there = str(tmp_path / "there")
+    assert llmb("import", "llmb-runs.tar.gz", LLMB_INSTALL=there).returncode == 0
+    with tarfile.open(tmp_path / "llmb-runs.tar.gz") as packed:
+        assert packed.getnames()[0] == "manifest.json"
+
+
 def test_what_is_no_archive_is_refused(
     llmb: Run, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,8 +555,12 @@ def test_what_is_no_archive_is_refused(
     assert "no such file" in llmb("import", "none.tar.zst").stderr
     monkeypatch.setattr(archive_module, "find_spec", lambda _: None)
     assert "no such file" in llmb("import", "none.tar.zst").stderr
-    assert "archives need zstandard" in llmb("import", "damaged.tar.zst").stderr
+    assert "need zstandard" in llmb("import", "damaged.tar.zst").stderr
     monkeypatch.undo()
+    (tmp_path / "text.tar.gz").write_text("text")
+    assert "not compressed by gzip" in llmb("import", "text.tar.gz").stderr
+    (tmp_path / "cut.tar.gz").write_bytes(gzip.compress(tar_of(Forger(sample).entries()))[:-100])
+    assert "not compressed by gzip, or damaged" in llmb("import", "cut.tar.gz").stderr
     wide = zstandard.ZstdCompressionParameters(window_log=28)
     raw = tar_of(Forger(sample).entries())
     compressor = zstandard.ZstdCompressor(compression_params=wide).compressobj()

@@ -4,8 +4,11 @@
 import difflib
 import math
 import re
+import shlex
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from llmb.base.secrets import redacted
@@ -141,9 +144,16 @@ def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -
     return difflib.get_close_matches(value, list(names), n=most, cutoff=cutoff)
 
 
+def pip_install(*extras: str) -> str:
+    """The command that adds extras of llmb to the Python that runs this: from its checkout, where it has one."""
+    checkout, added = Path(__file__).parents[3], f"[{','.join(extras)}]"
+    source = ("-e", f"{checkout}{added}") if (checkout / "pyproject.toml").is_file() else (f"llmb{added}",)
+    return shlex.join((sys.executable, "-m", "pip", "install", *source))
+
+
 def check_installed(what: str, *names: str) -> None:
     """Raises EnvironmentProblem where this Python lacks packages of the extra ``prepare`` that ``what`` needs."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         text = f"{what} needs {' and '.join(missing)}, which this Python does not have"
-        raise EnvironmentProblem(text, do="pip install 'llmb[prepare]'")
+        raise EnvironmentProblem(text, do=pip_install("prepare"))

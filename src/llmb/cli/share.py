@@ -11,7 +11,7 @@ from llmb.base.errors import UsageError, unknown
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.cli.shared_options import complete_run
-from llmb.jobs.archive import ENDING, needs_zstandard, write_archive
+from llmb.jobs.archive import ENDINGS, check_library, default_ending, write_archive
 from llmb.jobs.find_runs import find_all_runs
 from llmb.jobs.imported import import_archive
 from llmb.report.export import FORMS, write_export
@@ -180,8 +180,9 @@ def _recorded_runs(selectors: list[str] | None) -> list[Path]:
 def archive(
     runs: Selection = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help=f"A new file, with a name that ends in {ENDING}.")
-    ] = Path(f"llmb-runs{ENDING}"),
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help=f"A new file whose name ends in {' or '.join(ENDINGS)}."),
+    ] = None,
     traces: Annotated[
         bool, typer.Option("--traces", help="Also profiles and NCCL's logs, which are large, as they are.")
     ] = False,
@@ -198,9 +199,11 @@ def archive(
 
     - `llmb archive latest --traces -o slow-run.tar.zst`
     """
-    needs_zstandard()
-    if not output.name.endswith(ENDING):
-        raise UsageError(f"the name does not end in {ENDING}", where=str(output), do=f"name it {output.name}{ENDING}")
+    output = output or Path(f"llmb-runs{default_ending()}")
+    if not output.name.endswith(ENDINGS):
+        do = f"name it {output.name}{default_ending()}"
+        raise UsageError(f"the name does not end in {' or '.join(ENDINGS)}", where=str(output), do=do)
+    check_library(output)
     if output.exists():
         raise UsageError("this file exists", where=str(output), do="name another one, or remove it")
     written = write_archive(_recorded_runs(runs), output, traces=traces)

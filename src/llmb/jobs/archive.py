@@ -6,21 +6,23 @@ Nothing but regular files of runs, as the manifest has them, is unpacked. The ta
 that no archive takes more of the disk or the memory than they allow.
 """
 
+import gzip
 import hashlib
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from tarfile import GNU_FORMAT, REGTYPE, HeaderError, TarInfo
-from typing import Literal, Protocol
+from typing import BinaryIO, Literal, Protocol, cast
 
 from pydantic import ValidationError
 
 from llmb import __version__
-from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.errors import EnvironmentProblem, UsageError, pip_install
 from llmb.base.input_files import check_values, open_file, open_regular
 from llmb.base.record import first_problem
 from llmb.base.secrets import HIDDEN, has_secret_in_log, secret_spans
@@ -30,7 +32,9 @@ from llmb.readers.profiles import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import Time, now, read_job_if_whole, read_record
 
-ENDING = ".tar.zst"
+ZSTD, GZIP = ".tar.zst", ".tar.gz"
+ENDINGS = (ZSTD, GZIP)
+"""Of the names of archives; each says how the archive is compressed."""
 MANIFEST = "manifest.json"
 VERSION: Literal[1] = 1
 MOST_VALUES = 1 << 20
@@ -277,11 +281,8 @@ def _content(each: _Packed) -> Iterator[bytes]:
 
 
 def _write(target: Path, manifest: Manifest, packed: Sequence[_Packed]) -> None:
-    import zstandard
-
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
     with new_file(target) as partial, partial.open("wb") as file:  # noqa: SIM117 (the file is closed last)
-        with compressor.stream_writer(file, closefd=False) as out:
+        with _compressor(file, target) as out:
             text = manifest.model_dump_json(indent=1).encode()
             out.write(_header(MANIFEST, len(text)) + text + _padding(len(text)))
             for each in packed:
@@ -295,6 +296,16 @@ def _write(target: Path, manifest: Manifest, packed: Sequence[_Packed]) -> None:
                     raise EnvironmentProblem("the file has changed meanwhile", where=str(each.path), do=do)
                 out.write(_padding(each.file.size))
             out.write(bytes(2 * BLOCK))
+
+
+def _compressor(file: BinaryIO, target: Path) -> AbstractContextManager[BinaryIO]:
+    """A stream into ``file``, which it leaves open; the name ``target`` tells how it is compressed."""
+    if target.name.endswith(GZIP):
+        return cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+    return cast(BinaryIO, compressor.stream_writer(file, closefd=False))
 
 
 def _header(name: str, size: int) -> bytes:
@@ -334,10 +345,16 @@ class _Refused(ValueError):
     """The archive is not what it should be."""
 
 
-def needs_zstandard() -> None:
-    """Raises EnvironmentProblem if the library is not installed."""
-    if find_spec("zstandard") is None:
-        raise EnvironmentProblem("archives need zstandard, which is not installed", do="pip install 'llmb[export]'")
+def default_ending() -> str:
+    """That of the smaller archives, where the library that compresses them is installed."""
+    return GZIP if find_spec("zstandard") is None else ZSTD
+
+
+def check_library(path: Path) -> None:
+    """Raises EnvironmentProblem if the library that an archive of this name needs is not installed."""
+    if path.name.endswith(ZSTD) and find_spec("zstandard") is None:
+        do = f"{pip_install('export')}, or use a name that ends in {GZIP}"
+        raise EnvironmentProblem(f"archives that end in {ZSTD} need zstandard, which is not installed", do=do)
 
 
 def unpack_archive(path: Path, into: Path) -> Manifest:
@@ -347,17 +364,10 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
     must not be used. Raises OSError if it cannot be written.
     """
     with open_file(path, do="give the file that 'llmb archive' wrote") as file, _refusing(path):
-        needs_zstandard()
-        import zstandard
-
-        size = path.stat().st_size
-        try:
-            decompressor = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES)
-            with decompressor.stream_reader(file, closefd=False) as stream:
-                manifest = _manifest(stream, size)
-                _unpack_files(stream, {one.path: one for one in manifest.files}, into)
-        except zstandard.ZstdError as error:
-            raise _Refused(f"it is not compressed by zstd, or damaged: {error}") from error
+        check_library(path)
+        with _decompressed(file, path) as stream:
+            manifest = _manifest(stream, path.stat().st_size)
+            _unpack_files(stream, {one.path: one for one in manifest.files}, into)
         for run in manifest.runs:
             record = read_record(RunFolder(into / run.folder))
             if record.run_id != run.run_id or record.plan.recipe.workload != run.folder.split("/")[1]:
@@ -365,6 +375,25 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
             if record.status in ("queued", "running"):
                 raise _Refused(f"a run has not ended: '{run.folder}'")
     return manifest
+
+
+@contextmanager
+def _decompressed(file: BinaryIO, path: Path) -> Iterator[_Stream]:
+    """Raises _Refused, also later, for what is not compressed as the name says, or is damaged."""
+    if path.name.endswith(GZIP):
+        try:
+            with gzip.GzipFile(fileobj=file) as stream:
+                yield stream
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise _Refused(f"it is not compressed by gzip, or damaged: {error}") from error
+        return
+    import zstandard
+
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES).stream_reader(file, closefd=False) as stream:
+            yield stream
+    except zstandard.ZstdError as error:
+        raise _Refused(f"it is not compressed by zstd, or damaged: {error}") from error
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from llmb.base.errors import UsageError, closest
 from llmb.base.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
 from llmb.base.trust import WORKLOADS
 from llmb.catalogue.catalogue import Catalogue
-from llmb.jobs.archive import ENDING
+from llmb.jobs.archive import ENDINGS
 from llmb.jobs.conclude_ended import conclude_ended
 from llmb.jobs.find_jobs import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
@@ -79,7 +79,7 @@ def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     """
     path = named_path(text).absolute()
     check_reachable(path)
-    if path.is_file() and path.name.endswith(ENDING):
+    if path.is_file() and path.name.endswith(ENDINGS):
         return list(_run_folders(unpacked(path)))
     if path.is_dir() and text != LATEST:
         path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
@@ -336,7 +336,7 @@ def _folders_below(install: Path, say: Say) -> list[RunFolder]:
 def _at(text: str, path: Path, say: Say) -> FoundRuns:
     """The runs of a path: of a run folder, of its log, of an archive, or of all run folders and logs below."""
     check_reachable(path)
-    if path.is_file() and path.name.endswith(ENDING):
+    if path.is_file() and path.name.endswith(ENDINGS):
         return _found_in(text, _run_folders(unpacked(path.absolute())), say)
     if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
         return runs_of_engines(path, text)

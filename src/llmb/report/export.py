@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from llmb.base.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem, pip_install
 from llmb.base.scratch import scratch_folder
 from llmb.launch.programs.conclude import read_ended_run
 from llmb.report.export_tables import (
@@ -226,7 +226,7 @@ def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) 
     """
     wanted = {name: FORMS[form].extra for form in formats for name in FORMS[form].libraries}
     if missing := {name: extra for name, extra in wanted.items() if find_spec(name) is None}:
-        do = f"pip install 'llmb[{','.join(dict.fromkeys(missing.values()))}]'"
+        do = pip_install(*dict.fromkeys(missing.values()))
         raise EnvironmentProblem(f"this needs {' and '.join(missing)}, which is not installed", do=do)
 
     def runs() -> Iterator[ExportedRun]:

@@ -41,5 +41,5 @@ def test_a_missing_package_is_named(package: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else find_spec(name))
     with pytest.raises(EnvironmentProblem, match=f"needs {package}, which this Python does not have") as error:
         CALLS[package](tmp_path)
-    assert "llmb[prepare]" in str(error.value.do)
+    assert "[prepare]" in str(error.value.do)
     assert not (tmp_path / "small").exists()

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from llmb.base.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem, pip_install
 from llmb.base.processes import run_talking
 from llmb.base.scratch import scratch_folder
 from llmb.catalogue.records import Record
@@ -56,9 +56,7 @@ def run_program(
     UserInterrupt.
     """
     if find_spec("torch") is None:
-        raise EnvironmentProblem(
-            "measuring needs torch, which this Python does not have", do="pip install 'llmb[engine]'"
-        )
+        raise EnvironmentProblem("measuring needs torch, which this Python does not have", do=pip_install("engine"))
     last: BenchProgress | None = None
 
     def follow(line: bytes) -> None:

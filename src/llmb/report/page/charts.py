@@ -11,7 +11,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from llmb.base.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem, pip_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,7 @@ class Drawing:
         try:
             from matplotlib import rc_context
         except ImportError as error:
-            do = "install it: pip install 'llmb[report]', in a clone pip install -e '.[report]'"
+            do = pip_install("report")
             raise EnvironmentProblem("plots need matplotlib, which is not installed", do=do) from error
         with rc_context({**STYLE, "svg.hashsalt": self.name}):
             from matplotlib.figure import Figure

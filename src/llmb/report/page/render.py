@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb import __version__
-from llmb.base.errors import EnvironmentProblem, unknown
+from llmb.base.errors import EnvironmentProblem, pip_install, unknown
 from llmb.base.scratch import scratch_folder
 from llmb.base.secrets import redacted
 from llmb.base.shown_text import printable_lines
@@ -42,7 +42,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
     except ImportError as error:
-        do = "install it: pip install 'llmb[report]', in a clone pip install -e '.[report]'"
+        do = pip_install("report")
         raise EnvironmentProblem("a page needs jinja2, which is not installed", do=do) from error
 
     def finalize(value: Any) -> Any:  # noqa: ANN401 (any value of a template)

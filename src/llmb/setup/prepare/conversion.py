@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from llmb import __version__
-from llmb.base.errors import EnvironmentProblem, UsageError, itemized
+from llmb.base.errors import EnvironmentProblem, UsageError, itemized, pip_install
 from llmb.base.input_files import open_file
 from llmb.base.processes import run_talking
 from llmb.catalogue.records import Lora, Model
@@ -273,7 +273,7 @@ def check_converter() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         what = f"converting weights needs {' and '.join(missing)}, which this Python does not have"
-        raise EnvironmentProblem(what, do="pip install 'llmb[engine]'")
+        raise EnvironmentProblem(what, do=pip_install("engine"))
 
 
 def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from llmb.base.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem, pip_install
 from llmb.launch.programs.nsys_options import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -34,7 +34,7 @@ def check_here(plan: Plan) -> None:
             do="install it, put it on the PATH, or take --profiler torch without --profile-gpu-metrics",
         )
     if find_spec("torch") is None:
-        raise EnvironmentProblem("training needs torch, which is not installed", do="pip install 'llmb[engine]'")
+        raise EnvironmentProblem("training needs torch, which is not installed", do=pip_install("engine"))
 
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)

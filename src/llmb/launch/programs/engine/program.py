@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, pip_install
 from llmb.base.processes import run_talking
 from llmb.base.scratch import scratch_folder
 from llmb.catalogue.catalogue import Catalogue
@@ -215,7 +215,7 @@ def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], Non
     """What each of some ranks takes. Raises EnvironmentProblem without torch, and RunFailed."""
     if find_spec("torch") is None:
         raise EnvironmentProblem(
-            "the engine counts its memory with torch, which this Python does not have", do="pip install 'llmb[engine]'"
+            "the engine counts its memory with torch, which this Python does not have", do=pip_install("engine")
         )
     counted, assumptions = countable(plan)
     found = []
