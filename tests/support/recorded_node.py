@@ -7,7 +7,7 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmb.base.tools import Said
+from llmb.base.tools import Output
 from llmb.nodes.doctor.facts import FactSource
 from llmb.runs.environment import QUERIES
 
@@ -110,7 +110,7 @@ class RecordedNode:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.said: dict[str, str | Said] = {
+        self.said: dict[str, str | Output] = {
             "chronyc": CHRONY,
             "getent": "10.1.2.3      STREAM node1\n10.1.2.3      DGRAM\n",
             "ip -o address show up": ADDRESSES,
@@ -173,23 +173,23 @@ class RecordedNode:
             folder = "statistics/" if key.startswith(("rx_", "tx_")) else ""
             self.write(f"sys/class/net/{name}/{folder}{key}", text)
 
-    def ask(self, command: Sequence[str], limit_s: float) -> Said:
+    def ask(self, command: Sequence[str], limit_s: float) -> Output:
         text = " ".join(command)
         for beginning, said in self.said.items():
             if text.startswith(beginning):
-                return said if isinstance(said, Said) else Said(said)
+                return said if isinstance(said, Output) else Output(said)
         if command[0] != "nvidia-smi":
-            return Said("", NO_PROGRAM.format(command[0]))
+            return Output("", NO_PROGRAM.format(command[0]))
         if query := re.match(r"--query-(?:gpu|remapped-rows)=(.*)", command[1]):
             return self._queried(query[1].split(","))
-        return Said(self.status() if command[2] == "--status" else self.counters())
+        return Output(self.status() if command[2] == "--status" else self.counters())
 
-    def _queried(self, fields: Sequence[str]) -> Said:
+    def _queried(self, fields: Sequence[str]) -> Output:
         rows = [{**gpu, "gpu_uuid": gpu["uuid"]} for gpu in self.gpus]
         for field in fields:
             if any(field not in row for row in rows):
-                return Said("", f'nvidia-smi: Field "{field}" is not a valid field to query.')
-        return Said("".join(", ".join(row[field] for field in fields) + "\n" for row in rows))
+                return Output("", f'nvidia-smi: Field "{field}" is not a valid field to query.')
+        return Output("".join(", ".join(row[field] for field in fields) + "\n" for row in rows))
 
     def status(self) -> str:
         """As ``nvidia-smi nvlink --status`` prints it."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every package stands on: errors, missing values, options, files, processes, secrets, statistics."""
+"""Shared by every package: errors, missing values, options, files, processes, secrets, statistics."""

@@ -24,7 +24,7 @@ class LlmbError(Exception):
 
     exit_code = 2
     heading = "error"
-    """What the command line writes before it."""
+    """The word that the command line writes before the message."""
 
     def __init__(
         self, what: str, *, where: str | None = None, choices: Iterable[object] = (), do: str | None = None
@@ -88,7 +88,7 @@ class InvalidRun(LlmbError):
 
 
 class NoVerdict(LlmbError):
-    """What was measured allows no conclusion (exit code 6)."""
+    """The measurements allow no conclusion (exit code 6)."""
 
     exit_code = 6
     heading = "verdict"
@@ -113,9 +113,9 @@ def see(page: str, what: str = "") -> str:
 
 def itemized(items: Iterable[object]) -> str:
     """The lines of an error below its first, one for each item, and how many are left out beyond ``MOST_ITEMS``."""
-    found = list(items)
-    more = [f"and {len(found) - MOST_ITEMS} more"] if len(found) > MOST_ITEMS else []
-    return "".join(f"\n  - {item}" for item in (*found[:MOST_ITEMS], *more))
+    texts = list(items)
+    more = [f"and {len(texts) - MOST_ITEMS} more"] if len(texts) > MOST_ITEMS else []
+    return "".join(f"\n  - {item}" for item in (*texts[:MOST_ITEMS], *more))
 
 
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
@@ -152,7 +152,7 @@ def pip_install(*extras: str) -> str:
 
 
 def check_installed(what: str, *names: str) -> None:
-    """Raises EnvironmentProblem where this Python lacks packages of the extra ``prepare`` that ``what`` needs."""
+    """Raise EnvironmentProblem if this Python lacks packages of the extra ``prepare`` that ``what`` needs."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         text = f"{what} needs {' and '.join(missing)}, which this Python does not have"

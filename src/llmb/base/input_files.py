@@ -38,12 +38,12 @@ class SystemFiles:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """What a folder contains, in natural order; empty if it cannot be read."""
+        """Return the names in a folder, in natural order; empty if it cannot be read."""
         try:
-            found = [path.name for path in self.path(folder).iterdir()]
+            names = [path.name for path in self.path(folder).iterdir()]
         except OSError:
             return []
-        return sorted(found, key=lambda name: (len(name), name))
+        return sorted(names, key=lambda name: (len(name), name))
 
     def exists(self, name: str) -> bool:
         try:
@@ -105,7 +105,7 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
         raise UsageError(f"cannot be read: {error}", where=str(path)) from error
 
 
-def named_path(text: str | Path) -> Path:
+def parse_path(text: str | Path) -> Path:
     """A path that a user names, of which there may be nothing. Raises UsageError for text that no path can have."""
     try:
         path = Path(text).expanduser()
@@ -119,7 +119,7 @@ def named_path(text: str | Path) -> Path:
 
 
 def check_reachable(path: Path) -> None:
-    """Raises UsageError for a file or folder that is there and cannot be looked at, or what is in it cannot."""
+    """Raise UsageError if a file or folder exists but cannot be accessed, or the content of a folder cannot."""
     try:
         if stat.S_ISDIR(path.stat().st_mode):
             (path / "..").stat()
@@ -130,14 +130,14 @@ def check_reachable(path: Path) -> None:
 
 
 def not_regular(mode: int) -> str | None:
-    """What a file is instead of a regular one, for use after its name; None for a regular file."""
+    """Name the kind of a file that is not regular, for use after its name; None for a regular file."""
     if stat.S_ISREG(mode):
         return None
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "is not a regular file")
 
 
 def check_values(text: bytes, most: int = MOST_VALUES) -> None:
-    """Raises ValueError for JSON of more values than ``most``.
+    """Raise ValueError for JSON of more values than ``most``.
 
     A megabyte, which is packed into a hundred bytes, has half a million of them, and while it is read each takes some
     hundred bytes, or a thousand if it is wrong.
@@ -147,7 +147,7 @@ def check_values(text: bytes, most: int = MOST_VALUES) -> None:
 
 
 def list_folder(path: Path) -> list[Path]:
-    """Raises UsageError if it cannot be listed."""
+    """List a folder's paths. Raises UsageError if it cannot be listed."""
     try:
         return list(path.iterdir())
     except OSError as error:

@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 def parse_ranges(text: str) -> tuple[Span, ...]:
-    """Raises ValueError. Ranges are not expanded, because they may be long."""
+    """Parse without expanding ranges, because they may be long. Raises ValueError."""
     return tuple(_span(part) for part in text.split(","))
 
 
@@ -50,10 +50,10 @@ def numbers_of(spans: Iterable[Span]) -> tuple[int, ...]:
 
 
 def _span(part: str) -> Span:
-    found = re.fullmatch(_PART, part)
-    if not found:
+    match = re.fullmatch(_PART, part)
+    if not match:
         raise ValueError(f"'{part}' is not a number or a range")
-    first, last, step = found.groups()
+    first, last, step = match.groups()
     span = Span(int(first), int(last or first), int(step or 1), len(first))
     if span.last < span.first:
         raise ValueError(f"'{part}' ends before it begins")
@@ -84,7 +84,7 @@ LABEL = Form(
     "up to 64 letters, digits, '.', '_', '+' and '-', beginning with a letter or a digit, without '..', and not a"
     " number, a date or 'latest'",
 )
-"""What could be an id or a time would be taken for it where runs are selected."""
+"""Excludes what would be read as an id or a time where runs are selected."""
 RANKS = Form(parse_ranges, "ranks such as 0 or 0,4-7")
 
 
@@ -123,10 +123,10 @@ class Option:
     @property
     def type(self) -> Any:  # noqa: ANN401 (whatever the field's type is)
         """Type of one value: without None, and without the tuple of a repeated option."""
-        wanted = self.annotation
-        if get_origin(wanted) in (Union, UnionType):
-            (wanted,) = (item for item in get_args(wanted) if item is not NoneType)
-        return get_args(wanted)[0] if get_origin(wanted) is tuple else wanted
+        annotation = self.annotation
+        if get_origin(annotation) in (Union, UnionType):
+            (annotation,) = (item for item in get_args(annotation) if item is not NoneType)
+        return get_args(annotation)[0] if get_origin(annotation) is tuple else annotation
 
     @property
     def listed(self) -> bool:
@@ -249,7 +249,7 @@ def _options(record: type) -> Iterator[Option]:
 @cache
 def _declared(record: type) -> dict[str, Option | type]:
     """The option of each field, or the nested record, also of inherited ones; other fields are omitted."""
-    found: dict[str, Option | type] = {}
+    declared: dict[str, Option | type] = {}
     defaults = _defaults(record)
     annotations: dict[str, Any] = {}
     for base in reversed(record.__mro__):
@@ -258,11 +258,11 @@ def _declared(record: type) -> dict[str, Option | type]:
         for option in getattr(annotation, "__metadata__", ()):
             if isinstance(option, Option):
                 name = option.name or (f"no_{field}" if option.negates else field)
-                own = {"name": name, "field": field, "annotation": get_args(annotation)[0], "default": defaults[field]}
-                found[field] = dataclasses.replace(option, **own)
+                item = {"name": name, "field": field, "annotation": get_args(annotation)[0], "default": defaults[field]}
+                declared[field] = dataclasses.replace(option, **item)
         if isinstance(annotation, type) and field in defaults and _declared_in(annotation):
-            found[field] = annotation
-    return found
+            declared[field] = annotation
+    return declared
 
 
 def _declared_in(annotation: type) -> bool:
@@ -325,12 +325,12 @@ def _one(option: Option, key: str, text: str) -> object:
 
 
 @cache
-def _adapter(wanted: Any, minimum: float | None, above: float | None, form: Form) -> TypeAdapter[Any]:  # noqa: ANN401
-    if wanted is str:
+def _adapter(kind: Any, minimum: float | None, above: float | None, form: Form) -> TypeAdapter[Any]:  # noqa: ANN401
+    if kind is str:
         return TypeAdapter(Annotated[str, BeforeValidator(_written(form.is_written))])
-    if wanted in _NUMBERS:
-        return TypeAdapter(Annotated[wanted, BeforeValidator(_written(_NUMBERS[wanted])), Field(ge=minimum, gt=above)])
-    return TypeAdapter(wanted)
+    if kind in _NUMBERS:
+        return TypeAdapter(Annotated[kind, BeforeValidator(_written(_NUMBERS[kind])), Field(ge=minimum, gt=above)])
+    return TypeAdapter(kind)
 
 
 def _written(is_written: Callable[[str], object]) -> Callable[[str], str]:

@@ -62,13 +62,13 @@ def signals_as_exceptions() -> Iterator[SignalGate]:
 
 PROC = Path("/proc")
 PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
-"""Where there is no /proc, as on macOS. Small images have no ps."""
+"""Used without /proc, as on macOS. Small images have no ps."""
 PS_LIMIT_S = 30
 BEGAN = 19
 """Index among the fields of ``stat`` after the name of the program."""
 BETWEEN_S = 0.5
 GRACE_S = 8.0
-"""How long workers may take to end once asked to; then they are killed."""
+"""Time that workers have to end after a request; then they are killed."""
 Process = subprocess.Popen[bytes]
 Stream = IO[bytes] | int
 
@@ -123,12 +123,12 @@ def end_tree(process: Process) -> None:
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
     """
-    known = {pid: _began(pid) for pid in family(process.pid)}
+    started = {pid: _began(pid) for pid in family(process.pid)}
     process.terminate()
     wait_for_stopped(process)
     if process.poll() is None:
-        known |= {pid: _began(pid) for pid in family(process.pid)}
-    for pid, began in known.items():
+        started |= {pid: _began(pid) for pid in family(process.pid)}
+    for pid, began in started.items():
         if pid != process.pid and _began(pid) == began:  # else it has ended, and its id may be another process's
             signal_process(pid, signal.SIGKILL)
     process.kill()
@@ -161,14 +161,14 @@ def family(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for child, parent in _by_proc() if (PROC / "self" / "stat").exists() else _by_ps():
         children.setdefault(parent, []).append(child)
-    found = [pid]
-    for member in found:
-        found.extend(children.get(member, []))
-    return found
+    pids = [pid]
+    for member in pids:
+        pids.extend(children.get(member, []))
+    return pids
 
 
 def _began(pid: int) -> str:
-    """When a process began, in ticks of the kernel; empty for one that has ended, and where there is no /proc."""
+    """Return the start time of a process in kernel ticks; empty if it has ended, or without /proc."""
     try:
         return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[BEGAN]
     except (OSError, IndexError):
@@ -196,13 +196,13 @@ LAST_LINES = 12
 
 
 class Ended(NamedTuple):
-    """How a program ended: its exit code, negative for a signal, and the last lines of its standard error."""
+    """The end of a program: its exit code, negative for a signal, and the last lines of its standard error."""
 
     code: int
     last_lines: tuple[str, ...]
 
     def failure(self, program: str) -> RunFailed:
-        """For a program that left no error of its own."""
+        """Return the error for a program that left none of its own."""
         how = f"was killed by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
         return RunFailed(f"{program} {how}" + "".join(f"\n  | {line}" for line in self.last_lines))
 

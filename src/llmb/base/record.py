@@ -23,8 +23,8 @@ from llmb.base.input_files import check_values
 from llmb.base.missing import Missing
 
 MOST_ERRORS = 1000
-MOST_KEPT = 1024
-"""Different values of a field that are kept."""
+CACHE_SIZE = 1024
+"""Different values of a field in the cache of its validator."""
 
 
 class Record(BaseModel):
@@ -42,7 +42,7 @@ class Record(BaseModel):
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:  # noqa: ANN401
-        """As pydantic's, also of files that others wrote: those with too many values are not read."""
+        """Validate as pydantic does, also untrusted files: those with too many values are not read."""
         try:
             check_values(json_data.encode(errors="replace") if isinstance(json_data, str) else bytes(json_data))
         except ValueError as error:
@@ -57,14 +57,14 @@ def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core,
         return [_stopping(part) for part in schema]
     if not isinstance(schema, dict) or schema.get("type") == "json-or-python":
         return schema
-    found = {name: _stopping(part) for name, part in schema.items()}
-    if found.get("type") not in ("tuple", "list", "set", "frozenset"):
-        return found
-    return json_or_python_schema({**found, "fail_fast": True}, found)
+    schemas = {name: _stopping(part) for name, part in schema.items()}
+    if schemas.get("type") not in ("tuple", "list", "set", "frozenset"):
+        return schemas
+    return json_or_python_schema({**schemas, "fail_fast": True}, schemas)
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Where it is, as dotted keys, and what is wrong. All of many errors would take as much memory again."""
+    """Return its place, as dotted keys, and the problem. All of many errors would take as much memory again."""
     if error.error_count() > MOST_ERRORS:
         return "", f"{error.error_count():,} of its values are wrong"
     first = error.errors(include_url=False, include_input=False)[0]
@@ -110,21 +110,21 @@ class ReasonedRecord(Record):
         return values
 
 
-class KeptOnce:
+class ValidateOnce:
     """A validator of a field that many records have alike: equal values are validated once, and are one object."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
     def __call__(self, stored: object, validate: ValidatorFunctionWrapHandler) -> object:
         if not isinstance(stored, dict):
             return validate(stored)
         text = json.dumps(stored)
-        if text not in self.known:
-            if len(self.known) == MOST_KEPT:
-                self.known.clear()
-            self.known[text] = validate(stored)
-        return self.known[text]
+        if text not in self.values:
+            if len(self.values) == CACHE_SIZE:
+                self.values.clear()
+            self.values[text] = validate(stored)
+        return self.values[text]
 
 
 class Threshold(Record):

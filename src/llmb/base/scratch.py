@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NEW_S = 60.0
-"""How long another process may take to lock the folder that it has made."""
+"""Time that another process has to lock the folder that it has made."""
 
 
 @contextmanager
@@ -39,8 +39,8 @@ def _remove_abandoned(folder: Path) -> None:
     """Folders of this user alone; links are not followed."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid == os.geteuid() and time.time() - found.st_mtime > NEW_S:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and time.time() - status.st_mtime > NEW_S:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
     finally:

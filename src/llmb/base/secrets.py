@@ -85,8 +85,8 @@ def has_secret_in_log(line: str) -> bool:
         return False
     pairs = re.findall(_IN_LOG, line) if "=" in line or ":" in line else []
     options = re.findall(_OPTION, line) if "-" in line else []
-    return any(_is_told(name, value, mark) for name, mark, value in pairs) or any(
-        _is_told(name, value, " ") for name, value in options
+    return any(_is_secret(name, value, mark) for name, mark, value in pairs) or any(
+        _is_secret(name, value, " ") for name, value in options
     )
 
 
@@ -100,7 +100,7 @@ def redacted(text: str) -> str:
 
 
 def secret_spans(text: str) -> list[tuple[int, int]]:
-    """Where the secrets are that ``redacted`` replaces."""
+    """Return the places of the secrets that ``redacted`` replaces."""
     return [match.span() for match in re.finditer(_BY_VALUE, text)]
 
 
@@ -121,8 +121,8 @@ def _is_secret_name(name: str, value: str) -> bool:
             return kind == "one"
 
 
-def _is_told(name: str, value: str, mark: str) -> bool:
-    """Whether what stands beside a name in a log is a secret. Logs count tokens, and print the special ones."""
+def _is_secret(name: str, value: str, mark: str) -> bool:
+    """Return whether the text beside a name in a log is a secret. Logs count tokens, and print the special ones."""
     if _secret_name(name) is None or value.casefold() in _NO_VALUES:
         return False
     if name.casefold() in _WORDS:
@@ -132,11 +132,11 @@ def _is_told(name: str, value: str, mark: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _secret_name(name: str) -> Literal["one", "many"] | None:
-    """Whether a name is that of a secret, or of several; the lines of a log have the same names again and again."""
+    """Return whether a name is that of a secret, or of several; log lines have the same names again and again."""
     plain = re.sub(r"[.-]", "_", name)
     if plain.upper() in _KEY_SOURCES:
         return "one"
-    found = re.search(_BY_NAME, plain)
-    if not found or plain.upper() in _NO_SECRET:
+    match = re.search(_BY_NAME, plain)
+    if not match or plain.upper() in _NO_SECRET:
         return None
-    return "many" if found["many"] else "one"
+    return "many" if match["many"] else "one"

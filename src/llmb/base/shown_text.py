@@ -11,7 +11,7 @@ from collections.abc import Iterable
 # characters and cannot be written.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20](?s:.)")
-"""With the wide forms, which some spreadsheets take for the same; a sign alone is none."""
+"""Includes the wide forms, which some spreadsheets treat alike; a sign alone is none."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|nan)")
 _CONTROL_IN_LINES = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
 
@@ -54,11 +54,11 @@ def counted(number: int, noun: str) -> str:
 
 def listed(items: Iterable[str], most: int = 4) -> str:
     """The first ``most`` items in one line, and how many there are beside them."""
-    found = list(items)
-    more = f" and {len(found) - most:,} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+    texts = list(items)
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

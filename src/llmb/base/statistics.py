@@ -76,7 +76,7 @@ LEAST_SPREAD = 0.001
 """Share of the level: logs print step times with two to four digits, and equal values have no spread."""
 OUTLIER_SPREADS = 5.0
 SPIKE_NEIGHBORS = 3
-"""On each side; up to as many outliers in a row are still a spike."""
+"""Number on each side; up to as many outliers in a row are still a spike."""
 
 
 def level_and_spread(values: Series) -> tuple[float, float, float]:
@@ -174,7 +174,7 @@ def describe_means(values: Sequence[float], steps: Sequence[int], error: float =
 
 
 def are_between(low: float, values: Sequence[float], high: float) -> bool:
-    """Whether all values are; nan is not."""
+    """Return whether all values are; nan is not."""
     array = np.asarray(values, float)
     return bool(((low < array) & (array < high)).all())
 
@@ -192,7 +192,7 @@ def _effective_count(count: int, correlation: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the mean step times of repeats differ, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
+    """The spread of the mean step times of repeats, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
 
     count: int
     mean: float

@@ -12,32 +12,32 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LONGEST_S = 1800.0
-"""What no limit exceeds."""
+"""The upper limit of all timeouts."""
 MOST_BYTES = 32 * 2**20
 """Limit of output and errors together: squeue prints about 1 MB for 10,000 jobs."""
 LAST_WORDS = 200
-"""Characters of a program's last line that are shown."""
+"""Characters of a program's last line that are answer."""
 GRACE_S = 2.0
-"""How long a program may take to end after SIGTERM, and after SIGKILL."""
+"""Time that a program has to end after SIGTERM, and after SIGKILL."""
 PAUSE_S = 0.05
 """Between two looks at whether a program has ended whose output others hold open."""
 BLOCK = 1 << 16
 NO_NUMBER = re.compile(r"\d{400}")
-"""What no program means: int() refuses it, and patterns that look for numbers take hours."""
+"""Never a real value: int() rejects it, and patterns that look for numbers take hours."""
 
 
-class Said(NamedTuple):
-    """What a program printed; ``problem`` is None if it succeeded."""
+class Output(NamedTuple):
+    """The output of a program; ``problem`` is None if it succeeded."""
 
     text: str
     problem: str | None = None
     timed_out: bool = False
     errors: str = ""
-    """What it printed as errors."""
+    """The program's standard error."""
     code: int | None = None
     """Its exit code; None if it was not started, or ended for a limit."""
     not_here: bool = False
-    """Whether there is no such program."""
+    """True if there is no such program."""
 
 
 def ask_program(
@@ -47,7 +47,7 @@ def ask_program(
     environ: Mapping[str, str] | None = None,
     held: Sequence[int] = (),
     cwd: str | None = "/",
-) -> Said:
+) -> Output:
     """Runs a program; never raises for one that is missing, fails, prints without end, or hangs even when it is killed.
 
     ``held`` are descriptors that it inherits. Whatever it started ends with it, but for a process that waits for a
@@ -66,10 +66,10 @@ def ask_program(
             start_new_session=True,
         )
     except FileNotFoundError:
-        return Said("", f"{command[0]} is not on this machine", not_here=True)
+        return Output("", f"{command[0]} is not on this machine", not_here=True)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        return Said("", f"{command[0]} cannot be started: {why}")
+        return Output("", f"{command[0]} cannot be started: {why}")
     try:
         output, errors, ended = _read(process, time.monotonic() + limit_s)
     finally:
@@ -78,25 +78,25 @@ def ask_program(
             if pipe:
                 pipe.close()
     if len(output) + len(errors) > MOST_BYTES:
-        return Said("", f"{command[0]} printed more than {MOST_BYTES / 2**20:g} MiB, and was ended")
-    said, complaint = (text.decode(errors="replace").replace("\r\n", "\n") for text in (output, errors))
-    if unusable := bool(NO_NUMBER.search(said) or NO_NUMBER.search(complaint)):
-        said = complaint = ""
+        return Output("", f"{command[0]} printed more than {MOST_BYTES / 2**20:g} MiB, and was ended")
+    answer, complaint = (text.decode(errors="replace").replace("\r\n", "\n") for text in (output, errors))
+    if unusable := bool(NO_NUMBER.search(answer) or NO_NUMBER.search(complaint)):
+        answer = complaint = ""
     if not ended:
-        return Said(said, f"{command[0]} did not answer within {limit_s:g} s", timed_out=True, errors=complaint)
+        return Output(answer, f"{command[0]} did not answer within {limit_s:g} s", timed_out=True, errors=complaint)
     code = process.returncode
     if unusable:
-        return Said("", f"{command[0]} printed a number with hundreds of digits, so that its output is not used")
-    problem = f"{command[0]}: {_last_words(complaint, said, code)}" if code else None
-    return Said(said, problem, errors=complaint, code=code)
+        return Output("", f"{command[0]} printed a number with hundreds of digits, so that its output is not used")
+    problem = f"{command[0]}: {_last_words(complaint, answer, code)}" if code else None
+    return Output(answer, problem, errors=complaint, code=code)
 
 
 def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, bytes, bool]:
-    """Until it has ended, whatever it leaves running; whether it did, within the limits."""
+    """Read until the program has ended, ignoring its children; the flag is whether it ended within the limits."""
     assert process.stdout and process.stderr
-    found = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    pipes = list(found)
-    while (left_s := end_s - time.monotonic()) > 0 and sum(map(len, found.values())) <= MOST_BYTES:
+    buffers = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    pipes = list(buffers)
+    while (left_s := end_s - time.monotonic()) > 0 and sum(map(len, buffers.values())) <= MOST_BYTES:
         if not pipes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(left_s)
@@ -104,12 +104,12 @@ def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, byte
         ready = select.select(pipes, (), (), min(left_s, PAUSE_S))[0]
         for pipe in ready:
             block = os.read(pipe, BLOCK)
-            found[pipe] += block
+            buffers[pipe] += block
             if not block:
                 pipes.remove(pipe)
         if not ready and process.poll() is not None:
             break
-    output, errors = map(bytes, found.values())
+    output, errors = map(bytes, buffers.values())
     return output, errors, process.poll() is not None
 
 
@@ -122,6 +122,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             process.wait(GRACE_S)
 
 
-def _last_words(errors: str, said: str, code: int) -> str:
-    lines = [line.strip() for line in (errors.strip() or said).splitlines() if line.strip()]
+def _last_words(errors: str, output: str, code: int) -> str:
+    lines = [line.strip() for line in (errors.strip() or output).splitlines() if line.strip()]
     return lines[-1][:LAST_WORDS] if lines else f"exit code {code} with no output"

@@ -20,7 +20,7 @@ STATE_FOLDER = ".llmb"
 
 
 def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:
-    """Raises UsageError if another user owns ``path``, or the link that it is. ``root`` is that of installation."""
+    """Raise UsageError if another user owns ``path``, or the link that it is. ``root`` is that of installation."""
     trusted = (ADMINISTRATOR, os.geteuid(), root and _owner(root))
     for owner in (_link_owner(path), _owner(path)):
         if owner not in (None, *trusted):
@@ -43,14 +43,14 @@ def foreign_link(path: Path) -> Path | None:
 
 
 def check_links(path: Path) -> None:
-    """Raises UsageError if ``path`` is reached through another user's link."""
+    """Raise UsageError if ``path`` is reached through another user's link."""
     if link := foreign_link(path):
         do = "have its owner replace it by a folder, or by a link that the owner of the root makes"
         raise UsageError("this is another user's link, which is not followed", where=str(link), do=do)
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Raises UsageError if removing ``path`` would remove something outside of ``root``, once links are resolved."""
+    """Raise UsageError if removing ``path`` would remove something outside of ``root``, once links are resolved."""
     below = path.parent.resolve()
     if path.name in ("", "..") or path == root or not below.is_relative_to(root.resolve()):
         do = "nothing was removed there; see what it is, and remove it yourself"

@@ -35,9 +35,9 @@ Entry = TypeVar("Entry", LayoutTable, JobEntry)
 def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
     """The workload with every GPU type by name: those that ``gpus_with`` describes, and the types each borrows from."""
     jobs = workload.jobs.model_copy(
-        update={name: _named(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
+        update={name: _applicable(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
     )
-    layouts = _named(workload.layouts, gpus)
+    layouts = _applicable(workload.layouts, gpus)
     published = {gpu_type for table in layouts if table.release for gpu_type in table.gpu_types}
     borrowed = {
         gpu_type: base
@@ -49,9 +49,9 @@ def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
     )
 
 
-def _named(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ...]:
+def _applicable(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ...]:
     """Drops entries that apply to none of ``gpus``: an empty list of GPU types would mean all types."""
-    return tuple(named for entry in entries if (named := _with_names(entry, gpus)).gpu_types or entry.gpus_with is None)
+    return tuple(item for entry in entries if (item := _with_names(entry, gpus)).gpu_types or entry.gpus_with is None)
 
 
 def _with_names(entry: Entry, gpus: Mapping[str, Gpu]) -> Entry:
@@ -80,7 +80,7 @@ class PublishedFigure:
 
 
 class Published(NamedTuple):
-    """What a document publishes, and how the code that ran trained."""
+    """The content that a document publishes, and how its code trained."""
 
     figures: tuple[PublishedFigure, ...]
     conditions: tuple[ConditionEntry, ...]
@@ -140,7 +140,7 @@ class Catalogue:
 
     @cached_property
     def rates(self) -> RatesFile:
-        """At which steps are predicted, and how well."""
+        """Return the steps that are predicted, and the accuracy of each."""
         return read_file(self.root / "rates.yaml", RatesFile)
 
     @cached_property
@@ -179,7 +179,7 @@ class Catalogue:
 
     @cached_property
     def published(self) -> "Mapping[str, Published]":
-        """By document."""
+        """Return the publications by document."""
         return Files(self.root / "expectations", lambda path: _read_published(path, self.documents))
 
 
@@ -207,8 +207,8 @@ def _read_models(path: Path) -> Mapping[str, Model]:
     family = read_file(path, ModelFile)
     _check_name(path, "model", family.model)
     models = {}
-    for size, own in family.sizes.items():
-        fields = {"source": family.source, **family.common, **own, "model": family.model, "size": size}
+    for size, size_model in family.sizes.items():
+        fields = {"source": family.source, **family.common, **size_model, "model": family.model, "size": size}
         try:
             models[size] = Model(**fields)
         except ValidationError as error:
@@ -243,9 +243,9 @@ def _contradictions(
 def _unknown_names(
     path: Path, workload: WorkloadFile, models: Mapping[str, Model], documents: Mapping[str, Document]
 ) -> Iterator[str]:
-    named = [("layouts", i, table.document) for i, table in enumerate(workload.layouts) if table.document]
-    named += [("published_flops", i, entry.document) for i, entry in enumerate(workload.published_flops)]
-    for section, index, document in named:
+    references = [("layouts", i, table.document) for i, table in enumerate(workload.layouts) if table.document]
+    references += [("published_flops", i, entry.document) for i, entry in enumerate(workload.published_flops)]
+    for section, index, document in references:
         if document not in documents:
             yield located(path, (section, index, "document"), f"unknown document '{document}'")
     places: list[tuple[str | None, tuple[str | int, ...]]] = [
@@ -272,9 +272,9 @@ def _row_problems(model: Model, table: LayoutTable, row: LayoutRow) -> list[str]
         return problems
     printed = {"DP": (row.dp, layout.dp), "GA": (row.ga, layout.ga)}
     return [
-        f"the row prints {name} {given}, but its other columns give {derived}"
-        for name, (given, derived) in printed.items()
-        if given is not None and given != derived
+        f"the row prints {name} {printed_value}, but its other columns give {derived}"
+        for name, (printed_value, derived) in printed.items()
+        if printed_value is not None and printed_value != derived
     ]
 
 
@@ -334,7 +334,7 @@ class JobDefaults(Record):
     """Number of nodes whose GPUs NVLink connects."""
     variables: tuple[JobVariable, ...]
     vboost: int | None
-    """What the published jobs asked for, on nodes that allow it; None for nothing."""
+    """The setting that the published jobs requested, on nodes that allow it; None for nothing."""
     vboost_source: str | None
 
 

@@ -59,7 +59,7 @@ def _foreign_loader() -> Any:  # noqa: ANN401 (of either loader)
 
 
 FOREIGN_LOADER: Any = _foreign_loader()
-"""For files of users: 10:00:00, 010, 1_000 and 3.10 are text, for YAML 1.1 would make other values of them."""
+"""Loads files of users: 10:00:00, 010, 1_000 and 3.10 are text, though YAML 1.1 reads other values."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Open:
 
 
 def check_yaml(text: bytes | str) -> None:
-    """Raises yaml.MarkedYAMLError for what could not be loaded safely, and any error of the parser."""
+    """Raise yaml.MarkedYAMLError if the text cannot be loaded safely, and any error of the parser."""
     sizes: dict[str, int] = {}
     stack = [_Open(None)]
     for event in yaml.parse(text, Loader=LOADER):
@@ -131,7 +131,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
 
 
 def read_data(path: Path) -> object:
-    """What a YAML file that did not come with this package holds. Raises CatalogueError, also for duplicate keys."""
+    """Read a YAML file from outside this package. Raises CatalogueError, also for duplicate keys."""
     try:
         text = read_text_file(path)
     except UsageError as error:
@@ -143,7 +143,7 @@ def read_data(path: Path) -> object:
 
 
 def _parse(path: Path, text: bytes, *, foreign: bool = False) -> object:
-    """Raises CatalogueError with the place of what is not YAML."""
+    """Parse YAML. Raises CatalogueError with the place of a syntax error."""
     try:
         if foreign:
             check_yaml(text)
@@ -196,11 +196,11 @@ def duplicate_keys(node: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 (yam
         for item in node.value:
             yield from duplicate_keys(item)
     elif isinstance(node, yaml.MappingNode):
-        seen = set()
+        keys = set()
         for key, value in node.value:
-            if key.value in seen:
+            if key.value in keys:
                 yield key.start_mark.line + 1, key.value
-            seen.add(key.value)
+            keys.add(key.value)
             yield from duplicate_keys(value)
 
 

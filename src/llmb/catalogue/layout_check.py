@@ -30,7 +30,7 @@ def stage_sizes(layout: Layout) -> list[int]:
     if layout.pipeline_layers != layout.layers:
         equal = layout.pipeline_layers // stages
         return [equal - 1, *[equal] * (stages - 2), equal - 1]
-    first, last = given_sizes(layout)
+    first, last = end_stage_sizes(layout)
     equal_stages = stages - len(first) - len(last)
     rest = layout.layers - sum(first) - sum(last)
     return [*first, *[rest // max(1, equal_stages)] * equal_stages, *last]
@@ -41,7 +41,7 @@ def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
     return tuple(range(pp_rank, layout.pp * layout.vp, layout.pp))
 
 
-def given_sizes(layout: Layout) -> tuple[list[int], list[int]]:
+def end_stage_sizes(layout: Layout) -> tuple[list[int], list[int]]:
     """Layers of the first and of the last stage, each empty if the layout does not give them."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     return [first] if first is not None else [], [last] if last is not None else []
@@ -96,8 +96,8 @@ def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
     stages = layout.pp * layout.vp
     if layout.vp > 1 and layout.pp == 1:
         yield f"VP {layout.vp} needs PP above 1"
-    elif layout.has_own_split:
-        yield from _own_split(layout)
+    elif layout.has_custom_split:
+        yield from _custom_split(layout)
     elif layout.pipeline_layers % stages:
         counted = " (embedding and loss counted)" if layout.pipeline_layers != layout.layers else ""
         split = f"PP x VP = {layout.pp} x {layout.vp} = {stages}"
@@ -106,16 +106,16 @@ def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
         yield f"GA {layout.ga} is not divisible by PP {layout.pp}, which interleaved 1F1B requires"
 
 
-def _own_split(layout: Layout) -> Iterator[str]:
+def _custom_split(layout: Layout) -> Iterator[str]:
     """The layout gives the layers of the first or the last stage; the others hold the rest evenly."""
     if layout.pp == 1:
         yield "a first or last stage with a given number of layers needs PP above 1"
         return
-    first, last = given_sizes(layout)
-    given, stages = sum(first) + sum(last), layout.pp * layout.vp - len(first) - len(last)
-    rest = layout.layers - given
+    first, last = end_stage_sizes(layout)
+    layers, stages = sum(first) + sum(last), layout.pp * layout.vp - len(first) - len(last)
+    rest = layout.layers - layers
     if min(*first, *last, rest, 0) < 0:
-        yield f"the first and the last stage cannot hold {given} of {layout.layers} layers"
+        yield f"the first and the last stage cannot hold {layers} of {layout.layers} layers"
     elif rest % stages if stages else rest:
         yield f"the other {rest} layers are not divisible by the {stages} stages that hold them"
 

@@ -21,21 +21,21 @@ def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, st
 
     Raises UsageError for an unknown name, and if there are two sizes or none.
     """
-    workload, found = named_model(catalogue, name, size)
-    _check_size(catalogue, workload, found)
-    return workload, found
+    workload, model_size = parse_model(catalogue, name, size)
+    _check_size(catalogue, workload, model_size)
+    return workload, model_size
 
 
-def named_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
+def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
     """Like ``model_of``, for a caller who looks the model up and finds out by that whether there is such a size."""
     workload, own_size = _parts_of(catalogue, name)
     if own_size and size and own_size != size:
         raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="give one of them")
-    found = own_size or size
-    if not found:
+    model_size = own_size or size
+    if not model_size:
         sizes = sizes_of(find_workload(catalogue, workload))
         raise UsageError(f"the size of {workload} is not specified", choices=sizes, do="give it with --size")
-    return workload, found
+    return workload, model_size
 
 
 def _check_size(catalogue: Catalogue, workload: str, size: str) -> None:

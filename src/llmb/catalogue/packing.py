@@ -56,12 +56,12 @@ def scaled_mean(seq_len: int) -> int:
 def synthetic_packing(model: Model, seq_len: int, mean: int, kind: DocumentLengths = "uniform") -> Packing:
     """The expected statistics of sequences packed from documents of ``mean`` tokens on average."""
     chunked = model.chunked_attention
-    cut = chunked is not None and min(seq_len, longest_document(mean, kind)) > chunked.chunk_size
+    long = chunked is not None and min(seq_len, longest_document(mean, kind)) > chunked.chunk_size
     like = ", with lengths like SQuAD's" if kind == "squad" else ""
     return Packing(
         tokens=seq_len,
         sum_of_squares=expected_squares(seq_len, mean, kind=kind),
-        chunked_sum_of_squares=expected_squares(seq_len, mean, chunked.chunk_size, kind) if chunked and cut else None,
+        chunked_sum_of_squares=expected_squares(seq_len, mean, chunked.chunk_size, kind) if chunked and long else None,
         source=f"expected of synthetic documents of {mean} tokens on average{like}",
     )
 
@@ -80,7 +80,7 @@ def expected_squares(
 
 
 def _of_uniform(squares: Sequence[int], longest: int) -> float:
-    """For lengths from 1 to ``longest``, whose sums are differences of sums up to a length."""
+    """Return the mean for lengths from 1 to ``longest``, whose sums are differences of sums up to a length."""
     squares_up_to = list(accumulate(squares))
     expected, expected_up_to = [0.0], [0.0]
     for n in range(1, len(squares)):

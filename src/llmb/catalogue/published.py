@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the reference documents publish: their figures, profiles, folders, and the sources of weights and data."""
+"""The content of the reference documents: figures, profiles, folders, and the sources of weights and data."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ class DocumentProfile(Record):
 
 
 class DocumentResults(Record):
-    """Where a document's launch script leaves a run, as templates of paths below the install root."""
+    """The places where a document's launch script leaves a run, as templates of paths below the install root."""
 
     experiment: str
     folders: tuple[str, ...]
@@ -38,31 +38,31 @@ class Document(Record):
     window: str
     profile: DocumentProfile
     nccl_trace_in_log: bool = False
-    """Whether its log has what NCCL logs in a traced run."""
+    """True if the log of a traced run has NCCL's lines."""
     results: DocumentResults | None = None
     """None if it names the folders as llmb does."""
     averaged_steps: int = 1
-    """How many steps each printed step time is the mean of."""
+    """The number of steps that each printed step time averages."""
     experiments: tuple[str, ...] = ()
     """Workloads, or workloads and sizes, that names of its experiments begin with."""
     convention: str
     framework: str
-    """What trained there."""
+    """The software that trained there."""
     data: Literal["synthetic", "squad"]
-    """What it trained on."""
+    """The data that it trained on."""
     notes: tuple[str, ...] = ()
 
 
 class PublishedCondition(Record):
-    """How a published run trained, where a run here may train in another way."""
+    """The training of a published run, where a run here may train in another way."""
 
     key: str
     """A key of the verdict's conditions."""
     value: str
     slower_pct: tuple[float, float] | None = None
-    """By how much a step without it is slower, in percent: from, to. Estimates from sizes; None if it is not known."""
+    """The slowdown of a step without it, in percent: from, to. Estimates from sizes; None if unknown."""
     what: str
-    """What it is, and where the estimate comes from."""
+    """A description, and the source of the estimate."""
     source: str
     """File, line and commit of the code that ran."""
 
@@ -87,13 +87,13 @@ class Expectation(Record):
     window: str
     notes: tuple[str, ...]
     averaged_steps: int = 1
-    """How many steps a printed step time is the mean of."""
+    """The number of steps that a printed step time averages."""
     gpu_type_stated: bool = True
     """False if the document does not tell which of its GPU types the figure is of."""
 
 
 class PublishedFlops(Record):
-    """How the reference document counts the model FLOPs of one sequence."""
+    """The reference document's way of counting the model FLOPs of one sequence."""
 
     formula: Literal["full", "causal", "two thirds of causal"]
     as_published: dict[str, int] = Field(default_factory=dict)
@@ -118,12 +118,12 @@ class Checkpoint(Record):
 
 
 class Source(Record):
-    """Where the weights and the data of a fine-tuning come from."""
+    """The source of the weights and the data of a fine-tuning."""
 
     model: str
     """Folder of the checkpoint below ``models/``, and its repository on the Hugging Face hub if it has one."""
     page: str | None
-    """Where access to the repository is requested; None for a model that is not on the hub."""
+    """The page to request access to the repository; None for a model that is not on the hub."""
     dataset: Literal["squad", "squad-tiny"]
     """Folder below ``datasets/``. That of a tiny model is its own: its few samples are never taken for SQuAD."""
     document: str | None = None

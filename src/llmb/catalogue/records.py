@@ -21,14 +21,14 @@ from llmb.catalogue.published import (
 
 DEFAULT = "default"
 MIG = " MIG"
-"""In the device name of a part of a GPU."""
+"""The mark in the device name of a part of a GPU."""
 OPEN_CHOICES = {"gpu_type": "GPU type", "scale": "scale", "dtype": "dtype", "release": "release"}
 """The fields of a request that may be left open, and their names in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unspecified:
-    """What was taken, where it comes from, and what else was possible."""
+    """A default: the value, its source, and the alternatives."""
 
     name: str
     value: str
@@ -65,7 +65,7 @@ GradReduceDtype = Literal["fp32", "bf16"]
 
 
 class Convention(StrEnum):
-    """How the model FLOPs of one sequence are counted (see docs/explanation/flops-and-mfu.md)."""
+    """The ways of counting the model FLOPs of one sequence (see docs/explanation/flops-and-mfu.md)."""
 
     PUBLISHED = "published"
     FULL = "full"
@@ -112,8 +112,7 @@ class Gpu(Record):
     """Streaming multiprocessors; without them no quantization of waves is predicted."""
     gpus_per_node: int = Field(gt=0)
     relative_efficiency: float | None = Field(default=None, gt=0, lt=2)
-    """What a step attains of its nominal figures, as a part of what it attains of those of an H100; None if no step on
-    it is known."""
+    """The efficiency of a step relative to nominal figures, divided by an H100's; None if no step is known."""
     device_names: tuple[str, ...]
     """Patterns (glob) of the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
@@ -124,7 +123,7 @@ class Gpu(Record):
     notes: tuple[str, ...] = ()
 
     def is_called(self, name: str) -> bool:
-        """Whether ``name`` is a device name of exactly this variant; a slice of MIG is not the GPU."""
+        """Return whether ``name`` is a device name of exactly this variant; a slice of MIG is not the GPU."""
         return MIG not in name and any(fnmatchcase(name, pattern) for pattern in self.device_names)
 
     @model_validator(mode="after")
@@ -204,7 +203,7 @@ Norm = Literal["rmsnorm", "layernorm1p"]
 Mlp = Literal["swiglu", "squared-relu"]
 """Feed-forward layers, including experts: gated SiLU with three matrices, or squared ReLU with two."""
 RotaryPairs = Literal["halves", "interleaved"]
-"""Which elements of a head are rotated together: i and i + half, or 2i and 2i + 1."""
+"""The elements of a head that are rotated together: i and i + half, or 2i and 2i + 1."""
 
 
 class Model(Record):
@@ -259,7 +258,7 @@ class Model(Record):
 
 
 class ParallelSizes(Record):
-    """How many ranks share a model, in each way of parallelism. ``vp`` is 1 without virtual stages."""
+    """The number of ranks that share a model, in each way of parallelism. ``vp`` is 1 without virtual stages."""
 
     tp: Size = 1
     pp: Size = 1
@@ -308,17 +307,17 @@ class Layout(ParallelSizes):
     @property
     def pipeline_layers(self) -> int:
         """Layers as the pipeline split counts them."""
-        counted = self.counts_embedding_and_loss and self.pp > 1 and not self.has_own_split
+        counted = self.counts_embedding_and_loss and self.pp > 1 and not self.has_custom_split
         return self.layers + (2 if counted else 0)
 
     @property
-    def has_own_split(self) -> bool:
+    def has_custom_split(self) -> bool:
         """The layout gives the number of layers of the first or the last stage."""
         return self.first_stage_layers is not None or self.last_stage_layers is not None
 
 
 DocumentLengths = Literal["uniform", "squad"]
-"""How the lengths of synthetic documents are drawn: uniform, or as likely as those of SQuAD."""
+"""The distribution of the lengths of synthetic documents: uniform, or as likely as those of SQuAD."""
 
 
 class Training(Record):
@@ -381,7 +380,7 @@ class Lora(Record):
 
     @property
     def fused(self) -> bool:
-        """Whether query, key and value share one A, as the adapter of a fused projection has it."""
+        """Return whether query, key and value share one A, as the adapter of a fused projection has it."""
         return self.targets == "qkv"
 
 
@@ -395,7 +394,7 @@ class Recipe(Record):
     scale: Size
     release: str | None
     document: Document | None
-    """Where the layout was published; None for a custom layout."""
+    """The publication of the layout; None for a custom layout."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
     model: Model
@@ -412,7 +411,7 @@ class Recipe(Record):
     expectations_reason: str | None
     """The reason if there is no expectation."""
     conditions: tuple[PublishedCondition, ...] = ()
-    """How the code of its document trained, where a run here may train in another way."""
+    """The training by the code of its document, where a run here may train in another way."""
     checkpoint: Checkpoint | None
     peak_tflops: Positive | None
     notes: tuple[str, ...]
@@ -424,7 +423,7 @@ class Recipe(Record):
     overridden: tuple[str, ...] = ()
     """Fields of ``layout`` that options changed."""
     decisions: tuple[str, ...] = ()
-    """How it differs from what the document publishes."""
+    """The differences from the published recipe."""
     pretended_rank: Count | None = None
     """The rank that runs alone, as if the others were there; None for a run of all ranks."""
 
@@ -435,7 +434,7 @@ class Recipe(Record):
 
     @property
     def stand_in(self) -> str:
-        """What runs in place of the model, or of all ranks; empty if these run themselves."""
+        """Return the replacement of the model, or of all ranks; empty without one."""
         return " ".join(filter(None, (self.proxy_text, self.pretended_text)))
 
     @property

@@ -38,8 +38,8 @@ def published_flops(
 
 def packing_of(workload: WorkloadFile, layout: Layout) -> Packing | None:
     fields = {"seq_len"}
-    found = (entry for entry in workload.packing if entry.seq_len == layout.seq_len)
-    return next((Packing(**entry.model_dump(exclude=fields)) for entry in found), None)
+    packings = (entry for entry in workload.packing if entry.seq_len == layout.seq_len)
+    return next((Packing(**entry.model_dump(exclude=fields)) for entry in packings), None)
 
 
 def scale_name(row: LayoutRow) -> str:
@@ -84,14 +84,14 @@ class Overrides(Record):
         ),
     ] = None
 
-    def given(self) -> dict[str, int]:
+    def explicit(self) -> dict[str, int]:
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user specified; None means the default."""
+    """The user's choices; None means the default."""
 
     workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.", form=WORD)]
     size: Annotated[
@@ -172,20 +172,20 @@ def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = M
         "scale": [*dict.fromkeys(map(scale_name, rows)), *above],
         "release": releases_of(workload, request.size),
     }
-    return recipe.model_copy(update={"unspecified": tuple(_left_open(recipe, request, found, possible))})
+    return recipe.model_copy(update={"unspecified": tuple(_unspecified(recipe, request, found, possible))})
 
 
-def _left_open(
+def _unspecified(
     recipe: Recipe, request: Request, found: Mapping[str, str], possible: Mapping[str, Sequence[str]]
 ) -> Iterator[Unspecified]:
     """Every choice that was not given, unless only one value is possible; that may have words in brackets behind it."""
     for field_name, name in OPEN_CHOICES.items():
-        taken = getattr(recipe, field_name)
-        if taken is None or (getattr(request, field_name) is not None and field_name not in found):
+        value = getattr(recipe, field_name)
+        if value is None or (getattr(request, field_name) is not None and field_name not in found):
             continue
-        others = tuple(item for item in possible[field_name] if item.partition(" (")[0] != str(taken))
+        others = tuple(item for item in possible[field_name] if item.partition(" (")[0] != str(value))
         if others:
-            yield Unspecified(name, str(taken), found.get(field_name, DEFAULT), others)
+            yield Unspecified(name, str(value), found.get(field_name, DEFAULT), others)
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
@@ -195,16 +195,16 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
     """
     workload = _sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request)
-    found: dict[str, ScaleChoices] = {}
+    scales: dict[str, ScaleChoices] = {}
     for choice in _choices(workload, request.size, _gpu_type(catalogue, workload, request), release):
         for dtype in choice.table.dtypes:
-            before = found.get(dtype, ScaleChoices((), (), "refuse"))
+            before = scales.get(dtype, ScaleChoices((), (), "refuse"))
             full = {*before.full, *(row.gpus for row in choice.table.rows if not row.proxy)}
             proxies = {*before.proxies, *(row.gpus for row in choice.table.rows if row.proxy)}
             largest = max(row.gpus for row in choice.table.rows) == max(full | proxies)
             above = choice.table.above_largest if largest else before.above_largest
-            found[dtype] = ScaleChoices(tuple(sorted(full)), tuple(sorted(proxies)), above)
-    return found
+            scales[dtype] = ScaleChoices(tuple(sorted(full)), tuple(sorted(proxies)), above)
+    return scales
 
 
 def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
@@ -219,10 +219,10 @@ def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
 
 
 def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
-    """Where data and weights of a fine-tuning come from. Raises UsageError for a workload without."""
+    """Return the source of data and weights of a fine-tuning. Raises UsageError for a workload without."""
     sources = find_workload(catalogue, workload).sources
     if size not in sources:
-        fine_tuning = [name for name, found in catalogue.workloads.items() if found.sources]
+        fine_tuning = [name for name, item in catalogue.workloads.items() if item.sources]
         what = f"{workload} {size} starts from nothing prepared: it is not fine-tuning"
         raise UsageError(what, choices=fine_tuning, do="give one of these with --workload")
     return sources[size]
@@ -235,7 +235,7 @@ def seq_lens_of(catalogue: Catalogue, workload: str, size: str) -> tuple[int, ..
 
 
 def _sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
-    """Raises UsageError for a workload or a size that does not exist."""
+    """Return a workload that has the size. Raises UsageError for a workload or a size that does not exist."""
     workload = find_workload(catalogue, name)
     if size not in sizes_of(workload):
         raise unknown(f"size of {name}", size, sizes_of(workload))
@@ -374,14 +374,14 @@ def _recipe(
     catalogue: Catalogue, workload: WorkloadFile, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick
 ) -> Recipe:
     table, row = pick.choice.table, pick.row
-    given = request.overrides.given()
+    sizes = request.overrides.explicit()
     published = layout_of(table, row)
-    layout = published.model_copy(update=given)
+    layout = published.model_copy(update=sizes)
     full = catalogue.families[workload.model][table.model_size or request.size]
     model = model_of(full, table, row.model_copy(update={"layers": layout.layers}))
     if problems := check_layout(model, layout):
         raise layout_error(problems)
-    changed = {name: value for name, value in given.items() if value != getattr(published, name)}
+    changed = {name: value for name, value in sizes.items() if value != getattr(published, name)}
     expectations, reason = _expectations(catalogue, request, gpu_type, dtype, pick, changed)
     published_size = layout.layers == full.layers  # a proxy's checkpoint is smaller
     checkpoint = workload.checkpoints.get(request.size) if published_size else None
@@ -448,7 +448,7 @@ def _expectations(
         return (), "a recipe of llmb itself, without published figures"
     if changed:
         return (), f"the layout differs from the published one ({', '.join(changed)})"
-    found = [
+    rows = [
         figure.expectation
         for figure in _published(catalogue, table).figures
         if (figure.workload, figure.size, figure.dtype, figure.gpus)
@@ -456,8 +456,8 @@ def _expectations(
         and figure.gpu_type in gpu_types
         and figure.expectation.release == table.release
     ]
-    reason = None if found else f"no figure is published for {dtype} on {pick.row.gpus} {gpu_type} GPUs"
-    return tuple(sorted(found, key=lambda item: (item.kind != "table", not item.gpu_type_stated))), reason
+    reason = None if rows else f"no figure is published for {dtype} on {pick.row.gpus} {gpu_type} GPUs"
+    return tuple(sorted(rows, key=lambda item: (item.kind != "table", not item.gpu_type_stated))), reason
 
 
 def _published(catalogue: Catalogue, table: LayoutTable) -> Published:

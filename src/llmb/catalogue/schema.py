@@ -16,14 +16,14 @@ class HardwareFile(Record):
 
 
 class Prior(Record):
-    """What was known of a rate before any published step."""
+    """The estimate of a rate before any published step."""
 
     mean: float
     deviation: float = Field(gt=0)
 
 
 class StepRate(Record):
-    """By how much work takes longer than at nominal rates, or seconds; with a prior if it was fitted."""
+    """The factor by which work takes longer than at nominal rates, or seconds; with a prior if it was fitted."""
 
     value: float = Field(ge=0)
     prior: Prior | None = None
@@ -65,7 +65,7 @@ class GpuKind(Record):
     min_memory_gb: float = 0
     below_memory_gb: float = float("inf")
     nvlink_c2c: bool = False
-    """Only GPU types with this property."""
+    """Restricts to GPU types with this property."""
 
     def holds_for(self, gpu: Gpu) -> bool:
         return self.min_memory_gb <= gpu.memory_gb < self.below_memory_gb and (gpu.nvlink_c2c or not self.nvlink_c2c)
@@ -112,7 +112,7 @@ class LayoutTable(Record):
     batch_rule: BatchRule | None = None
     counts_embedding_and_loss: bool = False
     vocab_size: int | None = None
-    """After the framework's padding; None for the model's own."""
+    """The size after the framework's padding; None for the model's own."""
     notes: tuple[str, ...] = ()
     rows: tuple[LayoutRow, ...]
 
@@ -124,7 +124,7 @@ class LayoutTable(Record):
 
 
 class FlopsEntry(Record):
-    """How a document counts the FLOPs of a size; ``printed_flops`` holds for the given depth and length only."""
+    """A document's way of counting the FLOPs of a size; ``printed_flops`` holds for the given depth and length only."""
 
     size: str
     document: str
@@ -191,7 +191,7 @@ class JobEntry(Record):
     """Also for these GPU types; then not for a CPU."""
     min_scale: int = 1
     pipelined: bool = False
-    """Only layouts with pipeline parallelism."""
+    """Restricts to layouts with pipeline parallelism."""
     source: str
 
     def holds_for(self, recipe: Recipe) -> bool:
@@ -246,7 +246,7 @@ class WorkloadFile(Record):
     task: Literal["pretrain", "lora", "sft"]
     model: str
     experiments: dict[str, str] = Field(default_factory=dict)
-    """By size: with what the reference suite's names of experiments begin, if not with the workload and the size."""
+    """The prefix of the reference suite's names of experiments by size, if not workload and size."""
     borrowed_layouts: dict[str, str] = Field(default_factory=dict)
     """GPU types without layouts, and the type whose layouts they use; overrides ``hardware.yaml``."""
     training: dict[str, dict[str, Any]]
@@ -258,7 +258,7 @@ class WorkloadFile(Record):
     published_flops: tuple[FlopsEntry, ...]
     checkpoints: dict[str, CheckpointEntry]
     sources: dict[str, Source] = Field(default_factory=dict)
-    """By size; of a workload that starts from prepared weights and data."""
+    """The sources by size, of a workload that starts from prepared weights and data."""
     jobs: JobsEntry
     layouts: tuple[LayoutTable, ...]
 
@@ -316,7 +316,7 @@ class ConditionEntry(PublishedCondition):
 
     def holds_for(self, size: str, dtype: Dtype, gpu_type: str) -> bool:
         chosen = ((self.sizes, size), (self.dtypes, dtype), (self.gpu_types, gpu_type))
-        return all(not wanted or value in wanted for wanted, value in chosen)
+        return all(not allowed or value in allowed for allowed, value in chosen)
 
     def record(self) -> PublishedCondition:
         return PublishedCondition(**self.model_dump(exclude={"sizes", "dtypes", "gpu_types"}))

@@ -105,11 +105,11 @@ def flops_per_sequence(
     if convention != Convention.PACKED:
         base = model_flops(model, seq_len, causal=convention == Convention.CAUSAL, frozen=frozen)
         return base + adapter_flops(model, lora, seq_len)
-    known = packing or recipe.packing
-    if known is None:
+    statistics = packing or recipe.packing
+    if statistics is None:
         return None
-    base = model_flops(model, seq_len, causal=False, frozen=frozen, packing=known)
-    return base + adapter_flops(model, lora, known.tokens)
+    base = model_flops(model, seq_len, causal=False, frozen=frozen, packing=statistics)
+    return base + adapter_flops(model, lora, statistics.tokens)
 
 
 def adapter_flops(model: Model, lora: Lora | None, tokens: float) -> float:
@@ -164,8 +164,8 @@ def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Pac
     subtracting the causal half."""
     chunked = model.chunked_attention
     if packing:
-        cut = packing.chunked_sum_of_squares
-        return packing.sum_of_squares if cut is None or attends_all else cut
+        chunked_sum = packing.chunked_sum_of_squares
+        return packing.sum_of_squares if chunked_sum is None or attends_all else chunked_sum
     if chunked is None or attends_all or seq_len <= chunked.chunk_size:
         return seq_len**2
     chunks, rest = divmod(seq_len, chunked.chunk_size)
@@ -208,7 +208,7 @@ def throughput(
     layout = recipe.layout
     tokens_per_s = layout.gbs * layout.seq_len / step_time_s
     counted = {item.value: flops_per_sequence(recipe, item, lora=lora, packing=packing) for item in Convention}
-    known = packing or recipe.packing
+    statistics = packing or recipe.packing
     per_gpu = layout.gbs / step_time_s / layout.gpus / TERA
     tflops = {name: None if value is None else value * per_gpu for name, value in counted.items()}
     peak = recipe.peak_tflops
@@ -221,7 +221,7 @@ def throughput(
         step_time_s=step_time_s,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=tokens_per_s / layout.gpus,
-        real_tokens_per_s=layout.gbs * known.tokens / step_time_s if known else tokens_per_s,
+        real_tokens_per_s=layout.gbs * statistics.tokens / step_time_s if statistics else tokens_per_s,
         flops_per_sequence=counted,
         tflops_per_gpu=tflops,
         mfu_pct=mfu,
@@ -233,11 +233,11 @@ def throughput(
 
 def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float | None) -> str | None:
     """Why a step time cannot be true, whatever the convention: the one that counts the least is above the peak."""
-    known = {name: value for name, value in tflops_per_gpu.items() if value is not None}
-    if not known or not peak_tflops:
+    tflops = {name: value for name, value in tflops_per_gpu.items() if value is not None}
+    if not tflops or not peak_tflops:
         return None
-    name = min(known, key=known.__getitem__)
-    pct = 100 * known[name] / peak_tflops
+    name = min(tflops, key=tflops.__getitem__)
+    pct = 100 * tflops[name] / peak_tflops
     if pct <= MOST_MFU_PCT:
         return None
     return f"the MFU would be {pct:.4g} % ({name}): the step time, the work of a step or the GPU is another than told"

@@ -17,7 +17,7 @@ DOCUMENTED_STEPS = 50
 
 
 def check_rule(rule: str) -> None:
-    """Raises UsageError if no run can have the window ``rule``."""
+    """Raise UsageError if no run can have the window ``rule``."""
     if rule not in WINDOW_RULES[:-1]:
         _literal(rule)
 

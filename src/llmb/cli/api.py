@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin,
 from pydantic import ConfigDict, TypeAdapter
 
 from llmb.base.errors import EnvironmentProblem, UsageError, unknown
-from llmb.base.input_files import named_path
+from llmb.base.input_files import parse_path
 from llmb.base.options import build, options_of, valid_values
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
@@ -313,7 +313,7 @@ def judge(
 def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
-    found = find_logs(named_path(path))
+    found = find_logs(parse_path(path))
     read = (parsed_run(log, window) for log in found.logs)
     runs = with_copies([*(known_run(file, window) for file in found.refused), *read])
     return sorted((run.log for run in runs if run.log), key=lambda file: file.path)

@@ -13,7 +13,7 @@ import typer
 from llmb.base.errors import LlmbError, UsageError
 from llmb.base.options import Option, build, options_of
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.model_name import named_model
+from llmb.catalogue.model_name import parse_model
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import CPU, Request, sizes_of
 from llmb.cli.root import say
@@ -171,7 +171,7 @@ def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if workload is None:
         do = "give it with --workload; see 'llmb list'"
         raise UsageError("the workload is not specified", choices=catalogue.workloads, do=do)
-    return {**values, **dict(zip(PLACES, named_model(catalogue, workload.lower(), size and size.lower()), strict=True))}
+    return {**values, **dict(zip(PLACES, parse_model(catalogue, workload.lower(), size and size.lower()), strict=True))}
 
 
 def given_once(name: str, placed: str | None, flagged: str | None) -> str | None:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from llmb.base.errors import UsageError, closest
-from llmb.base.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
+from llmb.base.input_files import MOST_JSON_BYTES, check_reachable, parse_path, read_regular
 from llmb.base.trust import WORKLOADS
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.archive import ENDINGS
@@ -77,7 +77,7 @@ def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     label or of a campaign; a path is that of a run folder, of a folder with only one, or of an archive. Raises
     UsageError.
     """
-    path = named_path(text).absolute()
+    path = parse_path(text).absolute()
     check_reachable(path)
     if path.is_file() and path.name.endswith(ENDINGS):
         return list(_run_folders(unpacked(path)))
@@ -217,7 +217,7 @@ def _find(selector: str, install: Path, say: Say) -> FoundRuns:
     text = selector.strip()
     if not text:  # a variable of a script that is not set; as a path it would be the current folder
         raise UsageError("no runs are selected: the name is empty", choices=SELECTORS)
-    path = named_path(text)
+    path = parse_path(text)
     if "/" in text or text in (".", "..", "~"):
         return _at(text, path, say)
     if text == LATEST:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, WrapValidator, model_validator
 from llmb import __version__
 from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
-from llmb.base.record import KeptOnce, ReasonedRecord
+from llmb.base.record import ReasonedRecord, ValidateOnce
 from llmb.base.trust import foreign_link
 from llmb.catalogue.records import Record, Window
 from llmb.readers.samples.node_settings import NodesSettings
@@ -162,12 +162,12 @@ class RunRecord(ReasonedRecord):
     """How often a scheduler may start the run again; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
     """Starts of a run by a scheduler."""
-    plan: Annotated[EnginePlan | Plan, WrapValidator(KeptOnce())]
-    origin: Annotated[Origin, WrapValidator(KeptOnce())]
+    plan: Annotated[EnginePlan | Plan, WrapValidator(ValidateOnce())]
+    origin: Annotated[Origin, WrapValidator(ValidateOnce())]
     """Origin of weights and data, as in the plan."""
-    conventions: Annotated[dict[str, str], WrapValidator(KeptOnce())]
-    environment: Annotated[Environment, WrapValidator(KeptOnce())] | Missing | None = None
-    settings: Annotated[NodesSettings, WrapValidator(KeptOnce())] | Missing = Missing("the run has not ended")
+    conventions: Annotated[dict[str, str], WrapValidator(ValidateOnce())]
+    environment: Annotated[Environment, WrapValidator(ValidateOnce())] | Missing | None = None
+    settings: Annotated[NodesSettings, WrapValidator(ValidateOnce())] | Missing = Missing("the run has not ended")
     """What all nodes had when the run began."""
     vboost: VboostOutcome | Missing | None = None
     """None for a job that was to set none, and while it runs."""

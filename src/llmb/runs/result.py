@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import WrapValidator
 
 from llmb.base.missing import Missing
-from llmb.base.record import KeptOnce, ReasonedRecord
+from llmb.base.record import ReasonedRecord, ValidateOnce
 from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Packing, Record, Window
 from llmb.catalogue.throughput import parameter_count, throughput, trainable_parameters, why_too_fast
@@ -116,24 +116,24 @@ class Result(ReasonedRecord):
     """None for a run that neither loads nor saves."""
     profile: ProfileReport | None = None
     expert_load: ExpertLoadReport | None = None
-    counters: Annotated[Counters, WrapValidator(KeptOnce())] | None = None
+    counters: Annotated[Counters, WrapValidator(ValidateOnce())] | None = None
     attention_backend: AttentionBackend | None = None
     fp8: Fp8Report | None = None
     tokens_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     real_tokens_per_s: float | None = None
     """Without padding; the same as ``tokens_per_s`` if sequences are not packed."""
-    packing: Annotated[Packing, WrapValidator(KeptOnce())] | None = None
+    packing: Annotated[Packing, WrapValidator(ValidateOnce())] | None = None
     """Statistics of the sequences, of the steps of the window if they have them; None if they are not packed."""
-    parameters: Annotated[Parameters, WrapValidator(KeptOnce())] | None = None
+    parameters: Annotated[Parameters, WrapValidator(ValidateOnce())] | None = None
     """None without figures."""
     tflops_per_gpu: dict[str, float | None] | None = None
     """By convention, as are ``mfu_pct`` and ``flops_per_sequence``."""
     mfu_pct: dict[str, float | None] | None = None
     days_per_1t_tokens: float | None = None
-    flops_per_sequence: Annotated[dict[str, float | None], WrapValidator(KeptOnce())] | None = None
+    flops_per_sequence: Annotated[dict[str, float | None], WrapValidator(ValidateOnce())] | None = None
     peak_tflops: float | None = None
-    reasons: Annotated[dict[str, str], WrapValidator(KeptOnce())] | None = None
+    reasons: Annotated[dict[str, str], WrapValidator(ValidateOnce())] | None = None
     """Reasons for figures that are None, by name."""
     verdict: Verdict | Missing = Missing("the run is not judged yet")
     """Against the published figure."""
@@ -151,7 +151,7 @@ class Result(ReasonedRecord):
     """None for a run of all ranks."""
     network: NetworkUse | Missing = Missing("it was not recorded")
     """Between nodes; its ``faults`` make a verdict soft."""
-    machine: Annotated[MachineReport, WrapValidator(KeptOnce())] | Missing = NOT_SAMPLED
+    machine: Annotated[MachineReport, WrapValidator(ValidateOnce())] | Missing = NOT_SAMPLED
     """What happened on the nodes, also of a run that failed; its ``faults`` make a verdict soft."""
 
     @property

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_node import RecordedNode
 
-from llmb.base.tools import Said
+from llmb.base.tools import Output
 from llmb.catalogue.catalogue import Catalogue
 from llmb.nodes.doctor.check_records import Check, NotChecked
 from llmb.nodes.doctor.checks.gpus import gpu_checks
@@ -152,7 +152,7 @@ def test_fewer_than_usual_only_warns_where_no_number_is_expected(node: RecordedN
 
 def test_without_gpus_nothing_is_checked(tmp_path: Path) -> None:
     node = RecordedNode(tmp_path)
-    node.said = {"nvidia-smi": Said("", "nvidia-smi is not on this machine")}
+    node.said = {"nvidia-smi": Output("", "nvidia-smi is not on this machine")}
     for device in (tmp_path / "sys/bus/pci/devices").iterdir():
         (device / "vendor").write_text("0x8086\n")
     found = checked(node, ANY)
@@ -163,17 +163,17 @@ def test_without_gpus_nothing_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "on_bus", "value", "advice"),
     [
-        (Said("", "nvidia-smi is not on this machine"), 0, "0 of 8 (--gpus): nvidia-smi is not on this machine",
+        (Output("", "nvidia-smi is not on this machine"), 0, "0 of 8 (--gpus): nvidia-smi is not on this machine",
          "login node"),
-        (Said("", "nvidia-smi: Make sure that the latest NVIDIA driver is installed and running."), 8,
+        (Output("", "nvidia-smi: Make sure that the latest NVIDIA driver is installed and running."), 8,
          "0 of 8 (--gpus): nvidia-smi: Make sure that the latest NVIDIA driver is installed and running.; 8 on the",
          "modprobe nvidia"),
-        (Said("", "nvidia-smi did not answer within 30 s", timed_out=True), 8, "did not answer", "reboot"),
-        (Said("No devices were found\n"), 0, "nvidia-smi shows no GPU", "login node"),
+        (Output("", "nvidia-smi did not answer within 30 s", timed_out=True), 8, "did not answer", "reboot"),
+        (Output("No devices were found\n"), 0, "nvidia-smi shows no GPU", "login node"),
     ],
 )  # fmt: skip
 def test_missing_gpus_that_should_be_here_fail(
-    tmp_path: Path, said: Said, on_bus: int, value: str, advice: str
+    tmp_path: Path, said: Output, on_bus: int, value: str, advice: str
 ) -> None:
     node = RecordedNode(tmp_path)
     node.said = {"nvidia-smi": said}
@@ -194,9 +194,9 @@ def test_a_hung_nvidia_smi_is_asked_once(node: RecordedNode) -> None:
     asked = []
     source = node.source
 
-    def ask(command: list[str], limit_s: float) -> Said:
+    def ask(command: list[str], limit_s: float) -> Output:
         asked.append(command)
-        return Said("", "nvidia-smi did not answer within 30 s", timed_out=True)
+        return Output("", "nvidia-smi did not answer within 30 s", timed_out=True)
 
     object.__setattr__(source, "ask", ask)
     assert read_gpus(source, "node1").hung
@@ -205,7 +205,7 @@ def test_a_hung_nvidia_smi_is_asked_once(node: RecordedNode) -> None:
 
 def test_nothing_more_is_asked_of_an_nvidia_smi_that_hung(node: RecordedNode) -> None:
     problem = "nvidia-smi did not answer within 30 s"
-    node.said["nvidia-smi nvlink --status"] = Said("", problem, timed_out=True)
+    node.said["nvidia-smi nvlink --status"] = Output("", problem, timed_out=True)
     found = checked(node)
     state = found["gpu_state"]
     assert isinstance(state, Check)

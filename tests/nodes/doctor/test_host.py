@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recorded_node import ADDRESSES, FILES, RecordedNode
 
-from llmb.base.tools import Said
+from llmb.base.tools import Output
 from llmb.catalogue.catalogue import Catalogue
 from llmb.nodes.doctor.check_records import Check, NotChecked
 from llmb.nodes.doctor.checks.host import LIMITS, allowed_cpus, cpu_checks, kernel_checks, limit_checks, memory_checks
@@ -171,7 +171,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Host], object]]] = {
     "loopback": ("network_host_name", "warn", "127.0.1.1", "/etc/hosts",
         lambda host: host.node.said.update({"getent": "127.0.1.1       STREAM node1\n"})),
     "no name": ("network_host_name", "warn", "no addr", "DNS",
-        lambda host: host.node.said.update({"getent": Said("", "exit code 2")})),
+        lambda host: host.node.said.update({"getent": Output("", "exit code 2")})),
     "public address": ("network_public_address", "warn", "eth1 8.8.8.8, eth1 2606:4700::1111", "firewall",
         lambda host: host.node.said.update({"ip -o address show up": ADDRESSES + PUBLIC})),
     "port down": ("network_rdma", "fail", "7 of 8 ports active; mlx5_3 INIT, LinkUp", "subnet manager",
@@ -230,7 +230,7 @@ def test_slower_ports_beside_one_full_port_a_gpu_are_of_storage(host: Host) -> N
 
 
 def test_addresses_that_are_not_known_are_not_judged(host: Host) -> None:
-    host.node.said["ip -o address show up"] = Said("", "ip is not on this machine")
+    host.node.said["ip -o address show up"] = Output("", "ip is not on this machine")
     finding = host.found()["network_public_address"]
     assert finding == NotChecked(name="network_public_address", reason="ip is not on this machine")
 

@@ -17,7 +17,7 @@ from recorded_node import CHRONY, SOFTWARE, RecordedNode
 
 from llmb import __version__
 from llmb.base.missing import Missing
-from llmb.base.tools import Said, ask_program
+from llmb.base.tools import Output, ask_program
 from llmb.launch.scheduler_port import NodeState, Plugin, SchedulerSetup
 from llmb.nodes.doctor.check_records import Check, NotChecked
 from llmb.nodes.doctor.checks.disk import NOT_MEASURED, DiskFacts, Mount, Rate, disk_checks, mount_of, read_disk
@@ -155,7 +155,7 @@ def software(before: str, after: str) -> Callable[[Site], None]:
     return change
 
 
-def said(program: str, answer: str | Said) -> Callable[[Site], None]:
+def said(program: str, answer: str | Output) -> Callable[[Site], None]:
     return lambda site: site.node.said.update({program: answer})
 
 
@@ -182,7 +182,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
     "no Pyxis": ("scheduler_containers", "fail", "no --container-image", "plugstack",
         containers(trait("containers", "srun has no --container-image"))),
     "no Enroot": ("container_runtime", "fail", "no enroot; cluster_config.yaml has runtime: pyxis", "container.runtime",
-        containers(said("enroot version", Said("", "enroot is not on this machine")))),
+        containers(said("enroot version", Output("", "enroot is not on this machine")))),
     "little space for images": ("container_enroot_folders", "warn", "at least 50 GB free (ENROOT_CACHE_PATH",
         "enroot.conf",
         said(f"{sys.executable} -I", json.dumps({"space": {**SPACE, "path": "/x", "free": 50 * 10**9}}))),
@@ -202,7 +202,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
     "no writes": ("disk_write_install", "warn", "no byte in time", "by hand", rates("write", size=0)),
     "slow reads": ("disk_read_install", "warn", "134 MB/s", "load", rates("read", seconds=2.0)),
     "no interpreter": ("software_python", "fail", "is not on this machine", "cluster_config.yaml",
-        said(f"{PYTHON} -c", Said("", f"{PYTHON} is not on this machine"))),
+        said(f"{PYTHON} -c", Output("", f"{PYTHON} is not on this machine"))),
     "old interpreter": ("software_python", "fail", "3.9.18", "3.11", software("3.12.3", "3.9.18")),
     "no llmb": ("software_llmb", "warn", "not installed", "pip install", software(f'"{__version__}"', "null")),
     "another llmb": ("software_llmb", "warn", "0.0.1; this command", "this ver",
@@ -383,7 +383,7 @@ def test_a_program_that_does_not_end_is_ended_with_its_children(
     monkeypatch.setattr(subprocess, "Popen", started)
     script = f"trap '' TERM; echo said; sleep 1000 & echo $! > {ready}.new; mv {ready}.new {ready}; wait; sleep 1000"
     found = ask_program(["sh", "-c", script], 0.5)
-    assert found == Said("said\n", "sh did not answer within 0.5 s", timed_out=True)
+    assert found == Output("said\n", "sh did not answer within 0.5 s", timed_out=True)
     child = int(ready.read_text())
     if not _soon(lambda: not _runs(child)):
         os.kill(child, signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.base.secrets import without_secrets
 from llmb.base.shown_text import printable
-from llmb.base.tools import Said, ask_program
+from llmb.base.tools import Output, ask_program
 from llmb.launch.slurm.job_state import (
     FIELD,
     SACCT_FIELDS,
@@ -77,7 +77,7 @@ def call(
     environ: Mapping[str, str] | None = None,
     time_out_s: float = TIME_OUT_S,
     held: Sequence[int] = (),
-) -> Said:
+) -> Output:
     """Runs one of Slurm's commands.
 
     Raises EnvironmentProblem where this machine has no Slurm or none that is configured, InfrastructureError where the
@@ -120,7 +120,7 @@ def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] 
     return harmless | {name: environ[name] for name in (*KEPT, *secrets) if name in environ}
 
 
-def message(said: Said) -> str:
+def message(said: Output) -> str:
     return last_lines(said.errors) or f"exit code {said.code} with no output"
 
 
@@ -172,7 +172,7 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
             raise UsageError(f"Slurm did not cancel the job: {message(done)}")
 
 
-def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Said, dict[str, SlurmJob]]:
+def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Output, dict[str, SlurmJob]]:
     """What sacct answers, and the jobs in it."""
     command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", SACCT_FIELDS]
     done = call(command, _environ(), time_out_s)
@@ -187,7 +187,7 @@ def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:
     return parse_queue(done.text)
 
 
-def _check(done: Said, what: str) -> None:
+def _check(done: Output, what: str) -> None:
     if done.code:
         raise InfrastructureError(f"{what}: {message(done)}", do="try again, or see 'scontrol ping'")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmb.base.errors import unknown
 from llmb.base.input_files import SystemFiles
-from llmb.base.tools import Said, ask_program
+from llmb.base.tools import Output, ask_program
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
@@ -101,7 +101,7 @@ def _images(site: Site) -> Path:
     return site.install / (site.config.install.image_folder or "images")
 
 
-Ask = Callable[[Sequence[str], float], Said]
+Ask = Callable[[Sequence[str], float], Output]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -393,7 +393,7 @@ def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
     yield f"model.num_layers={layout.layers}"
     if own and own.library:
         yield from _library_overrides(plan, choices)
-    if layout.counts_embedding_and_loss and layout.pp > 1 and not layout.has_own_split:
+    if layout.counts_embedding_and_loss and layout.pp > 1 and not layout.has_custom_split:
         yield "model.account_for_embedding_in_pipeline_split=true"
         yield "model.account_for_loss_in_pipeline_split=true"
     if layout.first_stage_layers is not None:

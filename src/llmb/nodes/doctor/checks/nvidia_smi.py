@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from llmb.base.missing import Missing
-from llmb.base.tools import Said
+from llmb.base.tools import Output
 from llmb.nodes.doctor.facts import FactSource
 from llmb.runs.environment import PROGRAM, QUERIES, NodeGpus, command, parse_states
 
@@ -147,9 +147,9 @@ def up_seconds(source: FactSource) -> float | None:
     return float(found[0]) if found else None
 
 
-def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Said]:
+def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Output]:
     """The GPUs by the most complete query that the driver knows, and what that prints."""
-    said = Said("", "nvidia-smi was not called")
+    said = Output("", "nvidia-smi was not called")
     for fields in QUERIES:
         said = source.ask(command(fields), LIMIT_S)
         if said.problem is None:
@@ -164,7 +164,7 @@ def _csv(kind: str, fields: Sequence[str]) -> list[str]:
     return [PROGRAM, f"--query-{kind}={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
-def _printed(said: Said, parse: Callable[[str], Sequence[object]]) -> Sequence[object] | Missing:
+def _printed(said: Output, parse: Callable[[str], Sequence[object]]) -> Sequence[object] | Missing:
     if said.problem is None:
         return parse(said.text)
     known = "this driver's nvidia-smi does not show it" if UNKNOWN_FIELD in said.problem else said.problem
