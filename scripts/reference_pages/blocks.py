@@ -16,17 +16,19 @@ from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
 from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables
 from llmb.report.recipe_report import scales_table
-from llmb.report.run_report import run_table
+from llmb.report.run_report import answer_text, run_table
 from llmb.report.table import plain_lines
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
 from llmb.runs.result import Result
 from llmb.runs.verdict import title_of
 from llmb.setup.prepare.preparation_jobs import PrepareChoices
+from llmb.verdict.judgement import without_reference
 from llmb.verdict.published_verdict import ways_of_engine
 from reference_pages.markdown import table
 
 RESULT = Path(__file__).with_name("sample_result.json")
+NO_EARLIER = "no earlier runs of this recipe on these nodes, and 2 are needed"
 SCALES = (8, 16, 32, 64, 128)
 
 
@@ -47,7 +49,9 @@ def sample_result(catalogue: Catalogue) -> list[str]:
         Choices(),
         device="cpu",
     )
-    return [*plain_lines(run_table(plan, Result.model_validate_json(RESULT.read_text())))]
+    result = Result.model_validate_json(RESULT.read_text())
+    answer = answer_text(result, without_reference("not comparable", NO_EARLIER))
+    return [*plain_lines(run_table(plan, result, answer=answer, brief=True))]
 
 
 def sample_figures(catalogue: Catalogue) -> list[str]:

@@ -69,9 +69,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Cal
         assert [command[:2] for command in commands[:4]] == [
             ["prepare", part] for part in ("sample", "checkpoint", "dataset", "verify")
         ]
-        said = {command[0]: where.llmb(*command) for command in commands if not any(map(str.isupper, command))}
+        for command in commands:
+            if not any(map(str.isupper, command)):
+                where.llmb(*command)
         assert json.loads(where.llmb("prepare", "verify", *named, "--checksums", "--json"))["complete"]
-        return Trained(where, said["run"], where.result())
+        return Trained(where, where.llmb("result", "latest", "-v"), where.result())
 
     return train
 

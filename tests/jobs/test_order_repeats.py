@@ -192,7 +192,7 @@ def test_progress_and_table_name_the_runs(call: Caller, capsys: pytest.CaptureFi
     with pytest.raises(RunFailed):
         run_several(call.locals_of("fp32"), 3, start_new=False, json=False)
     out, err = capsys.readouterr()
-    assert "mean of 2 runs 1.5 s, median 1.5 s, std 0.7071 s (47.14 %), from 1 to 2 s" in out
+    assert out.startswith("1.5 s a step, mean of 2 runs; median 1.5 s, std 0.7071 s (47.14 %), from 1 to 2 s\n")
     assert "llmb: repeat 3 of 3: pretrain_llama3.1 tiny fp32 on 1 x cpu\n" in err
     assert "did not succeed" in err
     run_several(call.locals_of("fp32", "bf16"), 2, start_new=False, json=False)

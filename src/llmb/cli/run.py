@@ -150,7 +150,7 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
         ended = local.start(progress.step, say)
     if ended.result.untried:
         say(f"warning: {ended.result.untried}")
-    print_result(ended, json=json)
+    print_result(ended, json=json, verbose=is_verbose(ctx))
 
 
 def _same_run(request: Request, choices: Choices, plan: EnginePlan) -> str:

@@ -8,20 +8,22 @@ from typing import Annotated
 import typer
 
 from llmb.base.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
-from llmb.cli.common import Json
+from llmb.cli.common import Json, is_verbose
 from llmb.cli.jobs import Selected
 from llmb.cli.root import install_here, say
 from llmb.cli.shared_options import complete_run, takes
-from llmb.jobs.find_runs import named_folders
+from llmb.jobs.find_runs import find_runs, named_folders
+from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.states import read_step_times
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_output
-from llmb.report.run_report import machine_table, repeats_document, repeats_tables, run_document, run_table
+from llmb.report.run_report import answer_text, machine_table, repeats_document, repeats_tables, run_document, run_table
 from llmb.report.table import step_chart
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import read_steps
+from llmb.runs.verdict import Verdict
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -54,6 +56,7 @@ def runs(
 
 @app.command()
 def result(
+    ctx: typer.Context,
     run: Annotated[
         str,
         typer.Argument(
@@ -92,7 +95,7 @@ def result(
         if plot:
             lines = step_chart(read_steps(ended.folder.steps), ended.result.window or ended.plan.window)
             print_output("".join(f"{line}\n" for line in [*lines, ""]) if lines else "no step is recorded to draw\n\n")
-        print_result(ended, json=json)
+        print_result(ended, json=json, verbose=is_verbose(ctx))
     else:
         print_repeats(_by_recipe(folders), json=json)
 
@@ -130,19 +133,32 @@ def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
             raise problem(what, where=str(kind[0].folder.log))
 
 
-def print_result(run: EndedRun, *, json: bool) -> None:
+def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
     """Raises InvalidRun or RunFailed if the run was not successful."""
     if json:
         print_output(run_document(run))
     else:
         if run.result.status == "success":
-            print_output(run_table(run.plan, run.result, read_steps(run.folder.steps)))
+            answer = answer_text(run.result, _verdict_of(run))
+            steps = read_steps(run.folder.steps)
+            print_output(run_table(run.plan, run.result, steps, answer=answer, brief=not verbose))
         if run.result.machine and run.result.machine.events:
             print_output(machine_table(run.result.machine))
         if run.result.status == "success":
             name = run.record.id
             if run.folder.path.resolve().is_relative_to(install_here().resolve()):
                 sys.stderr.write(
-                    f"run {name}; 'llmb jobs show {name}' has its folder, 'llmb report {name}' makes its page\n"
+                    f"run {name}; 'llmb result {name} -v' has all figures, 'llmb judge {name}' the verdict, "
+                    f"'llmb report {name}' a page\n"
                 )
     raise_unless_successful(run)
+
+
+def _verdict_of(run: EndedRun) -> Verdict | None:
+    """Against the published figure, else against earlier runs; None for what is no measurement."""
+    if run.result.verdict or run.result.flaw:
+        return run.result.verdict or None
+    install = install_here()
+    found = find_runs(str(run.folder.path), install, lambda _: None).runs
+    judged = judge_runs(found, Against(), install, lambda _: None) if found else []
+    return judged[0].verdict if judged else None

@@ -14,6 +14,7 @@ from llmb.catalogue.throughput import MFU
 from llmb.launch.programs.conclude import EndedRun
 from llmb.readers.profiles.breakdown import shares
 from llmb.readers.samples.machine import MachineReport, event_text, kind_text, machine_rules
+from llmb.readers.samples.other_work import run_text
 from llmb.readers.samples.sample_records import HostUse, ResourceUse
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
@@ -33,6 +34,7 @@ from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
+from llmb.runs.verdict import Verdict
 from llmb.verdict.causes import cause_rules
 from llmb.verdict.judgement import headline
 
@@ -78,23 +80,44 @@ Row = tuple[str, ...]
 """A metric, what was measured, what is published, and a note."""
 
 
-def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
-    """The verdict, then measured and published values, one row per metric; with ``steps`` a line of their times."""
+def answer_text(result: Result, verdict: Verdict | None) -> str:
+    """What was measured, what it was compared with, and how that came out, in one sentence."""
+    if not result.step_time_s:
+        return headline(verdict) if verdict else ""
+    measured = f"{number(result.step_time_s.mean)} s a step, {number(result.tokens_per_s)} tokens/s"
+    if verdict is None:
+        return f"{measured}; {result.measurement_reason or 'not compared'}"
+    if verdict.reference:
+        return f"{measured}; {headline(verdict)}"
+    why = (verdict.reason or "").rpartition("; ")[2]
+    return f"{measured}; no figure to compare with yet: {why} ('llmb run --repeats 3' makes them)"
+
+
+def run_table(
+    plan: Plan, result: Result, steps: Sequence[Step] = (), *, answer: str = "", brief: bool = False
+) -> Table:
+    """The answer, or the verdict of the result, then measured and published values, one row per metric.
+
+    With ``steps`` a line of their times. ``brief``: without what only some readers need.
+    """
     window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     expected = next(iter(plan.recipe.expectations), None)
     rows = [
-        *((name, "", "", text) for name, text in _conditions(plan, result)),
+        *((name, "", "", text) for name, text in _warnings(result)),
+        *((name, "", "", text) for name, text in _origin(plan) if not (brief and plan.recipe.task == "pretrain")),
         *_step_time_rows(plan, result, expected),
         *([("step times, [window]", "", "", line)] if (line := window_sparkline(steps, window)) else []),
         *_throughput_rows(result, expected),
-        *_use_rows(plan, result),
-        *_engine_rows(result),
+        *_loss_rows(plan, result),
+        *_counter_rows(result, brief=brief),
         *_checkpoint_rows(result.checkpoint),
         *_profile_rows(result),
+        *([] if brief else _detail_rows(plan, result, expected)),
     ]
+    head = answer or (headline(result.verdict) if result.verdict else "")
     table = rows_table(
-        f"{title}\n{headline(result.verdict)}" if result.verdict else title,
+        "\n".join(filter(None, (head, title))),
         ("metric", "measured", "published", "note"),
         rows,
         right=("measured", "published"),
@@ -103,8 +126,8 @@ def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
     return table if expected else table.without(table.columns[2:3])
 
 
-def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
-    """What has to be known to read the figures, the network, what sequences hold, and how much is trained."""
+def _warnings(result: Result) -> Iterator[tuple[str, str]]:
+    """What has to be known to read the figures."""
     warnings = {"NOT A MEASUREMENT": result.measurement_reason, "note": result.note, "UNTRIED": result.untried}
     yield from ((name, text) for name, text in warnings.items() if text)
     for fault in result.network.faults if result.network else ():
@@ -115,11 +138,32 @@ def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
         yield "OTHER WORK", "; ".join(result.other_work.disturbing)
     if result.network:
         yield "network", network_text(result.network)
+
+
+def _origin(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What the run started from and was trained on."""
     yield "weights", plan.origin.weights.text
     yield "data", plan.origin.data.text
     if plan.dataset:
         packed = plan.dataset.packed
         yield "dataset", f"template {packed.template}, tokenizer {packed.tokenizer.name}, {packed.packs:,} packs"
+
+
+def _detail_rows(plan: Plan, result: Result, expected: Expectation | None) -> Iterator[Row]:
+    """What was trained, the spread, and what the run took of the machine and counted."""
+    yield from ((name, "", "", text) for name, text in _conditions(plan, result))
+    times = result.pretended.compute_time_s if result.pretended else result.step_time_s
+    if times:
+        yield from _spread_rows("compute time s" if result.pretended else "step time s", times)
+    yield from _computed_rows(result, expected)
+    yield from _use_rows(result)
+    yield from _engine_rows(result)
+
+
+def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
+    """Other runs beside it, what sequences hold, and how much is trained."""
+    for node in result.other_work.nodes if result.other_work else ():
+        yield from (("other run", f"{run_text(run)}, on {node.node}") for run in node.runs)
     if packing := result.packing:
         real = f"{number(packing.tokens)} of {plan.recipe.layout.seq_len} tokens real"
         yield "sequences", f"{real}, squared lengths {number(packing.sum_of_squares)}: {packing.source}"
@@ -138,7 +182,7 @@ def _step_time_rows(plan: Plan, result: Result, expected: Expectation | None) ->
         reason = plan.recipe.expectations_reason or "no published figure"
         source = f"{expected.source} line {expected.line}" if expected else reason
         yield f"{name}, mean", number(times.mean), number(expected.step_time_s if expected else None), source
-        yield from _spread_rows(name, times)
+        yield from _interval_rows(name, times)
     if predicted := plan.predicted:
         note = predicted_text(predicted)
         if times and not result.pretended:
@@ -149,11 +193,15 @@ def _step_time_rows(plan: Plan, result: Result, expected: Expectation | None) ->
         yield f"{name}, predicted", "", "", note
 
 
+def _interval_rows(name: str, times: Statistics) -> Iterator[Row]:
+    if times.ci95 is not None:
+        yield f"{name}, 95 %", interval_of(times.ci95), "", "confidence interval of the mean"
+
+
 def _spread_rows(name: str, times: Statistics) -> Iterator[Row]:
     yield f"{name}, median", number(times.median)
-    if times.std is not None and times.cv is not None and times.ci95 is not None:
+    if times.std is not None and times.cv is not None:
         yield f"{name}, std", number(times.std), "", f"coefficient of variation {100 * times.cv:.2g} %"
-        yield f"{name}, 95 %", interval_of(times.ci95), "", "confidence interval of the mean"
 
 
 def _compute_time_rows(rank: PretendedRank) -> Iterator[Row]:
@@ -166,7 +214,7 @@ def _compute_time_rows(rank: PretendedRank) -> Iterator[Row]:
     note = f"of rank {rank.rank} in a step, on stage {rank.pp_stage}; collectives are copies of its own values"
     yield f"{name}, mean", number(times.mean), "", note
     yield f"{name}, micro-batch", number(times.mean / rank.micro_batches), "", f"of {rank.micro_batches}"
-    yield from _spread_rows(name, times)
+    yield from _interval_rows(name, times)
 
 
 def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[Row]:
@@ -178,9 +226,6 @@ def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[R
         yield "tokens/s, real", number(result.real_tokens_per_s), "", "without padding"
     yield f"tokens/s per GPU{padded}", number(result.tokens_per_s_per_gpu)
     for convention, name in CONVENTION_NAMES.items():
-        if (tflops := (result.tflops_per_gpu or {}).get(convention)) is not None:
-            yield f"TFLOPS per GPU, {name}", number(tflops)
-    for convention, name in CONVENTION_NAMES.items():
         if (mfu := (result.mfu_pct or {}).get(convention)) is not None:
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
             yield f"MFU %, {name}", number(mfu), number(published) if published else ""
@@ -188,19 +233,30 @@ def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[R
         figure, _, counted_by = key.partition(".")
         if figure == MFU:
             yield f"MFU %, {CONVENTION_NAMES[Convention(counted_by)]}" if counted_by else "MFU %", "n/a", "", reason
+
+
+def _computed_rows(result: Result, expected: Expectation | None) -> Iterator[Row]:
+    if result.tokens_per_s is None:
+        return
+    for convention, name in CONVENTION_NAMES.items():
+        if (tflops := (result.tflops_per_gpu or {}).get(convention)) is not None:
+            yield f"TFLOPS per GPU, {name}", number(tflops)
     days = expected.days_per_1t_tokens if expected else None
-    why = reasons.get("days_per_1t_tokens", "")
+    why = (result.reasons or {}).get("days_per_1t_tokens", "")
     yield "days per 1T tokens", number(result.days_per_1t_tokens), number(days or None), why
 
 
-def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
-    """The loss, and what the run took of the machine."""
+def _loss_rows(plan: Plan, result: Result) -> Iterator[Row]:
     if result.loss:
         yield "loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step"
     one = result.pretended
     peak_gib, whose = (one.peak_memory_gib, f"rank {one.rank}") if one else (result.peak_memory_gib, "largest rank")
     source = "allocator" if plan.device == "cuda" else "resident set"
     yield "peak memory GiB", number(peak_gib), "", f"{whose}, {source}"
+
+
+def _use_rows(result: Result) -> Iterator[Row]:
+    """What the run took of the machine."""
     for name, text, note in resource_rows(result.resources) if result.resources else ():
         yield name, text, "", note
     machine = result.machine
@@ -218,12 +274,18 @@ def _machine_note(machine: MachineReport | Missing) -> str:
     return "; ".join(filter(None, (found, unread and f"not read: {unread}")))
 
 
-def _engine_rows(result: Result) -> Iterator[Row]:
-    """What the engine counted of its steps."""
+def _counter_rows(result: Result, *, brief: bool) -> Iterator[Row]:
+    """Steps that went wrong; ``brief``: if any did."""
     if counters := result.counters:
         note = "loss or gradient norm; the first ends a run"
-        yield "non-finite steps", str(counters.non_finite_steps), "", note
-        yield "skipped steps", str(counters.skipped_steps), "", "parameters not updated"
+        if counters.non_finite_steps or not brief:
+            yield "non-finite steps", str(counters.non_finite_steps), "", note
+        if counters.skipped_steps or not brief:
+            yield "skipped steps", str(counters.skipped_steps), "", "parameters not updated"
+
+
+def _engine_rows(result: Result) -> Iterator[Row]:
+    """What the engine counted of its steps."""
     if result.attention_backend:
         yield "attention backend", result.attention_backend
     if load := result.expert_load:
@@ -333,14 +395,13 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
         number_column("CV %", lambda run: None if run.mean_s is None else cv_pct(run.result.step_time_s), known),
         Column("compute s", _compute_s, known, right=True, optional=True),
         Column("peak GiB", _rank_peak_gib, known, right=True, optional=True),
-        Column("verdict", lambda run: run.result.verdict_name),
-        Column("reason", _reason),
+        Column("verdict", lambda run: run.result.verdict_name, optional=True),
+        Column("reason", _reason, optional=True),
     ]
     for runs in filter(None, recipes):
-        table = table_of(runs[0].plan.recipe.title(), runs, columns)
         spread = _spread(runs)
-        table.caption = _spread_text(spread) if spread else "no run has a step time"
-        yield table
+        answer = _spread_text(spread) if spread else "no run has a step time"
+        yield table_of(f"{answer}\n{runs[0].plan.recipe.title()}", runs, columns)
 
 
 def cv_pct(times: Statistics | Missing | None) -> float | None:
@@ -368,9 +429,9 @@ def _spread(runs: Sequence[EndedRun]) -> Spread | None:
 
 def _spread_text(spread: Spread) -> str:
     if spread.std is None:
-        return f"1 successful run, {number(spread.mean)} s"
+        return f"{number(spread.mean)} s a step, 1 successful run"
     return (
-        f"mean of {spread.count} runs {number(spread.mean)} s, median {number(spread.median)} s, "
+        f"{number(spread.mean)} s a step, mean of {spread.count} runs; median {number(spread.median)} s, "
         f"std {number(spread.std)} s ({number(spread.cv_pct or 0)} %), "
         f"from {number(spread.min)} to {number(spread.max)} s"
     )

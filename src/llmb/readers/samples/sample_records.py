@@ -3,7 +3,9 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from llmb.base.record import Record
 
@@ -227,9 +229,14 @@ class NodeOtherWork(Record):
     """Why a figure is None, by name."""
 
 
+def _without_names(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Records of before have programs and folders of other runs in them."""
+    return tuple(text.partition(": llmb.")[0] for text in texts)
+
+
 class OtherWork(Record):
     """Other work on all nodes that were sampled."""
 
-    disturbing: tuple[str, ...]
+    disturbing: Annotated[tuple[str, ...], AfterValidator(_without_names)]
     """What of it is more than ``other_work.yaml`` takes for harmless; empty if nothing is."""
     nodes: tuple[NodeOtherWork, ...]
