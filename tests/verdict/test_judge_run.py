@@ -349,8 +349,8 @@ def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monk
     result = CliRunner().invoke(app, ["judge", str(runs(tmp_path / "runs", 13.15))])
     assert isinstance(result.exception, Regressed)
     first, second, *rest = result.stdout.splitlines()
-    assert first.startswith("REGRESSED (soft): pretrain_llama3.1 8b bf16 on 8 x h100, run ")
-    assert second.startswith("7.2 % slower than published (")
+    assert first.startswith("REGRESSED (soft): 7.2 % slower than published (")
+    assert second.startswith("pretrain_llama3.1 8b bf16 on 8 x h100, run ")
     (run,) = find_ended_runs(str(tmp_path / "runs"), tmp_path, lambda _: None).runs
     table = verdict_table(judge_published(run))
     assert max(map(len, shown_lines(table))) <= 80

@@ -155,7 +155,7 @@ def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
 
 
 def _verdict_of(run: EndedRun) -> Verdict | None:
-    """Against the published figure, else against earlier runs; None for what is no measurement."""
+    """Against the published figure, else against earlier runs; None for a run that measured nothing."""
     if run.result.verdict or run.result.flaw:
         return run.result.verdict or None
     install = install_here()

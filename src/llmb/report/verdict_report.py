@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from llmb.base.shown_text import listed, printable
+from llmb.base.shown_text import counted, listed, printable
 from llmb.report.table import (
     Column,
     Table,
@@ -98,11 +98,10 @@ def notebook_table(verdict: Verdict) -> Table:
 
 
 def verdict_table(judged: Judged) -> Table:
-    """The verdict and its sentence first, then both sides and what differs, then where all of it comes from."""
+    """The verdict with its sentence first, then recipe and runs, both sides, what differs, and the sources."""
     verdict = judged.verdict
-    soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
-    title = f"{verdict.verdict.upper()}{soft}: {printable(judged.title)}, {_counted(judged)}"
-    table = result_table(f"{title}\n{printable(verdict.sentence)}", "", "run", "reference", "effect")
+    title = f"{answer_of(verdict)}\n{printable(judged.title)}, {_counted(judged)}"
+    table = result_table(title, "", "run", "reference", "effect")
     table.caption = "\n".join(f"{name}: {printable(text)}" for name, text in _sources(judged))
     reference = verdict.reference
     if reference is None or verdict.verdict == "invalid":
@@ -116,6 +115,14 @@ def verdict_table(judged: Judged) -> Table:
         values = (shortened(value or "unknown") for value in (condition.own, condition.reference))
         table.add_row(title_of(condition.key), *values, f"{EFFECTS[condition.effect]}{worth(condition)}")
     return table
+
+
+def answer_of(verdict: Verdict) -> str:
+    """The verdict and its sentence, which may begin with it."""
+    soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
+    said = printable(verdict.sentence.removeprefix(verdict.verdict)).removeprefix(": ")
+    colon = " " if said.startswith(" ") else ": "
+    return f"{verdict.verdict.upper()}{soft}{colon}{said.lstrip()}"
 
 
 def summary_table(judged: Sequence[Judged]) -> Table:
@@ -299,7 +306,7 @@ def compare_tables(comparison: Comparison) -> list[Table]:
         number_column("noise (%)", lambda row: row.noise_pct, _noise),
         Column("verdict", _verdict),
     ]
-    table = table_of(printable(_heading(comparison)), comparison.rows, columns)
+    table = table_of(f"{printable(_answer(comparison))}\n{printable(_heading(comparison))}", comparison.rows, columns)
     table.caption = "\n".join(map(printable, _notes(comparison)))
     tables = [table]
     if comparison.differences:
@@ -309,6 +316,19 @@ def compare_tables(comparison: Comparison) -> list[Table]:
     if comparison.left_out:
         tables.append(_left_out_table(comparison.left_out))
     return tables
+
+
+def _answer(comparison: Comparison) -> str:
+    """The verdict, and the change of the only recipe, or of how many recipes it is the verdict."""
+    name, before, after, rows = comparison.verdict.upper(), comparison.before, comparison.after, comparison.rows
+    if len(rows) != 1 or rows[0].delta_pct is None:
+        of = sum(row.verdict == comparison.verdict for row in rows)
+        return f"{name}: {of} of {counted(len(rows), 'recipe')}"
+    (row,) = rows
+    size, way = _change(row).lstrip("+-"), "slower" if rows[0].delta_pct > 0 else "faster"
+    interval = f" (95 % interval {_interval(row.ci95_pct)} %)" if row.ci95_pct else ""
+    sides = (f"{after} is", f" than {before}") if before != after else (f"{row.recipe}:", "")
+    return f"{name}: {sides[0]} {size} % {way}{sides[1]}{interval}, tolerance {row.tolerance_pct:g} %"
 
 
 def _heading(comparison: Comparison) -> str:
@@ -415,7 +435,8 @@ def _left_out_table(left_out: Iterable[LeftOutRun]) -> Table:
 def compare_markdown(comparison: Comparison) -> str:
     """For a pull request: GitHub shows it as tables."""
     rows, *others = compare_tables(comparison)
-    parts = [f"**{comparison.verdict}**: {markdown_text(rows.title)}\n", markdown_table(rows)]
+    answer, _, heading = rows.title.partition("\n")
+    parts = [f"**{markdown_text(answer)}**\n", f"{markdown_text(heading)}\n", markdown_table(rows)]
     parts += [f"{markdown_text(line)}\n" for line in (rows.caption or "").split("\n") if line]
     for table in others:
         parts.append(
