@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line of step times: its heights, its width, the window in it, and where it is shown."""
+"""The line of step times: its heights, its width, the window in it, and where it is shown; colors of verdicts."""
 
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from llmb.catalogue.records import Window
 from llmb.jobs.job import Job
 from llmb.jobs.states import read_step_times
 from llmb.report.jobs_report import MOST_DRAWN, runs_table
-from llmb.report.table import sparkline, step_chart, window_sparkline
+from llmb.report.table import rows_table, sparkline, step_chart, terminal_lines, window_sparkline
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob
 
@@ -129,3 +130,23 @@ def test_the_command_draws_one_run(llmb: Run, install: Path, tmp_path: Path) -> 
     assert drawn.returncode == 0 and drawn.stdout.splitlines()[0].startswith("3 s |█")
     assert "= is the window 35-44" in drawn.stdout and "step time s, mean" in drawn.stdout
     assert llmb("result", "latest", "--plot", "--json").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "color"),
+    [
+        ("PASS: as fast", 32),
+        ("0.1 s a step, 9 tokens/s; regressed: 5 %", 31),
+        ("inconclusive (soft)", 33),
+        ("noise", 0),
+    ],
+)
+def test_a_verdict_has_a_color_on_a_terminal(text: str, color: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    table = rows_table(text, ("verdict",), [(text,)])
+    title, _, cell = terminal_lines(table, 80)
+    for line in (title, cell):
+        assert {int(code) for code in re.findall(r"(?<=[;\[])3\d(?=m)", line)} == ({color} if color else set())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in terminal_lines(table, 80)[-1]

@@ -282,7 +282,7 @@ def terminal_lines(table: Table, width: int) -> list[str]:
     colors: Literal["standard"] | None = None if no_styles else "standard"
     console = Console(width=width, height=MOST_LINES, force_terminal=True, color_system=colors)
     with console.capture() as capture:
-        console.print(Text(printable_lines(table.title), "bold"))
+        console.print(_colored(Text(printable_lines(table.title), "bold")))
         console.print(_drawn(part, widths))
         if left_out:
             names = ", ".join(column.header for column in left_out)
@@ -298,9 +298,22 @@ def _drawn(table: Table, widths: Sequence[int] | None) -> RichTable:
     for place, column in enumerate(table.columns):
         width = widths[place] if widths else None
         drawn.add_column(Text(column.header), justify="right" if column.right else "left", overflow="fold", width=width)
+    verdicts = [column.header.startswith("verdict") for column in table.columns]
     for row in table.rows:
-        drawn.add_row(*(Text(printable_lines(cell)) for cell in row))
+        texts = [Text(printable_lines(cell)) for cell in row]
+        drawn.add_row(*(_colored(text) if verdict else text for text, verdict in zip(texts, verdicts, strict=False)))
     return drawn
+
+
+COLORS = {"pass": "green", "improved": "green", "regressed": "red", "inconclusive": "yellow"}
+_VERDICT = re.compile(rf"(?:\d[^;\n]*; )?({'|'.join(COLORS)})\b", re.IGNORECASE)
+"""At the beginning of a text, or behind what was measured."""
+
+
+def _colored(text: Text) -> Text:
+    if match := _VERDICT.match(text.plain):
+        text.stylize(COLORS[match[1].lower()], *match.span(1))
+    return text
 
 
 def fitting_widths(table: Table, width: int) -> list[int] | None:
