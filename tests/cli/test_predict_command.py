@@ -182,6 +182,46 @@ def test_a_plan_compares_the_first_with_the_recipe(llmb: Run) -> None:
     assert all(len(line) <= 80 for line in text.splitlines() if line.startswith((" ", "cause", "recipe")))
 
 
+def test_sizes_are_constraints_and_the_recipe_stays_itself(llmb: Run) -> None:
+    asked = ("plan", "pretrain_llama3.1", "70b", "--scale", "64", "--gpu-type", "h100", "--tp", "8", "--top", "3")
+    document = json.loads(llmb(*asked, "--json").stdout)
+    assert [each["tp"] for each in document["layouts"]] == [8, 8, 8]
+    assert document["recipe_layout"]["tp"] == 4
+    assert document["constraints"] == {"tp": 8}
+    assert document["tied"] == 3
+    assert 0 < document["better_than_recipe_pct"] < document["error_pct"]
+    text = llmb(*asked).stdout
+    assert "on 64 x h100, --tp 8" in text
+    assert "none is distinguishably faster than the recipe: 0." in text
+    assert "1 to 3 are a tie" in text
+    slower = llmb(*asked, "--recompute", "full").stdout
+    assert "none is faster than the recipe: the first is" in slower
+    refused = llmb(*asked, "--no-sequence-parallel")
+    assert refused.returncode == 2
+    assert "needs sequence parallelism" in refused.stderr
+
+
+def test_a_plan_needs_no_valid_layout_to_start_from(llmb: Run) -> None:
+    asked = ("plan", "pretrain_llama3.1", "405b", "--scale", "72", "--gpu-type", "gb200", "--gbs", "252")
+    document = json.loads(llmb(*asked, "--top", "2", "--json").stdout)
+    assert len(document["layouts"]) == 2
+    assert document["recipe_layout"] is None
+    assert document["recipe_left_out"].startswith("number of GPUs 72 is not divisible by TP x PP x CP")
+    text = llmb(*asked, "--top", "2").stdout
+    assert "the layout of the recipe is left out: number of GPUs 72 is not divisible" in text
+    refused = llmb(*asked, "--tp", "7")
+    assert refused.returncode == 2
+    assert "no layout fits: of 688 ways 688 do not divide" in refused.stderr
+
+
+def test_a_recipe_that_does_not_fit_is_marked_and_one_that_was_changed_is_none(llmb: Run) -> None:
+    text = llmb(*PLAN, "--top", "1", "--gbs", "64", "--max-memory-gib", "60").stdout
+    (own,) = (line for line in text.splitlines() if line.startswith("adapted "))
+    assert own.endswith("65/80 does not fit")
+    assert "adapted: changed by options: gbs 128 -> 64" in text
+    assert "than the recipe" not in text
+
+
 def test_what_was_searched_for_is_shown_even_if_the_campaign_cannot_be_written(llmb: Run) -> None:
     done = llmb(*PLAN, "--top", "1", "-o", "/dev/full")
     assert done.returncode == 3

@@ -5,13 +5,14 @@ from collections import Counter
 
 import pytest
 
+from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.memory import clearly_fits, estimate
 from llmb.predict.prediction import Prediction, default_calibration, predict
-from llmb.predict.search import layouts, search, search_for
-from llmb.runs.choices import Choices
+from llmb.predict.search import layouts, plan_to_search, predict_recipe, search, search_for
+from llmb.runs.choices import Choices, Parallelism, keeps_logits
 from llmb.runs.plan import EnginePlan, make_plan
 
 CATALOGUE = Catalogue()
@@ -55,6 +56,48 @@ def test_what_is_proposed_fits_and_the_fastest_is_first() -> None:
         layout = each.plan.recipe.layout
         assert (layout.gpus, layout.gbs, layout.seq_len) == (8, 128, 8192)
         assert predicted(each.plan).seconds == pytest.approx(each.prediction.seconds)
+
+
+def test_what_is_specified_holds_for_every_layout() -> None:
+    plan = planned("70b", 64)
+    for sizes in ({"tp": 8}, {"tp": 2, "cp": 16}, {"mbs": 2, "vp": 2}, {"pp": 4, "first_stage_layers": 17}):
+        tried = list(layouts(plan, Counter(), sizes))
+        assert tried
+        assert not any(check_layout(plan.recipe.model, each) for each in tried)
+        assert all(getattr(each, name) == value for each in tried for name, value in sizes.items())
+    limits = {"pp": 4, "mbs": 2, "recompute": "selective", "dp_sharding": "full", "max_memory_gib": 60.0}
+    found = search(plan, predicted, limits)
+    assert {(each.plan.recompute, each.plan.parallelism.dp_sharding) for each in found.found} == {("selective", "full")}
+    assert max(each.memory.needed_gib for each in found.found) <= 60
+    assert found.searched == len(found.found) + sum(found.left_out.values())
+
+
+def test_shards_of_a_size_are_in_every_layout() -> None:
+    sharded = planned("70b", 64).model_copy(update={"parallelism": Parallelism(dp_sharding="full", dp_shard_size=4)})
+    found = search(sharded, predicted, {"tp": 4, "mbs": 1}).found
+    assert found
+    for each in found:
+        assert each.plan.parallelism.dp_shard_size == 4
+        assert not any(each.plan.parallelism.problems(each.plan.recipe.layout))
+
+
+def test_logits_are_kept_as_in_a_run_with_that_layout() -> None:
+    found = search(planned("8b", 8), predicted).found
+    assert all(each.plan.keep_logits == keeps_logits(each.plan.recipe) for each in found)
+    assert len({each.plan.keep_logits for each in found}) == 2
+
+
+def test_a_layout_that_does_not_divide_is_no_obstacle() -> None:
+    request = Request(
+        workload="pretrain_llama3.1", size="70b", gpu_type="h100", scale=36, overrides=Overrides(gbs=72, seq_len=4096)
+    )
+    recipe = resolve(CATALOGUE, request, check=False)
+    own = predict_recipe(recipe, Choices(), predicted)
+    assert isinstance(own, Missing)
+    assert "number of GPUs 36 is not divisible by TP x PP x CP" in own.reason
+    found = search(plan_to_search(recipe, Choices()), predicted).found
+    assert found
+    assert {each.plan.recipe.layout.gbs for each in found} == {72}
 
 
 def test_experts_are_spread() -> None:

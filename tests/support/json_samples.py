@@ -105,7 +105,7 @@ def sample_proposed(catalogue: Catalogue, recipe: Recipe) -> Proposed:
     foreseen = sample_foreseen(catalogue, recipe)
     assert isinstance(foreseen.memory, MemoryUse)
     own = Candidate(foreseen.prediction, foreseen.memory)
-    return Proposed("step", (own,), own, 1, {"do not fit": 1}, 1.0)
+    return Proposed("step", recipe, {"tp": 1}, (own,), own, 1, {"do not fit": 1}, 1.0)
 
 
 def sample_memory() -> MemoryUse:

@@ -48,6 +48,10 @@ class RecipeIdentity(TypedDict):
     full_layers: NotRequired[int | None]
 
 
+class RecipeLayout(TypedDict):
+    fits: bool
+
+
 class LabeledOrigin(TypedDict):
     weights: WeightsOrigin
     data: DataOrigin
@@ -288,6 +292,10 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
                 "price_per_1t_tokens": float | None,
             }.items()
         },
+        "recipe_layout": RecipeLayout | None,
+        "recipe_left_out": str | None,
+        "constraints": dict[str, int | float | str],
+        "better_than_recipe_pct": float | None,
         "left_out": dict[str, int],
         "unvalidated": tuple[str, ...],
     },

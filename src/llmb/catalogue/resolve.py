@@ -37,9 +37,8 @@ def published_flops(
 
 
 def packing_of(workload: WorkloadFile, layout: Layout) -> Packing | None:
-    fields = {"seq_len"}
     packings = (entry for entry in workload.packing if entry.seq_len == layout.seq_len)
-    return next((Packing(**entry.model_dump(exclude=fields)) for entry in packings), None)
+    return next((Packing(**entry.model_dump(exclude={"seq_len"})) for entry in packings), None)
 
 
 def scale_name(row: LayoutRow) -> str:
@@ -52,6 +51,7 @@ def by_size(row: LayoutRow) -> tuple[bool, int]:
 
 
 CPU = "cpu"
+CUSTOM = "a custom layout"
 MOST_GPUS = 1 << 32
 """No machine has more, and batch sizes for more would be too large for a layout."""
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
@@ -85,8 +85,7 @@ class Overrides(Record):
     ] = None
 
     def explicit(self) -> dict[str, int]:
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: value for name, value in values.items() if value is not None}
+        return self.model_dump(exclude_none=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +144,13 @@ class _Pick:
     notes: tuple[str, ...] = ()
 
 
-def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = MappingProxyType({})) -> Recipe:
+def resolve(
+    catalogue: Catalogue, request: Request, found: Mapping[str, str] = MappingProxyType({}), *, check: bool = True
+) -> Recipe:
     """The recipe that ``request`` names.
 
-    ``found`` has the origin of fields that the user left open and the caller filled in, such as ``detected``.
+    ``found`` has the origin of fields that the user left open and the caller filled in, such as ``detected``. Without
+    ``check`` the layout may be invalid.
 
     Raises UsageError for an unknown name (with the closest one), a scale that the recipe does not list, and an
     invalid layout (with all problems).
@@ -162,6 +164,8 @@ def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = M
     choices = [choice for choice in choices if dtype in choice.table.dtypes]
     pick = _pick_row(workload, choices, request, release)
     recipe = _recipe(catalogue, workload, request, gpu_type, dtype, pick)
+    if check and (problems := check_layout(recipe.model, recipe.layout)):
+        raise layout_error(problems)
     rows = sorted((row for choice in choices for row in choice.table.rows), key=by_size)
     # The scales above the largest that is itemized, in words.
     largest = max((choice.table.rows[-1].gpus, choice.table.above_largest) for choice in choices)
@@ -183,8 +187,7 @@ def _unspecified(
         value = getattr(recipe, field_name)
         if value is None or (getattr(request, field_name) is not None and field_name not in found):
             continue
-        others = tuple(item for item in possible[field_name] if item.partition(" (")[0] != str(value))
-        if others:
+        if others := tuple(item for item in possible[field_name] if item.partition(" (")[0] != str(value)):
             yield Unspecified(name, str(value), found.get(field_name, DEFAULT), others)
 
 
@@ -230,8 +233,7 @@ def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
 
 def seq_lens_of(catalogue: Catalogue, workload: str, size: str) -> tuple[int, ...]:
     """Sequence lengths of all recipes of a size, from the shortest."""
-    tables = find_workload(catalogue, workload).layouts
-    return tuple(sorted({table.seq_len for table in tables if table.size == size}))
+    return tuple(sorted({table.seq_len for table in find_workload(catalogue, workload).layouts if table.size == size}))
 
 
 def _sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
@@ -326,7 +328,7 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
         whole = {gpus: pick for gpus, pick in rows.items() if not pick.row.proxy} or rows
         base = whole[max((gpus for gpus in whole if gpus <= scale), default=min(whole))]
         row = base.row.model_copy(update={"gpus": scale, "dp": None, "ga": None})
-        return _Pick(base.choice, row, (f"a custom layout, derived from the one for {base.row.gpus} GPUs",))
+        return _Pick(base.choice, row, (f"{CUSTOM}, derived from the one for {base.row.gpus} GPUs",))
     raise _scale_error(workload, request, release, scale, [pick.row for pick in rows.values()], above)
 
 
@@ -344,8 +346,7 @@ def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
 
 
 def _default_scale(picks: Iterable[_Pick]) -> int:
-    by_proxy = sorted((pick.row.proxy, pick.row.gpus) for pick in picks)
-    return by_proxy[0][1]
+    return min((pick.row.proxy, pick.row.gpus) for pick in picks)[1]
 
 
 def _scale_error(
@@ -379,8 +380,6 @@ def _recipe(
     layout = published.model_copy(update=sizes)
     full = catalogue.families[workload.model][table.model_size or request.size]
     model = model_of(full, table, row.model_copy(update={"layers": layout.layers}))
-    if problems := check_layout(model, layout):
-        raise layout_error(problems)
     changed = {name: value for name, value in sizes.items() if value != getattr(published, name)}
     expectations, reason = _expectations(catalogue, request, gpu_type, dtype, pick, changed)
     published_size = layout.layers == full.layers  # a proxy's checkpoint is smaller
@@ -421,8 +420,9 @@ def _recipe(
 
 
 def layout_error(problems: Sequence[str]) -> UsageError:
-    do = "change these sizes; 'llmb show' prints the recipe's"
-    return UsageError(f"this layout is invalid:{itemized(problems)}", do=do)
+    return UsageError(
+        f"this layout is invalid:{itemized(problems)}", do="change these sizes; 'llmb show' prints the recipe's"
+    )
 
 
 def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:

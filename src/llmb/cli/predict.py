@@ -3,6 +3,7 @@
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from llmb.base.missing import Missing
 from llmb.base.options import options_of
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import CPU, Request, resolve
+from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, print_for_recipe, say
 from llmb.cli.shared_options import given_of, recipe_options, record_options, request_of, selection_options, takes
@@ -32,12 +33,13 @@ from llmb.predict.prediction import (
 )
 from llmb.predict.prediction import predict as predict_plan
 from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
-from llmb.predict.search import Candidate, Goal, remedies, search_for
+from llmb.predict.search import Goal, plan_to_search, predict_recipe, remedies, search_for
 from llmb.report.output import print_json, print_output
 from llmb.report.predict_report import (
     Foreseen,
     Proposed,
     campaign_text,
+    left_out_text,
     memory_document,
     memory_tables,
     predict_document,
@@ -73,6 +75,8 @@ Layouts = Annotated[
     Path | None,
     typer.Option("--file", metavar="FILE", help="A CSV file with a recipe and sizes in each line; prints one."),
 ]
+WORK = ("gbs", "seq_len", "layers")
+"""Sizes of what is trained; the others are of the layout."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
 """Options that go with a file; its lines have the others."""
 AtScales = Annotated[
@@ -146,9 +150,13 @@ def predict(
 
 
 def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
+    _check_gpu(recipe, catalogue)
+    return settle_sharding(make_plan(recipe, choices, device="cuda"), choices.parallelism)
+
+
+def _check_gpu(recipe: Recipe, catalogue: Catalogue) -> None:
     if recipe.gpu_type not in catalogue.gpus:
         raise UsageError("nothing is predicted of a CPU", choices=catalogue.gpus, do="give a GPU type with --gpu-type")
-    return settle_sharding(make_plan(recipe, choices, device="cuda"), choices.parallelism)
 
 
 def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
@@ -214,35 +222,55 @@ def plan(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write a campaign for 'llmb bulk'.")
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each layout in that campaign.")] = 3,
+    max_memory_gib: Annotated[
+        float | None,
+        typer.Option("--max-memory-gib", metavar="GIB", min=1, help="What a rank may need. Default: what a GPU has."),
+    ] = None,
     calibrate_with: Calibrate = None,
     hardware: Hardware = None,
     json: Json = False,
+    *,
+    ctx: typer.Context,
 ) -> None:
     """The fastest layouts of a training, before anything is queued.
 
     All layouts that are valid are searched: tensor, pipeline, virtual, context and expert parallel sizes,
-    micro-batches, recomputation and sharding. Those that do not fit by the estimate of memory, with some doubt to
-    spare, are left out; the others are listed by their predicted step, and the first is compared with the recipe's own
-    term by term. A campaign of the list settles which one it is.
+    micro-batches, recomputation and sharding. A size that is specified, and --recompute and --dp-sharding, hold for
+    every layout. Those that do not fit by the estimate of memory, with some doubt to spare, are left out; the others
+    are listed by their predicted step above the recipe's own, and the first is compared with that term by term. A
+    campaign of the list settles which one it is.
 
     Examples:
 
     - `llmb plan -w pretrain_llama3.1 -s 405b --scale 512 --gpu-type h100`
+
+    - `llmb plan -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --tp 8 --max-memory-gib 70`
 
     - `llmb plan -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --top 5 -o layouts.txt`
 
     - `llmb plan -w pretrain_llama3.1 -s 8b --scale 64 --gpu-type h100 --goal token --price 2.5`
     """
     catalogue = Catalogue(hardware=hardware)
-    asked = _plan(resolve(catalogue, request), choices, catalogue)
-    if why := why_not_estimated(asked):
+    sizes, parallelism = request.overrides.explicit(), choices.parallelism
+    work = {name: sizes.pop(name) for name in WORK if name in sizes}
+    recipe = resolve(catalogue, replace(request, overrides=Overrides(**work)), check=False)
+    _check_gpu(recipe, catalogue)
+    start = plan_to_search(recipe, choices)
+    if why := why_not_estimated(start) or ("sequence_parallel" in sizes and "it needs sequence parallelism"):
         raise UsageError(f"layouts cannot be compared: {why}", do="leave out what is not estimated")
-    predicted = _predictor(catalogue, calibrate_with, asked)
-    say(f"searching the layouts of {asked.recipe.title()}, which takes seconds")
-    found = search_for(goal, asked, predicted)
-    own = Candidate(predicted(asked), estimate(asked))
-    proposed = Proposed(goal, found.found[:top], own, found.searched, found.left_out, price)
-    print_for_recipe(asked.recipe.unspecified, proposed_document(proposed) if json else proposed_tables(proposed))
+    ways = {
+        "recompute": choices.recompute if "recompute" in given_of(ctx, ctx.params) else None,
+        **parallelism.model_dump(),
+        "max_memory_gib": max_memory_gib,
+    }
+    constraints = {**sizes, **{name: value for name, value in ways.items() if value is not None}}
+    predicted = _predictor(catalogue, calibrate_with, start)
+    say(f"searching the layouts of {recipe.title()}, which takes seconds")
+    found, own = search_for(goal, start, predicted, constraints), predict_recipe(recipe, choices, predicted)
+    proposed = Proposed(goal, recipe, constraints, found.found[:top], own, found.searched, found.left_out, price)
+    if not found.found and isinstance(own, Missing):
+        raise UsageError(f"no layout fits: {left_out_text(proposed)}", do="give fewer sizes, or more GPUs")
+    print_for_recipe(recipe.unspecified, proposed_document(proposed) if json else proposed_tables(proposed))
     if output is not None:  # last: what was searched for is not lost if it cannot be written
         with new_file(output) as partial:
             partial.write_text(campaign_text(proposed, repeats))

@@ -2,18 +2,20 @@
 """The best layout of a training on a number of GPUs, by its predicted step, and what makes one fit. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
+from llmb.base.missing import Missing
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.records import Layout, Model
-from llmb.predict.memory import clearly_fits, estimate, why_not_estimated
+from llmb.catalogue.records import PARALLEL, Layout, Model, Recipe
+from llmb.predict.memory import clearly_fits, estimate, settle_sharding, why_not_estimated
 from llmb.predict.prediction import Prediction
-from llmb.runs.choices import DpSharding, Recompute, keeps_logits
-from llmb.runs.plan import EnginePlan
+from llmb.runs.choices import Choices, DpSharding, Parallelism, Recompute, keeps_logits
+from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import MemoryUse, fullest_ranks
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -22,6 +24,8 @@ MOST_STAGES = 64
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[DpSharding, ...] = ("optimizer", "full")
 """Both in the order in which they take less memory."""
+ENDS = ("first_stage_layers", "last_stage_layers")
+ALONE = {**dict.fromkeys((*PARALLEL, "mbs"), 1), **dict.fromkeys(ENDS), "counts_embedding_and_loss": False}
 NOT_DIVISIBLE = "do not divide"
 NO_MICRO_BATCHES = "have too few micro-batches for their pipeline"
 TOO_LARGE = "do not fit"
@@ -50,45 +54,72 @@ class LayoutSearch:
     left_out: Mapping[str, int]
 
 
+Constraints = Mapping[str, Any]
+"""What every layout must have, by the names of options: sizes, recompute, dp_sharding, max_memory_gib."""
+NONE: Constraints = MappingProxyType({})
 Predicted = Callable[[EnginePlan], Prediction]
 Goal = Literal["step", "token"]
 
 
-def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted) -> LayoutSearch:
+def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
     """The fastest step, or the cheapest token on as many GPUs or fewer."""
     if goal == "step":
-        return search(plan, predicted)
-    searches = [search(each, predicted) for each in at_fewer_gpus(plan)]
+        return search(plan, predicted, constraints)
+    searches = [search(each, predicted, constraints) for each in at_fewer_gpus(plan)]
     left_out: Counter[str] = sum((Counter(each.left_out) for each in searches), Counter())
     found = [one for each in searches for one in each.found]
     found.sort(key=lambda one: one.prediction.seconds * one.plan.recipe.layout.gpus)
     return LayoutSearch(tuple(found), sum(each.searched for each in searches), left_out)
 
 
-def search(plan: EnginePlan, predicted: Predicted) -> LayoutSearch:
-    """All layouts of ``plan``'s model, GPUs, batch and sequence.
+def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
+    """All layouts of ``plan``'s model, GPUs, batch and sequence; its own may be invalid.
 
     Of each layout, ways to recompute and to shard are tried in the order of their time until one fits. Raises
     UsageError if memory or time cannot be predicted.
     """
     left_out: Counter[str] = Counter()
     found, searched = [], 0
-    for layout in layouts(plan, left_out):
-        ways = [_with(plan, layout, *way) for way in product(RECOMPUTES, SHARDINGS)]
+    recomputes, shardings = (
+        _values(constraints, name, free) for name, free in (("recompute", RECOMPUTES), ("dp_sharding", SHARDINGS))
+    )
+    for layout in layouts(plan, left_out, constraints):
+        ways = [_with(plan, layout, *way) for way in product(recomputes, shardings)]
         searched += len(ways)
-        if not clearly_fits(_memory(ways[-1])):
+        if not _admits(constraints, _memory(ways[-1])):
             left_out[TOO_LARGE] += len(ways)
             continue
         ordered = sorted(map(predicted, ways), key=lambda each: each.seconds)
         for place, prediction in enumerate(ordered):
             memory = _memory(prediction.plan)
-            if clearly_fits(memory):
+            if _admits(constraints, memory):
                 found.append(Candidate(prediction, memory))
                 left_out[SLOWER] += len(ordered) - place - 1
                 break
             left_out[TOO_LARGE] += 1
     found.sort(key=lambda each: each.prediction.seconds)
     return LayoutSearch(tuple(found), searched + left_out[NOT_DIVISIBLE] + left_out[NO_MICRO_BATCHES], left_out)
+
+
+def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
+    """The work of a recipe, whose layout may be invalid, with nothing parallel yet."""
+    alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
+    plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda")
+    return plan.model_copy(update={"parallelism": choices.parallelism.settled(alone)})
+
+
+def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Candidate | Missing:
+    """The recipe as it is published, which may not fit, or why it cannot be trained."""
+    own = choices.model_copy(update={"recompute": "none", "parallelism": Parallelism()})
+    if problems := check_layout(recipe.model, recipe.layout) or [*own.parallelism.problems(recipe.layout)]:
+        return Missing("; ".join(problems))
+    plan = settle_sharding(make_plan(recipe, own, device="cuda"), own.parallelism)
+    return Candidate(predicted(plan), estimate(plan))
+
+
+def _admits(constraints: Constraints, use: MemoryUse) -> bool:
+    """Whether it fits without doubt."""
+    return clearly_fits(use) and use.needed_gib <= constraints.get("max_memory_gib", use.needed_gib)
 
 
 def _memory(plan: EnginePlan) -> MemoryUse:
@@ -106,57 +137,50 @@ def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
         gpus //= 2
 
 
-def layouts(plan: EnginePlan, left_out: Counter[str]) -> Iterator[Layout]:
+def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints = NONE) -> Iterator[Layout]:
     """All valid ones; the others are counted."""
     recipe = plan.recipe
     base = recipe.layout
-    for sizes in _sizes(recipe.model, base):
+    for sizes in _sizes(recipe.model, base, constraints):
         layout = base.model_copy(update=sizes)
         if layout.gpus % (layout.tp * layout.pp * layout.cp) or layout.gbs % (layout.mbs * layout.dp):
             left_out[NOT_DIVISIBLE] += 1
         elif (layout.pp > 1 and layout.ga < layout.pp) or (layout.vp > 1 and layout.ga % layout.pp):
             left_out[NO_MICRO_BATCHES] += 1
-        elif check_layout(recipe.model, layout):
+        elif check_layout(recipe.model, layout) or any(plan.parallelism.problems(layout)):
             left_out[NOT_DIVISIBLE] += 1
         else:
             yield layout
 
 
-def _sizes(model: Model, base: Layout) -> Iterator[dict[str, object]]:
+def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dict[str, Any]]:
     """Sizes to try. Tensor parallelism stays within a node of 8 GPUs; so does that of experts, which is all or none."""
     stages = [pp for pp in range(1, min(MOST_STAGES, base.layers + 2) + 1) if base.gpus % pp == 0]
     experts = _divisors(model.moe.experts) if model.moe else [1]
-    for tp, pp, cp, mbs, ep in product((1, 2, 4, 8), stages, CONTEXT, MICRO_BATCHES, experts):
-        for split in _splits(base.layers, pp):
-            for etp in {1, tp} if model.moe else {1}:
-                yield {
-                    "tp": tp,
-                    "pp": pp,
-                    "cp": cp,
-                    "mbs": mbs,
-                    "ep": ep,
-                    "etp": etp,
-                    "sequence_parallel": True,
-                } | split
+    free = {"tp": (1, 2, 4, 8), "pp": stages, "cp": CONTEXT, "mbs": MICRO_BATCHES, "ep": experts}
+    for sizes in product(*(_values(constraints, name, values) for name, values in free.items())):
+        chosen = dict(zip(free, sizes, strict=True), sequence_parallel=True)
+        for split in _splits(base.layers, chosen["pp"], constraints):
+            for etp in _values(constraints, "etp", {1, chosen["tp"]} if model.moe else (1,)):
+                yield {**chosen, "etp": etp, **split}
 
 
-def _splits(layers: int, pp: int) -> Iterator[dict[str, object]]:
+def _splits(layers: int, pp: int, constraints: Constraints) -> Iterator[dict[str, Any]]:
     """Virtual stages that divide the layers; or all but a layer of the first and the last stage, which have embedding
-    and loss."""
-    ends: dict[str, object] = {
-        "counts_embedding_and_loss": False,
-        "first_stage_layers": None,
-        "last_stage_layers": None,
-    }
-    if pp == 1:
-        yield {"vp": 1, **ends}
-        return
-    if layers % pp == 0:
-        yield from ({"vp": vp, **ends} for vp in _divisors(layers // pp))
-    if (layers + 2) % pp == 0:
-        for vp in _divisors((layers + 2) // pp):
+    and loss, or as many as the constraints say."""
+    ends: dict[str, Any] = {"counts_embedding_and_loss": False, **{name: constraints.get(name) for name in ENDS}}
+    has_own = any(name in constraints for name in ENDS)
+    if pp == 1 or has_own or layers % pp == 0:
+        stages = [1] if pp == 1 else _divisors(layers if has_own else layers // pp)
+        yield from ({"vp": vp, **ends} for vp in _values(constraints, "vp", stages))
+    if pp > 1 and not has_own and (layers + 2) % pp == 0:
+        for vp in _values(constraints, "vp", _divisors((layers + 2) // pp)):
             less = (layers + 2) // (pp * vp) - 1
             yield {"vp": vp, **ends, "first_stage_layers": less, "last_stage_layers": less}
+
+
+def _values(constraints: Constraints, name: str, free: Iterable[Any]) -> Iterable[Any]:
+    return (constraints[name],) if name in constraints else free
 
 
 def _divisors(number: int) -> list[int]:
@@ -164,9 +188,17 @@ def _divisors(number: int) -> list[int]:
 
 
 def _with(plan: EnginePlan, layout: Layout, recompute: Recompute, sharding: DpSharding) -> EnginePlan:
+    plan = _change_layout(plan, layout)
+    parallelism = plan.parallelism.model_copy(update={"dp_sharding": sharding})
+    return plan.model_copy(update={"recompute": recompute, "parallelism": parallelism})
+
+
+def _change_layout(plan: EnginePlan, layout: Layout) -> EnginePlan:
+    """Logits are kept as by default, unless the plan keeps them otherwise."""
     recipe = plan.recipe.model_copy(update={"layout": layout})
-    parallelism = plan.parallelism.model_copy(update={"dp_sharding": sharding, "dp_shard_size": None})
-    return plan.model_copy(update={"recipe": recipe, "recompute": recompute, "parallelism": parallelism})
+    by_default = plan.keep_logits == keeps_logits(plan.recipe)
+    kept = keeps_logits(recipe) if by_default else plan.keep_logits
+    return plan.model_copy(update={"recipe": recipe, "keep_logits": kept})
 
 
 MOST_REMEDIES = 3
@@ -281,6 +313,5 @@ def _laid_out(name: str, size: int, plan: EnginePlan) -> EnginePlan | None:
         return None
     if any(plan.parallelism.problems(layout)):
         return None
-    recipe = plan.recipe.model_copy(update={"layout": layout})
-    by_default = plan.keep_logits == keeps_logits(plan.recipe)
-    return _changed(plan, recipe=recipe, keep_logits=keeps_logits(recipe) if by_default else plan.keep_logits)
+    changed = _change_layout(plan, layout)
+    return None if changed == plan else changed

@@ -8,10 +8,11 @@ from typing import Any
 from llmb.base.errors import LlmbError
 from llmb.base.missing import Missing
 from llmb.catalogue.records import PARALLEL, Recipe
+from llmb.catalogue.resolve import CUSTOM
 from llmb.catalogue.throughput import MFU, Throughput, throughput
 from llmb.predict.prediction import COLUMNS, PredictedRow, Prediction
 from llmb.predict.scale import PUBLISHED_GPUS, Curve, Goodput
-from llmb.predict.search import Candidate, Remedy
+from llmb.predict.search import Candidate, Constraints, Goal, Remedy
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import (
     Column,
@@ -283,12 +284,40 @@ def rows_csv(rows: Iterable[PredictedRow]) -> str:
 class Proposed:
     """Layouts that fit, the best first, and the recipe's own, which may not; price: of a GPU hour."""
 
-    goal: str
+    goal: Goal
+    recipe: Recipe
+    constraints: Constraints
     layouts: tuple[Candidate, ...]
-    own: Candidate
+    own: Candidate | Missing
     searched: int
     left_out: Mapping[str, int]
     price: float | None = None
+
+    @property
+    def first(self) -> Prediction:
+        """The best layout's prediction, else the recipe's."""
+        return next(each for each in (*self.layouts, self.own) if isinstance(each, Candidate)).prediction
+
+    def cost(self, one: Candidate) -> float:
+        """What is to be small."""
+        return one.prediction.seconds * (one.plan.recipe.layout.gpus if self.goal == "token" else 1)
+
+    @property
+    def ahead_pct(self) -> float | None:
+        """By how much the first is better than the recipe; None if that does not fit."""
+        if not self.own or not self.layouts or self.exceeds(self.own):
+            return None
+        return 100 * (self.cost(self.own) / self.cost(self.layouts[0]) - 1)
+
+    @property
+    def tied(self) -> tuple[Candidate, ...]:
+        """The layouts that cannot be told from the first."""
+        most = 1 + self.first.error_pct / 100
+        return tuple(one for one in self.layouts if self.cost(one) <= most * self.cost(self.layouts[0]))
+
+    def exceeds(self, one: Candidate) -> bool:
+        needed = one.memory.needed_gib
+        return one.memory.fits is False or needed > self.constraints.get("max_memory_gib", needed)
 
     def price_per_1t(self, one: Candidate) -> float | None:
         """What a trillion tokens cost."""
@@ -300,15 +329,21 @@ class Proposed:
 
 def proposed_document(proposed: Proposed) -> dict[str, Any]:
     """The JSON of ``llmb plan``; its keys are a contract."""
+    own = proposed.own
     return {
-        **identity_document(proposed.own.plan.recipe),
+        **identity_document(proposed.recipe),
         "goal": proposed.goal,
+        "constraints": dict(proposed.constraints),
         "layouts": [_layout_document(proposed, each) for each in proposed.layouts],
-        "recipe_layout": {**_layout_document(proposed, proposed.own), "fits": proposed.own.memory.fits},
+        "recipe_layout": {**_layout_document(proposed, own), "fits": own.memory.fits} if own else None,
+        "recipe_left_out": own.reason if isinstance(own, Missing) else None,
         "searched": proposed.searched,
         "left_out": dict(proposed.left_out),
-        "calibration": proposed.own.prediction.calibration.text,
-        "unvalidated": list(proposed.own.prediction.unvalidated),
+        "error_pct": proposed.first.error_pct,
+        "tied": len(proposed.tied),
+        "better_than_recipe_pct": proposed.ahead_pct,
+        "calibration": proposed.first.calibration.text,
+        "unvalidated": list(proposed.first.unvalidated),
     }
 
 
@@ -335,9 +370,10 @@ def _tokens_per_gpu(one: Candidate) -> float:
 
 
 def proposed_tables(proposed: Proposed) -> Iterator[Table]:
-    own = proposed.own
-    recipe = own.plan.recipe
-    rows = [*((str(place), each) for place, each in enumerate(proposed.layouts, start=1)), ("recipe", own)]
+    own, recipe = proposed.own, proposed.recipe
+    rows = [(str(place), each) for place, each in enumerate(proposed.layouts, start=1)]
+    if own:
+        rows.append((_own_name(recipe), own))
     columns: list[Column[tuple[str, Candidate]]] = [
         Column("", lambda row: row[0], right=True),
         *(_size_column(name) for name in ("gpus", "seq_len", *PARALLEL, "mbs")),
@@ -345,24 +381,57 @@ def proposed_tables(proposed: Proposed) -> Iterator[Table]:
         Column("sharding", lambda row: row[1].plan.parallelism.dp_sharding),
         number_column("step s", lambda row: row[1].prediction.seconds),
         number_column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1])),
-        Column("GiB", lambda row: f"{row[1].memory.needed_gib:.0f}", right=True),
+        Column("GiB", lambda row: _gib_text(proposed, row[1])),
     ]
     varied = {name for name in ("gpus", "seq_len", "ep", "etp") if len({_size(row[1], name) for row in rows}) > 1}
     fixed = {"gpus", "seq_len", "ep", "etp"} - varied
     columns = [each for each in columns if each.header not in fixed]
     if proposed.price is not None:
         columns.append(number_column("price/1T tokens", lambda row: proposed.price_per_1t(row[1])))
-    table = table_of(
-        f"PREDICTED layouts of {recipe.model_name} {recipe.dtype} on {recipe.layout.gpus} x {recipe.gpu_type}",
-        rows,
-        columns,
-    )
+    title = f"PREDICTED layouts of {recipe.model_name} {recipe.dtype} on {recipe.layout.gpus} x {recipe.gpu_type}"
+    options = "".join(f", --{name.replace('_', '-')} {value}" for name, value in proposed.constraints.items())
+    table = table_of(f"{title}{options}", rows, columns)
+    table.caption = "\n".join(_plan_notes(proposed))
+    yield table
+    if proposed.layouts and own:
+        yield _differences(proposed.layouts[0].prediction, own.prediction)
+
+
+def _own_name(recipe: Recipe) -> str:
+    """The name of the recipe's row: options may have changed its work."""
+    return "adapted" if recipe.overridden or any(note.startswith(CUSTOM) for note in recipe.decisions) else "recipe"
+
+
+def _gib_text(proposed: Proposed, one: Candidate) -> str:
+    capacity = one.memory.capacity_gib
+    of = "" if capacity is None else f"/{capacity:g}"
+    return f"{one.memory.needed_gib:.0f}{of}{' does not fit' if proposed.exceeds(one) else ''}"
+
+
+def left_out_text(proposed: Proposed) -> str:
     reasons = sorted(proposed.left_out.items(), key=lambda each: -each[1])
     left = ", ".join(f"{number:,} {reason}" for reason, number in reasons if number)
-    table.caption = f"of {proposed.searched:,} ways {left}; steps are within ±{own.prediction.error_pct:.0f} %"
-    yield table
-    if proposed.layouts:
-        yield _differences(proposed.layouts[0].prediction, own.prediction)
+    return f"of {proposed.searched:,} ways {left}"
+
+
+def _plan_notes(proposed: Proposed) -> Iterator[str]:
+    own, ahead, tied = proposed.own, proposed.ahead_pct, proposed.tied
+    within = f"±{proposed.first.error_pct:.0f} %"
+    better, worse = ("faster", "slower") if proposed.goal == "step" else ("cheaper", "dearer")
+    yield f"{left_out_text(proposed)}; steps are within {within}"
+    if ahead is not None and ahead > proposed.first.error_pct:
+        yield f"the first is {ahead:.1f} % {better} than the recipe, of {within}"
+    elif ahead is not None and ahead >= 0:
+        yield f"none is distinguishably {better} than the recipe: {ahead:.1f} % of {within}"
+    elif ahead is not None:
+        yield f"none is {better} than the recipe: the first is {-ahead:.1f} % {worse}, of {within}"
+    if len(tied) > 1:
+        apart = 100 * (proposed.cost(tied[-1]) / proposed.cost(tied[0]) - 1)
+        yield f"1 to {len(tied)} are a tie: {apart:.1f} % apart, of {within}"
+    if isinstance(own, Missing):
+        yield f"the layout of the recipe is left out: {own.reason}"
+    else:
+        yield from (f"{_own_name(proposed.recipe)}: {note}" for note in proposed.recipe.decisions)
 
 
 def _size_column(name: str) -> Column[tuple[str, Candidate]]:
@@ -397,7 +466,7 @@ def _of(prediction: Prediction, name: str) -> float:
 
 def campaign_text(proposed: Proposed, repeats: int) -> str:
     """A file for ``llmb bulk`` that settles which of the layouts is the fastest."""
-    lines = [f"# The layouts that 'llmb plan' proposes for {proposed.own.plan.recipe.title()}, the best first."]
+    lines = [f"# The layouts that 'llmb plan' proposes for {proposed.recipe.title()}, the best first."]
     lines += [_campaign_line(each, repeats) for each in proposed.layouts]
     return "\n".join(lines) + "\n"
 
