@@ -17,7 +17,7 @@ from llmb.cli.root import install_here, say
 from llmb.jobs.read_run import known_run, parsed_run
 from llmb.launch.documents.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.readers.logs.configuration import document_of_log
-from llmb.readers.logs.log_files import FoundFiles, find_all_logs, find_logs, read_in_parallel
+from llmb.readers.logs.log_files import LogFiles, find_all_logs, find_logs, read_in_parallel
 from llmb.readers.samples.host import usable_cores
 from llmb.report.output import print_output
 from llmb.report.parse_report import (
@@ -106,10 +106,10 @@ def _documented_window(logs: Iterable[Path]) -> str:
     return f"{LAST_STEP}-{LAST_STEP}" if window == "last" else window
 
 
-def _regular(found: FoundFiles) -> FoundFiles:
+def _regular(found: LogFiles) -> LogFiles:
     """The logs that the reference suite's script reads. It follows no links, which may lead to the same file twice."""
     logs = tuple(path for path in found.logs if path.suffix == ".out" and not path.is_symlink())
-    return FoundFiles(logs, found.total_bytes, found.refused)
+    return LogFiles(logs, found.total_bytes, found.refused)
 
 
 Paths = Annotated[
@@ -228,7 +228,7 @@ def _catalogued(runs: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedR
     return with_catalogue_figures(with_gpu_type(runs, gpu_type) if gpu_type else runs, catalogue)
 
 
-def _with_progress(found: FoundFiles, read: Iterable[Read]) -> Iterable[Read]:
+def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
     """What is ``read`` of files, with a bar on stderr if there are many or large ones."""
     if (len(found.logs) < MANY_FILES and found.total_bytes < MANY_BYTES) or not sys.stderr.isatty():
         return read

@@ -34,7 +34,7 @@ from llmb.runs.record import Time, now, read_job_if_whole, read_record
 
 ZSTD, GZIP = ".tar.zst", ".tar.gz"
 ENDINGS = (ZSTD, GZIP)
-"""Of the names of archives; each says how the archive is compressed."""
+"""Endings of archive names; each shows how the archive is compressed."""
 MANIFEST = "manifest.json"
 VERSION: Literal[1] = 1
 MOST_VALUES = 1 << 20

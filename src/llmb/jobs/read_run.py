@@ -25,7 +25,7 @@ from llmb.launch.programs.conclude import stored_run
 from llmb.launch.programs.port import End, find_program
 from llmb.readers.anomalies import Anomalies, find_anomalies
 from llmb.readers.logs.configuration import ARGUMENTS
-from llmb.readers.logs.log_files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file, parse_logs
+from llmb.readers.logs.log_files import NCCL, LogFiles, ParsedFile, find_logs, parse_file, parse_logs
 from llmb.readers.logs.outcome import FINISHED, LOG_WARNING, LogOutcome, Status, steps_span
 from llmb.readers.logs.reader import PlainText
 from llmb.readers.nccl.nccl_network import Network, beginning, read_network
@@ -354,15 +354,15 @@ def logged_runs(root: Path, recorded: Collection[Path]) -> FoundRuns:
     return FoundRuns(str(root), runs, unread)
 
 
-def _logs_outside(root: Path, recorded: Collection[Path]) -> FoundFiles:
+def _logs_outside(root: Path, recorded: Collection[Path]) -> LogFiles:
     try:
         found = find_logs(root)
     except UsageError:
-        return FoundFiles((), 0, ())
+        return LogFiles((), 0, ())
     known = frozenset(recorded)
     logs = tuple(path for path in found.logs if known.isdisjoint(path.absolute().parents))
     refused = tuple(file for file in found.refused if known.isdisjoint(file.path.absolute().parents))
-    return FoundFiles(logs, sum(path.stat().st_size for path in logs), refused)
+    return LogFiles(logs, sum(path.stat().st_size for path in logs), refused)
 
 
 def _is_run(file: ParsedFile) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is unusual in step times: steps, a drift and stalls in a window, and a change for good in a history of runs; and
-where a run is steady."""
+"""Anomalies of step times: steps, a drift and stalls in a window, a lasting change in a history of runs; and the steady
+part of a run."""
 
 import math
 from collections import Counter
@@ -39,9 +39,9 @@ FALSE_ALARM_RATE = 0.01
 FEWEST_RUNS = 3
 """Runs on each side of a step."""
 MOST_PAIRED = 1000
-"""In a longer history, or part of one, pairs of steps are not looked for: there would be millions."""
+"""The length above which pairs of steps are not looked for: there would be millions."""
 LONG_HISTORY = 20
-"""With fewer runs one outlier among three, however far, is not beyond chance."""
+"""The least number of runs: with fewer one outlier among three, however far, is not beyond chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def _line_length(count: int) -> float:
 
 @lru_cache(maxsize=16)
 def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
-    """For a series of ``count``: weights of the drift, of the slowest movements that are orthogonal to it, and the
-    correction of the error of a short series.
+    """Return for a series of ``count``: weights of the drift, of the slowest movements that are orthogonal to it, and
+    the correction of the error of a short series.
     """
     line = (np.arange(count) - (count - 1) / 2) / _line_length(count)
     waves = cosines(count, 1)
@@ -162,7 +162,7 @@ def find_levels(means_s: Sequence[float]) -> list[Level]:
 
 
 def changes_pct(levels: Sequence[Level]) -> list[float]:
-    """From each level to the next one."""
+    """Return the change from each level to the next one."""
     return [100 * (after.mean_s / before.mean_s - 1) for before, after in pairwise(levels)]
 
 
@@ -245,15 +245,15 @@ def _segments(values: Floats) -> list[tuple[int, int]]:
     noise = MAD_TO_STD * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
     variance = max(noise, LEAST_SPREAD * abs(float(np.median(values)))) ** 2
     threshold = PENALTY * math.log(len(values)) * variance
-    found, open_parts = [], [(0, len(values) - 1)]
+    changes, open_parts = [], [(0, len(values) - 1)]
     while open_parts:
         first, last = open_parts.pop()
         split = _second_level(values[first : last + 1], threshold)
         if split is None:
-            found.append((first, last))
+            changes.append((first, last))
         else:
             open_parts += [(first, first + split - 1), (first + split, last)]
-    return sorted(found)
+    return sorted(changes)
 
 
 def _second_level(values: Floats, threshold: float) -> int | None:

@@ -22,14 +22,14 @@ FEW_LAPS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lap:
-    """From the end of a step to that of a later one."""
+    """The time from the end of a step to that of a later one."""
 
     steps_s: float
     """The sum of the step times."""
     clock_s: float
     """Seconds by the clock."""
     between_s: float = 0.0
-    """What is known to lie between the steps."""
+    """Known time between the steps."""
     steps: int = 1
     ranks_apart_s: float = 0.0
     """The time of the slowest rank less that of the fastest: a step's time is that of the slowest one of this step."""
@@ -49,10 +49,10 @@ def clock_contradiction(every: Sequence[Lap]) -> str | None:
     error_s = min(CLOCK_ERROR_S, clock_s) if is_fine else CLOCK_ERROR_S
     if steps_s > MOST_OF_CLOCK * clock_s + error_s + late_s:
         return f"step times of the window sum to {steps_s:.4g} s, and by the clock {clock_s:.4g} s passed"
-    step_s, known_s = median(lap.steps_s for lap in laps), median(lap.clock_s - lap.between_s for lap in laps)
+    step_s, clock_step_s = median(lap.steps_s for lap in laps), median(lap.clock_s - lap.between_s for lap in laps)
     error_s = FINE_CLOCK_ERROR_S if is_fine and len(laps) >= FEW_LAPS else CLOCK_ERROR_S
-    if step_s + error_s < LEAST_OF_CLOCK * known_s:
+    if step_s + error_s < LEAST_OF_CLOCK * clock_step_s:
         count = max(lap.steps for lap in laps)
-        told = "a step of the window takes" if count == 1 else f"{count} steps of the window take"
-        return f"{told} {step_s:.4g} s, and by the clock {known_s:.4g} s"
+        subject = "a step of the window takes" if count == 1 else f"{count} steps of the window take"
+        return f"{subject} {step_s:.4g} s, and by the clock {clock_step_s:.4g} s"
     return None

@@ -42,7 +42,7 @@ class AnalyzedRun:
     """Its run folder, or its log if it has no record."""
     identity: RunIdentity
     conditions: Mapping[str, Value] = field(default_factory=dict)
-    """What may differ between repeats, under dotted keys: software, hardware, nodes, steps, seed."""
+    """The conditions that may differ between repeats, under dotted keys: software, hardware, nodes, steps, seed."""
     label: str | None = None
     campaign: str | None = None
     started_s: float | None = None
@@ -56,18 +56,18 @@ class AnalyzedRun:
     """Its first step times to the last digit, whatever the window; empty if only its log has them."""
     step_time_s: Statistics | None = None
     figures: Literal["exact", "rounded"] | None = None
-    """Whether step times are those of ``metrics.jsonl``, or rounded as the log prints them."""
+    """The precision of step times: those of ``metrics.jsonl``, or rounded as the log prints them."""
     mfu_pct: Mapping[str, float | None] = field(default_factory=dict)
-    """By convention."""
+    """The MFU by convention."""
     tokens_per_s_per_gpu: float | None = None
     days_per_1t_tokens: float | None = None
     anomalies: Anomalies | None = None
     """Anomalies of the window's steps, where they were looked for."""
     nodes: tuple[str, ...] = ()
     network: Network | None = None
-    """By the record, or by the log."""
+    """The network in the record, or in the log."""
     faults: Faults = field(default_factory=dict)
-    """What is known to have disturbed it."""
+    """The known disturbances."""
     recipe: Recipe | None = None
     record: RunRecord | None = None
     unread_record: str | None = None
@@ -88,7 +88,7 @@ class AnalyzedRun:
 
     @property
     def outcome(self) -> LogOutcome:
-        """That of its log, which was read."""
+        """Return the outcome of its log, which was read."""
         assert self.log, "the log was read"
         return self.log.outcome
 
@@ -126,7 +126,7 @@ class AnalyzedRun:
 
     @property
     def origin(self) -> Origin | None:
-        """Where its weights and data come from."""
+        """Return the source of its weights and data."""
         return self.record.plan.origin if self.record else None
 
     @property
@@ -144,7 +144,7 @@ class AnalyzedRun:
 
     @property
     def layout_source(self) -> Literal["record", "log", "recipe"] | None:
-        """Who tells the layout; the recipe's is an assumption."""
+        """Return the source of the layout; the recipe's is an assumption."""
         if not self.layout:
             return None
         return "record" if self.record else "recipe" if self.configuration.get(ASSUMED) else "log"
@@ -165,13 +165,13 @@ class AnalyzedRun:
         return replace(self, **told_by(log, self.figures or "rounded"))
 
     def with_figures(self, mfu_pct: Mapping[str, float | None], tokens_per_s_per_gpu: float | None) -> "AnalyzedRun":
-        """With what the catalogue knows of the log's configuration."""
+        """Add the catalogue's figures for the log's configuration."""
         gpus = self.gpus
         days = 1e12 / (tokens_per_s_per_gpu * gpus) / SECONDS_PER_DAY if tokens_per_s_per_gpu and gpus else None
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
 
     def invalid(self, reason: str) -> "AnalyzedRun":
-        """As an invalid one, without figures."""
+        """Make it an invalid run, without figures."""
         log = replace(self.log, outcome=without_figures(self.outcome, reason)) if self.log else None
         bare = replace(self, log=log, status="invalid", reason=reason, step_times_s=(), step_time_s=None, figures=None)
         return replace(bare.with_figures({}, None), anomalies=None)
@@ -192,7 +192,7 @@ def told_by(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -
 
 
 def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
-    """Whether a log without a record has a GPU type, so that the catalogue may know its recipe."""
+    """Return whether a log without a record has a GPU type, so that the catalogue may have its recipe."""
     return any(run.record is None and run.text("gpu_type") for run in runs)
 
 
@@ -244,7 +244,7 @@ def why_left_out(run: AnalyzedRun) -> str | None:
 
 
 def flaw_of(run: AnalyzedRun) -> str | None:
-    """What is wrong with a run; its status if no reason is known, or the reason alone does not show it."""
+    """Describe the flaw of a run: its status if no reason is known, or the reason alone does not show it."""
     if run.status == "cancelled" and run.reason:
         return f"cancelled: {run.reason}"
     if run.status != "success":

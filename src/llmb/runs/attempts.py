@@ -134,7 +134,7 @@ def window_began(record: RunRecord) -> int:
 
 
 def is_done(folder: RunFolder, plan: Plan) -> bool:
-    """Whether every step is done, and saved if requested: the run is complete however it ends from here."""
+    """Return whether every step is done, and saved if requested: from here the run is complete whatever ends it."""
     if len(read_steps(folder.steps)) < plan.steps:
         return False
     last = checkpoint_name(plan.last_step + 1, plan.samples_before(plan.last_step + 1))
@@ -142,7 +142,7 @@ def is_done(folder: RunFolder, plan: Plan) -> bool:
 
 
 def attempt_line(attempt: Attempt) -> str:
-    """What an attempt's part of the log begins with."""
+    """Return the first line of an attempt's part of the log."""
     where = f"from {attempt.checkpoint}" if attempt.checkpoint else "no checkpoint was saved before"
     return f"{ATTEMPT}{attempt.number} begins at step {attempt.first_step} on {attempt.job.nodes}, {where}"
 

@@ -30,7 +30,7 @@ GB = 10**9
 
 
 def check_space(plan: Plan, folder: Path) -> None:
-    """Raises EnvironmentProblem if the checkpoints of ``plan`` do not all fit on the disk of ``folder``.
+    """Raise EnvironmentProblem if the checkpoints of ``plan`` do not all fit on the disk of ``folder``.
 
     ``folder`` need not exist yet.
     """
@@ -43,13 +43,13 @@ def check_space(plan: Plan, folder: Path) -> None:
 
 
 def check_weights_space(model: Model, bytes_each: int, folder: Path) -> None:
-    """Raises EnvironmentProblem if the weights of ``model`` alone do not fit on the disk of ``folder``."""
+    """Raise EnvironmentProblem if the weights of ``model`` alone do not fit on the disk of ``folder``."""
     need = bytes_each * parameter_count(model)[0]
     check_room("the weights need", need, folder, "free some space, or give a folder on another disk")
 
 
 def check_room(what: str, need: int, folder: Path, advice: str) -> None:
-    """Raises EnvironmentProblem if the disk has less than ``need`` bytes free. ``folder`` need not exist yet."""
+    """Raise EnvironmentProblem if the disk has less than ``need`` bytes free. ``folder`` need not exist yet."""
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     have = shutil.disk_usage(existing).free
     if need > have:
@@ -79,7 +79,7 @@ class CheckpointReport:
     verification: Verification | None = None
     """Verification of the checkpoint that was loaded; None without a load."""
     verify_s: float | None = None
-    """Not part of ``load_s``; None if it was not verified."""
+    """The time beside ``load_s``; None if it was not verified."""
     save_gb_per_s: float | None = None
     """All ranks' bytes by the seconds of the slowest save; None, as the rank, if nothing was saved."""
     slowest_save_rank: int | None = None
@@ -120,12 +120,12 @@ def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointR
 
 
 def loads_weights(plan: Plan) -> bool:
-    """Whether the run reads ``plan.weights``: adapters are resumed beside them, and everything else instead of them."""
+    """Return whether the run reads ``plan.weights``: adapters resume beside them, everything else instead of them."""
     return plan.weights is not None and (plan.start is None or plan.lora is not None)
 
 
 def check_weights(plan: Plan) -> None:
-    """Raises UsageError if the weights that ``plan`` starts with are missing or incomplete, or do not fit the run."""
+    """Raise UsageError if the weights that ``plan`` starts with are missing or incomplete, or do not fit the run."""
     if plan.weights is not None and loads_weights(plan):
         checkpoint = read_checkpoint(Path(plan.weights.path))
         if problems := list(weights_problems(plan, checkpoint.record)):

@@ -18,7 +18,7 @@ _option = partial(Option, panel="Parallelism")
 
 
 def shares_parameters(recipe: Recipe) -> bool:
-    """Whether several ranks use the same parameters."""
+    """Return whether several ranks use the same parameters."""
     layout = recipe.layout
     return layout.dp * layout.cp > 1 or (recipe.model.moe is not None and layout.edp > 1)
 
@@ -41,9 +41,9 @@ class Parallelism(Record):
             "recipe's document; without one optimizer where it is sure to fit or there is only one rank, else full."
         ),
     ] = None
-    """What the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and optimizer state;
-    or nothing. None means what the published run shards; without one ``full`` or, if there is only one rank,
-    ``optimizer``; there is nothing to shard then."""
+    """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
+    optimizer state; or nothing. None means those of the published run; without one ``full`` or, if there is only one
+    rank, ``optimizer``; there is nothing to shard then."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Shard within groups of N ranks of DP x CP, each group with a replica. Default: one group."),
@@ -52,7 +52,7 @@ class Parallelism(Record):
 
     @property
     def keeps_parameters(self) -> bool:
-        """Whether every rank holds parameters whole."""
+        """Return whether every rank holds parameters whole."""
         return self.dp_sharding in ("optimizer", "none")
 
     def replicas(self, layout: Layout) -> Replicas:
@@ -68,7 +68,7 @@ class Parallelism(Record):
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, recipe: Recipe) -> Self:
-        """With defaults for the options that are not specified."""
+        """Set defaults for the options that are not specified."""
         shared = shares_parameters(recipe)
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(
@@ -107,7 +107,7 @@ They save one of four products of the head, 1 to 2 % of a step, and exist when a
 that fits has to leave as much free for what is in no plan: the CUDA context, NCCL's buffers and fragmentation.
 """
 LEAST_MEMORY_GB = 2
-"""What every device has whose memory is not known, as a CPU's and that of a GPU that is not in the catalogue."""
+"""The memory of every device whose size is unknown, as a CPU's and that of a GPU that is not in the catalogue."""
 Recompute = Literal["none", "selective", "full"]
 Fp8Recipe = Literal["delayed", "current", "current-all"]
 _training = partial(Option, panel="Training")
@@ -312,7 +312,7 @@ class Choices(Record):
     ] = None
 
     def lora_changes(self) -> dict[str, Any]:
-        """What is chosen of the adapters, by the names of their record."""
+        """Return the choices for the adapters, by the names of their record."""
         names = ("rank", "alpha", "dropout", "targets")
         chosen = {name: getattr(self, f"lora_{name}") for name in names}
         return {name: value for name, value in chosen.items() if value is not None}
@@ -324,11 +324,11 @@ class Choices(Record):
         return recorded or (1 if resumes else DEFAULT_STEPS)
 
     def compiles_on(self, device: Device) -> bool:
-        """By default True on a GPU, where it saves memory traffic."""
+        """Return the choice, by default True on a GPU, where it saves memory traffic."""
         return device == "cuda" if self.compiled is None else self.compiled
 
     def keeps_logits_of(self, recipe: Recipe) -> bool:
-        """By default True where they fit."""
+        """Return the choice, by default True where they fit."""
         return self.keep_logits if self.keep_logits is not None else keeps_logits(recipe)
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes two runs repeats of each other, by their records; what may differ between repeats; what of the nodes'
-settings has changed since, and which nodes of a run are unlike the others. Pure."""
+"""The identity of repeats, by their records; conditions that may differ between repeats; changed settings of nodes, and
+nodes of a run that are unlike the others. Pure."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES
 
 
 def identity_of(record: RunRecord) -> RunIdentity:
-    """By the record alone, whatever the run and its folder are called."""
+    """Return the identity by the record alone, whatever the run and its folder are called."""
     return identity_of_plan(record.plan, record.program, record.arguments)
 
 
@@ -75,7 +75,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 
 def conditions_of(record: RunRecord) -> dict[str, Value]:
-    """What may differ between repeats, under dotted keys; None is unknown. A list becomes text."""
+    """Return the conditions that may differ between repeats, by dotted keys; None is unknown. A list becomes text."""
     plan, environment = record.plan, record.environment
     nodes = environment.nodes if environment else ()
     network = record.result.network if record.result else None
@@ -151,11 +151,11 @@ class Drift(Record):
     before: str | None
     after: str | None
     important: bool
-    """Whether it is likely to change the time of a step."""
+    """True if it is likely to change the time of a step."""
 
 
 def gpu_limits(gpus: Sequence[GpuState]) -> dict[str, str]:
-    """What is set on the GPUs of a node; where they differ, all that occurs."""
+    """Return the settings of the GPUs of a node; where they differ, all that occur."""
     every = {name: sorted({getattr(gpu, name) for gpu in gpus} - {None}) for name in GPU_LIMITS}
     return {f"hardware.{name}": ", ".join(map(_text, values)) for name, values in every.items() if values}
 
@@ -165,7 +165,7 @@ def _text(value: object) -> str:
 
 
 def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
-    """With those of its GPUs, which the record has as states."""
+    """Return the settings with those of its GPUs, which the record has as states."""
     settings, environment = record.settings, record.environment
     if isinstance(settings, Missing):
         return settings
@@ -190,7 +190,7 @@ def _of_node(node: str, before: dict[str, str], now: dict[str, str]) -> Iterable
 
 
 def is_comparable(key: str, *values: object) -> bool:
-    """Whether a difference of the values of a setting means something: not where one could not be read."""
+    """Return whether a difference of the values of a setting is meaningful: not where one could not be read."""
     return key.startswith(SET_OR_NOT) or None not in values
 
 
@@ -207,7 +207,7 @@ def known_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -
 
 
 def faults_of(record: RunRecord, result: Result) -> Faults:
-    """What disturbed the run, by its result and by its record."""
+    """Return the disturbances of the run, by its result and by its record."""
     unlike, code = unlike_nodes(record), record.exit_code
     known = {**result.faults, **({UNLIKE_NODES: unlike} if unlike else {})}
     if result.status != "success" or not code:
@@ -216,7 +216,7 @@ def faults_of(record: RunRecord, result: Result) -> Faults:
 
 
 def unlike_nodes(record: RunRecord) -> tuple[str, ...]:
-    """In words, nodes of a run with another important setting than the others."""
+    """Describe the nodes of a run with another important setting than the others."""
     settings = settings_of_run(record)
     if not settings:
         return ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the record, the environment and the steps of a run agree. Pure."""
+"""Contradictions between the record, the environment and the steps of a run. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None,
 
 
 def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str, ...]:
-    """By the record's start and end, between which there are also start-up, checkpoints and the end."""
+    """Compare with the record's start and end, between which there are also start-up, checkpoints and the end."""
     last = record.attempts[-1] if record.attempts else None
     began, ended = last.started_at if last else record.started_at, record.ended_at
     if not began or not ended:
@@ -109,7 +109,7 @@ def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str,
 
 
 def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
-    """How the result of a run that has ended differs from its record and its steps."""
+    """Describe differences of the result of a run that has ended from its record and its steps."""
     result, window = record.result, record.window
     if record.status in ("queued", "running"):
         return

@@ -53,7 +53,7 @@ class RdmaPort(Record):
 
 
 class KernelCheck(Record):
-    """What a kernel of the engine computed at a shape of the run, compared with torch's code."""
+    """The result of a kernel of the engine at a shape of the run, compared with torch's code."""
 
     kernel: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class KernelCheck(Record):
     difference: float | None
     """The largest of a value, as a multiple of what rounding explains; None if a result is not finite."""
     right: bool
-    """Whether rounding explains all differences: a run with another kernel ends."""
+    """True if rounding explains all differences: a run with another kernel ends."""
 
 
 class Environment(Record):
@@ -90,7 +90,7 @@ class Environment(Record):
     compute_path: ComputePath | None = None
     """None in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
-    """What the first rank found, and what others found wrong; empty without a GPU, None until kernels are compared."""
+    """The first rank's checks, and errors of others; empty without a GPU, None until kernels are compared."""
     ptxas: str | None = None
     """Version of the assembler of Triton's kernels; None without a GPU, or without Triton."""
     driver: str | None = None
@@ -139,7 +139,7 @@ COUNTED = ("sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slow
 _PLAIN = ("index", "driver_version", *TEXTS.values(), *NUMBERS.values())
 _EVENTS, _COUNTERS = "clocks_event_reasons.active", [f"clocks_event_reasons_counters.{name}" for name in COUNTED]
 QUERIES = ((*_PLAIN, _EVENTS, *_COUNTERS), (*_PLAIN, _EVENTS), (*_PLAIN, "clocks_throttle_reasons.active"))
-"""Before driver 535 events were called throttling."""
+"""Queries to try in order: before driver 535 events were called throttling."""
 
 
 class NodeGpus(NamedTuple):
@@ -154,7 +154,7 @@ def command(fields: Iterable[str]) -> list[str]:
 
 
 def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
-    """What was printed for ``fields``; what is not supported or unknown is None, and other lines are left out."""
+    """Parse the output for ``fields``; unsupported or unknown values are None, and other lines are skipped."""
     rows = [dict(zip(fields, values, strict=True)) for values in _rows(text) if len(values) == len(fields)]
     found = [row for row in rows if row["index"].isdecimal()]
     drivers = (_text(row["driver_version"]) for row in found)

@@ -41,7 +41,7 @@ def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, s
 
 
 def recorded_suffix(plan: Plan) -> str:
-    """What a run's name ends with if it is profiled or traced."""
+    """Return the suffix of a run's name if it is profiled or traced."""
     if plan.profile:
         return RECORDED_BY[plan.profile.profiler]
     return "_nccltrace" if plan.nccl_trace else ""
@@ -83,7 +83,7 @@ def _program_parts(program: str, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _data_parts(plan: Plan) -> Iterator[str]:
-    """Where data and adapters are not those of the recipe."""
+    """Yield the data and adapters that are not those of the recipe."""
     recipe, data = plan.recipe, plan.origin.data
     if data.kind != ("synthetic" if recipe.task == "pretrain" else "dataset"):
         yield data.kind
@@ -197,7 +197,7 @@ def release_checkpoints(run: RunFolder, plan: Plan) -> None:
 
 
 def probe(folder: Path) -> None:
-    """Whether a file can be written to an existing folder. Raises OSError."""
+    """Write a file to an existing folder. Raises OSError."""
     path = folder / f"{PROBE}-{os.getpid()}"
     probe_file(path)
     path.unlink(missing_ok=True)  # a process of another node with the same id may have removed it

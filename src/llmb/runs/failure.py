@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank failed first by the end of a run's log, and which one a hung run waits for."""
+"""The rank that failed first by the end of a run's log, and the one that a hung run waits for."""
 
 import os
 import re
@@ -74,7 +74,7 @@ class Beat(Record):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of a rank: its last heartbeat, if there was one, and the time since."""
+    """The last sign of a rank: its last heartbeat, if there was one, and the time since."""
 
     rank: int
     beat: Beat | None
@@ -131,7 +131,7 @@ def _begun(beat: Beat, wait: Wait) -> int:
 
 
 def _left(seen: Seen) -> bool:
-    """Whether a rank is exiting, and thus need not respond any more."""
+    """Return whether a rank is exiting, and thus need not respond any more."""
     return seen.beat is not None and seen.beat.phase == "end"
 
 
@@ -161,7 +161,7 @@ def _where(beat: Beat) -> str:
 
 
 def _waits_text(beats: Sequence[Beat]) -> str:
-    """What ranks wait in; ranks that wait in the same place are listed together."""
+    """Describe the places where ranks wait; ranks that wait in the same place are listed together."""
     kinds: dict[str, list[int]] = {}
     for beat in beats:
         if beat.waiting or beat.place:
@@ -228,7 +228,7 @@ def tail(path: Path) -> str:
 
 
 ATTEMPT = "llmb: attempt "
-"""What the line begins with that separates a run's attempts in its log."""
+"""The beginning of the line that separates a run's attempts in its log."""
 LONGEST_MESSAGE = 300
 # Messages of ranks whose peer is gone: they are victims, not the cause.
 VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|NCCL.*abort", re.I)
@@ -254,7 +254,7 @@ _TRACEBACK = re.compile(r"^Traceback \(most recent", re.MULTILINE)
 
 
 def failure_line(rank: int, host: str, error: BaseException) -> str:
-    """What a worker prints last when it fails."""
+    """Return the last line that a worker prints when it fails."""
     text = error.what if isinstance(error, LlmbError) else f"{type(error).__name__}: {error}"
     message = " ".join(text.split())[:LONGEST_MESSAGE]
     return f"llmb: rank {rank} on {host} failed: {message}"
@@ -290,7 +290,7 @@ def last_lines(log: str, most: int) -> list[str]:
 
 
 class _Failure(NamedTuple):
-    """Who failed and how, and where the log's line about it ends, if the rank itself or another one wrote one."""
+    """The failed rank and its error, and the end of the log's line on it, if that rank or another one wrote one."""
 
     how: str
     who: str | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run lives on disk, and how its files are written."""
+"""The files of a run's folder, and how they are written."""
 
 import errno
 import os
@@ -65,7 +65,7 @@ class RunFolder:
     record = Inside("run.json")
     steps = Inside("metrics.jsonl")
     rank_times = Inside("rank_times.jsonl")
-    """How long each rank computed in each step; of the engine with several ranks."""
+    """The computing time of each rank in each step; of the engine with several ranks."""
     expert_load = Inside("expert_load.json")
     """Each expert's share of tokens over the whole run; of a model with experts."""
     torch_profile = Inside(TORCH_FOLDER)
@@ -75,11 +75,11 @@ class RunFolder:
     nccl_trace = Inside(NCCL_FOLDER)
     """NCCL's own logs, one a process."""
     nccl_network = Inside(NETWORK_FOLDER)
-    """What NCCL said of the network, one file a node; of the engine on several nodes."""
+    """NCCL's lines on the network, one file a node; of the engine on several nodes."""
     breakdown = Inside("breakdown.json")
-    """Where the time of a profiled step went."""
+    """The breakdown of the time of a profiled step."""
     resources = Inside("resources")
-    """What GPUs and nodes did while the run lasted, a file for each node."""
+    """The samples of GPUs and nodes during the run, a file for each node."""
     checkpoints = Inside("checkpoints")
     """Made with the first checkpoint that is saved here."""
     checkpoint_times = Inside("checkpoints.jsonl")
@@ -87,21 +87,21 @@ class RunFolder:
     environment = Inside("environment.json")
     """Written by the workers; its content moves into the record when the run ends."""
     vboost = Inside(VBOOST_FILE)
-    """What came of a boost of the GPUs, by the batch script; moves into the record when the run ends."""
+    """The result of a boost of the GPUs, by the batch script; moves into the record when the run ends."""
     stall = Inside("stall.txt")
     """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
     job = Inside("job.json")
     """The scheduler's handle of the run, written once it was submitted."""
     imported = Inside("imported.json")
-    """Where a run of another root comes from."""
+    """The origin of a run of another root."""
     launch_output = Inside("launch.out")
-    """What a program's own script printed that queued the job; only of a run that is queued so."""
+    """The output of a program's own script that queued the job; only of a run that is queued so."""
     job_spec = Inside("job_spec.json")
     """All that was decided of the job before it was handed to a scheduler."""
     task = Inside("task.json")
     """Record of a job that trains nothing, in place of ``record``."""
     job_end = Inside("job_end.json")
-    """How the batch script ended, written by itself, whatever ended it."""
+    """The end of the batch script, written by itself, whatever ended it."""
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ class RunFolder:
         return self.resources / f"{node}.jsonl"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
-        """Where a run with this folder saves: here, or in a folder with the run's name in the plan's directory."""
+        """Return the folder of checkpoints: here, or a folder with the run's name in the plan's directory."""
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
 
@@ -203,7 +203,7 @@ def cannot_write(path: Path, error: OSError) -> NotWritable:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises NotWritable for an OSError of what is done to ``path``."""
+    """Turn an OSError of a write to ``path`` into NotWritable."""
     try:
         yield
     except OSError as error:
@@ -211,7 +211,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raises OSError for a device, a pipe or a folder, which a file that replaces it would remove from the machine."""
+    """Raise OSError for a device, a pipe or a folder, which a file that replaces it would remove from the machine."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is there and not a regular file")
 
@@ -260,7 +260,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 BEFORE = ".before"
-"""Before the suffix of a file that another one has replaced."""
+"""The text before the suffix of a file that another one has replaced."""
 
 
 def write_newest(path: Path, text: str) -> None:

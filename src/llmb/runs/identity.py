@@ -59,7 +59,7 @@ def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
 
 
 def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
-    """By key, in alphabetical order."""
+    """Return the differences by key, in alphabetical order."""
     keys = sorted(before.keys() | after.keys())
     pairs = ((key, before.get(key), after.get(key)) for key in keys)
     return tuple(Difference(key=key, before=one, after=other) for key, one, other in pairs if one != other)

@@ -78,7 +78,7 @@ class TrainingInputs(Record):
 
 
 class PredictedStep(Record):
-    """What ``llmb predict`` says of a run before it starts.
+    """The prediction of ``llmb predict`` for a run before it starts.
 
     Seconds by cause sum to the step; 95 % of steps are expected within the interval.
     """
@@ -104,7 +104,7 @@ class Plan(Record):
     checkpoint_dir: str | None = None
     """Absolute; the run saves in a folder of its own below. None for the run's folder."""
     start: Start | None = None
-    """What the run resumes from; of a run with ``lora``, adapters and their optimizer state."""
+    """The checkpoint that the run resumes from; of a run with ``lora``, adapters and their optimizer state."""
     weights: InitialWeights | None = None
     """Weights of step 0, also of a run that resumes; None for random weights."""
     dataset: TrainingDataset | None = None
@@ -112,25 +112,25 @@ class Plan(Record):
     lora: Lora | None = None
     """None for a run that trains all weights."""
     verify_checkpoint: bool = True
-    """Whether the checksums of ``start`` are verified before it is loaded."""
+    """True if the checksums of ``start`` are verified before it is loaded."""
     profile: Profile | None = None
     nccl_trace: bool = False
     predicted: PredictedStep | None = None
     """None for what is not predicted, such as a CPU."""
     documented_software: str | None = None
-    """What trains is the software of the recipe's document, as it was released: its name. None for other programs."""
+    """The software of the recipe's document, as it was released, if that trains; its name. None for other programs."""
     declared_origin: Origin | None = None
     """Origin of a program other than the engine, which has weights and data of its own."""
 
     @property
     def origin(self) -> Origin:
-        """What the run trains, and on what."""
+        """Return the model and the data of the run."""
         weights = weights_origin(self.weights, self.start)
         return self.declared_origin or Origin(weights=weights, data=data_origin(self.dataset, self.recipe.training))
 
     @property
     def processes(self) -> int:
-        """How many are started: one for each rank, or one for a pretended rank."""
+        """Return the number to start: one for each rank, or one for a pretended rank."""
         return self.recipe.scale if self.recipe.pretended_rank is None else 1
 
     @property
@@ -148,11 +148,11 @@ class Plan(Record):
         return consumed + (step - self.first_step) * self.recipe.layout.gbs
 
     def slows_down(self, step: int) -> bool:
-        """Whether something is recorded of ``step`` that makes it slower, so that its time means nothing."""
+        """Return whether a record of ``step`` makes it slower, so that its time means nothing."""
         return self.nccl_trace or (self.profile is not None and self.profile.covers(step))
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is saved after ``step``: after the last one, and in between where an interval is set."""
+        """Return whether a checkpoint is saved after ``step``: after the last one, and at each interval that is set."""
         if step == self.last_step:
             return self.save_checkpoint
         return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0
@@ -191,7 +191,7 @@ class ComputePath(Record):
     """Layers with the same input are multiplied as one matrix. In eager code results and gradients would be copied to
     be taken apart. FP8 joins its own; blocks that stay in bf16 then are the same compiled or not, bit by bit."""
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
-    """What adds the gradients of several micro-batches: products of bf16 matrices, in bf16; autograd, in fp32; FSDP."""
+    """The way of adding micro-batches' gradients: products of bf16 matrices, in bf16; autograd, in fp32; FSDP."""
     overlaps_tp: bool
     """Gathers and scatters of the sequence travel beside products, in the backward pass."""
     fuses_casts: bool
@@ -202,7 +202,7 @@ class ComputePath(Record):
 
 
 class EnginePlan(Plan):
-    """What a worker of the engine needs to know. With software and machine it decides every number of a run."""
+    """The input of a worker of the engine. With software and machine it decides every number of a run."""
 
     emulate_fp8: bool = False
     recompute: Recompute
@@ -313,7 +313,7 @@ def _packing_problems(recipe: Recipe, choices: Choices, training: Training, *, p
 
 
 def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Training:
-    """How the recipe trains, or the training that a run continues, with what was chosen otherwise."""
+    """Return the training of the recipe, or the one that a run continues, with the explicit choices."""
     changes = {
         "peak_lr": choices.peak_lr,
         "warmup_steps": choices.warmup_steps,

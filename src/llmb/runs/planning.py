@@ -58,7 +58,7 @@ class Search:
     choices: Choices
     folders: PreparedFolders
     missing: dict[str, str] = field(default_factory=dict)
-    """What is not prepared, with the command that prepares it."""
+    """The files that are not prepared, with the command that prepares each."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -67,7 +67,7 @@ class Search:
         return find_workload(self.catalogue, self.recipe.workload).sources.get(self.recipe.size)
 
     def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
-        """What can be found. ``resumed`` is the checkpoint that the run resumes from."""
+        """Return the inputs that exist. ``resumed`` is the checkpoint that the run resumes from."""
         if self.choices.synthetic and (given := self._explicit()):
             self.problems.append(f"{given} is given, but {SYNTHETIC} does without; leave one of them out")
             return TrainingInputs()
@@ -184,7 +184,7 @@ class Search:
         return {"dataset": TrainingDataset(path=str(path), packed=packed), "packing": packing}
 
     def _resumed(self, saved: SavedCheckpoint) -> TrainingInputs:
-        """What the training began with, which its checkpoint records."""
+        """Return the inputs with which the training began, from its checkpoint."""
         began = saved.record.origin
         if self._rejects_weights(saved):
             return TrainingInputs()
@@ -309,12 +309,12 @@ class NotPrepared(UsageError):
 
     @property
     def warning(self) -> str:
-        """For a dry run, which shows the plan all the same."""
+        """Return the warning of a dry run, which shows the plan all the same."""
         return f"the run would be refused: {self.what}"
 
 
 def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHere:
-    """What a run of ``recipe`` without further options starts from."""
+    """Return the inputs of a run of ``recipe`` without further options."""
     search = search_inputs(catalogue, install, recipe, Choices())
     origin = search.origin(search.inputs(None))
     try:

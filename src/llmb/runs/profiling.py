@@ -21,7 +21,7 @@ class Profile(Record):
 
     profiler: Profiler
     or_torch: bool = False
-    """Where the run starts, the PyTorch profiler replaces Nsight Systems if that is not on the PATH."""
+    """True if the PyTorch profiler replaces Nsight Systems where that is not on the PATH."""
     reason: str | None = None
     """Why the PyTorch profiler has replaced Nsight Systems; None if it has not."""
     first_step: int
@@ -29,7 +29,7 @@ class Profile(Record):
     """The first step that is no longer profiled."""
     ranks: tuple[int, ...]
     gpu_metrics: bool = False
-    """Only for the first of the ranks."""
+    """True for metrics of the first rank's GPU."""
 
     def covers(self, step: int) -> bool:
         return self.first_step <= step < self.stop_step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What single ranks of a run take: memory, FLOPs and collectives of one step."""
+"""The needs of single ranks of a run: memory, FLOPs and collectives of one step."""
 
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ OWNERS = ("weights", "gradients", "optimizer", "activations", "other")
 
 
 class AccountJob(Record):
-    """What the program that counts is asked for."""
+    """The request to the program that counts."""
 
     plan: EnginePlan
     rank: int
@@ -35,17 +35,17 @@ class CollectiveCount(Record):
 
 
 class RankMemory(Record):
-    """What one rank takes at its peak: live bytes of tensors, without what allocator and libraries take beside them."""
+    """The peak memory of one rank: live bytes of tensors, without the overhead of allocator and libraries."""
 
     rank: int
     pp_stage: int
     peak_bytes: int
     bytes_by_owner: dict[str, int]
-    """At the peak, for each of ``OWNERS``."""
+    """The bytes at the peak, for each of ``OWNERS``."""
 
 
 class RankAccount(RankMemory):
-    """What one rank takes in one step.
+    """The needs of one rank in one step.
 
     flops_by_kind: of products by precision (bf16, fp8, fp32), and of attention; they sum to ``flops``.
     """
@@ -74,7 +74,7 @@ SURE_MARGIN_GIB = MARGINS[0].gib
 
 
 class MemoryUse(Record):
-    """What some ranks of a run take, and whether a GPU has that. Sizes in GiB.
+    """The memory of some ranks of a run, and whether it fits on a GPU. Sizes in GiB.
 
     method: counted by the engine, or estimated in closed form. capacity_gib: nominal memory of a GPU; None if it is
     unknown, and then ``fits``, too. assumptions: what was counted otherwise than a run may be.
@@ -91,7 +91,7 @@ class MemoryUse(Record):
 
     @property
     def needed_gib(self) -> float:
-        """What the fullest rank needs, with the margin."""
+        """Return the need of the fullest rank, with the margin."""
         return self.fullest.peak_bytes / GIB + MARGIN_GIB
 
     @property

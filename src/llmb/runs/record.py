@@ -37,7 +37,7 @@ def _time(text: str) -> str:
 
 
 Time = Annotated[str, AfterValidator(_time)]
-"""In ISO 8601."""
+"""A time in ISO 8601."""
 
 
 def seconds_of(time: str | None) -> float | None:
@@ -63,7 +63,7 @@ class Attempt(Record):
     job: BegunJob
     first_step: int
     checkpoint: str | None
-    """What it resumes from; None for the run's own start."""
+    """The checkpoint that it resumes from; None for the run's own start."""
     ended_at: Time | None = None
     exit_code: int | None = None
     signal: str | None = None
@@ -75,7 +75,7 @@ class Process(Record):
     host: str
     pid: int
     started: str
-    """By the clock of the host since it was booted, and which boot that was."""
+    """The start by the clock of the host since it was booted, and an identifier of that boot."""
 
 
 LOCAL = "local"
@@ -91,10 +91,10 @@ class SubmittedJob(Record):
     cluster: str | None = None
     submitted_at: Time
     key: str = ""
-    """In the history of jobs; empty until the job is added there."""
+    """The key in the history of jobs; empty until the job is added there."""
     campaign: str | None = None
     retries: int = 0
-    """How often the run may be submitted again."""
+    """The number of times that the run may be submitted again."""
     retry_of: str | None = None
     """Key of the job that this one repeats."""
     process: Process | None = None
@@ -118,7 +118,7 @@ class JobEnd(Record):
 
 
 class VboostOutcome(Record):
-    """What came of ``nvidia-smi boost-slider --vboost`` on the nodes of a job, by its batch script."""
+    """The result of ``nvidia-smi boost-slider --vboost`` on the nodes of a job, by its batch script."""
 
     level: int
     nodes_set: int
@@ -139,7 +139,7 @@ class RunRecord(ReasonedRecord):
     llmb_commit: str | None = None
     """Git commit of llmb; None if that is unknown."""
     llmb_modified: bool | None = None
-    """Whether llmb's source differed from ``llmb_commit``; None if that is unknown."""
+    """True if llmb's source differed from ``llmb_commit``; None if that is unknown."""
     llmb_commit_reason: str | None = None
     """Why ``llmb_commit`` or ``llmb_modified`` is unknown."""
     image: str | None = None
@@ -149,7 +149,7 @@ class RunRecord(ReasonedRecord):
     arguments: dict[str, str] = Field(default_factory=dict)
     """Arguments of a framework's script, as given by the user."""
     program: str = ENGINE
-    """What trains."""
+    """The program that trains."""
     started_at: Time | None
     """None while the run is queued."""
     ended_at: Time | None = None
@@ -157,9 +157,9 @@ class RunRecord(ReasonedRecord):
     job: BegunJob | None = None
     """None for a run without a scheduler, and while it is queued."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """What the workers' environment got beside the user's."""
+    """The variables of the workers beside the user's."""
     retries: int = 0
-    """How often a scheduler may start the run again; 0 leaves that to the scheduler."""
+    """The number of times that a scheduler may start the run again; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
     """Starts of a run by a scheduler."""
     plan: Annotated[EnginePlan | Plan, WrapValidator(ValidateOnce())]
@@ -168,7 +168,7 @@ class RunRecord(ReasonedRecord):
     conventions: Annotated[dict[str, str], WrapValidator(ValidateOnce())]
     environment: Annotated[Environment, WrapValidator(ValidateOnce())] | Missing | None = None
     settings: Annotated[NodesSettings, WrapValidator(ValidateOnce())] | Missing = Missing("the run has not ended")
-    """What all nodes had when the run began."""
+    """The settings of all nodes when the run began."""
     vboost: VboostOutcome | Missing | None = None
     """None for a job that was to set none, and while it runs."""
     result: Result | None = None
@@ -269,7 +269,7 @@ def engine_plan(record: RunRecord) -> EnginePlan:
 
 
 def attempt_plan(record: RunRecord) -> EnginePlan:
-    """What the workers of the latest attempt have to do: the run's plan, or what a checkpoint has left of it."""
+    """Return the plan of the latest attempt's workers: the run's, or the rest of it after a checkpoint."""
     plan, attempt = engine_plan(record), record.attempts[-1] if record.attempts else None
     if attempt is None or attempt.checkpoint is None:
         return plan
@@ -283,13 +283,13 @@ def write_record(folder: RunFolder, record: RunRecord) -> None:
 
 
 def _check_links(folder: RunFolder) -> None:
-    """Raises PermissionError if the folder is reached through another user's link."""
+    """Raise PermissionError if the folder is reached through another user's link."""
     if link := foreign_link(folder.path):
         raise PermissionError(errno.EPERM, "another user's link, which is not followed", str(link))
 
 
 def read_record(folder: RunFolder) -> RunRecord:
-    """Raises BrokenRecord, or OSError if the file cannot be read, or is another user's by way of a link."""
+    """Read the record. Raises BrokenRecord, or OSError if it cannot be read, or is another user's by way of a link."""
     _check_links(folder)
     return read_record_file(folder.record, RunRecord)
 

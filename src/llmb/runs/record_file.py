@@ -16,7 +16,7 @@ from llmb.base.shown_text import printable
 
 MOST_SHOWN = 200
 UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError)
-"""What it may raise to read a file that another program wrote, and to count with what it says."""
+"""The errors of reading a file that another program wrote, and of counting with its content."""
 Shape = TypeVar("Shape")
 Content = TypeVar("Content")
 
@@ -43,7 +43,7 @@ def read_record_file(path: Path, shape: type[Shape]) -> Shape:
 
 
 def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing:
-    """What ``read`` returns, or why it cannot: a file beside the steps of a run must not cost the run its result."""
+    """Return the result of ``read``, or why it failed: a file beside the steps must not cost a run its result."""
     try:
         return read()
     except UNREADABLE as error:

@@ -31,11 +31,11 @@ from llmb.runs.verdict import ERROR_AT_END, MACHINE_FAULT, NETWORK_FAULT, OTHER_
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 NOT_SUCCESSFUL = Missing("the run was not successful")
-"""In place of the figures of such a run."""
+"""The reason for the missing figures of such a run."""
 NOT_SAMPLED = Missing("the run was not sampled")
 NO_SAMPLES = Missing("the run folder has no samples")
 NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network", "machine")
-"""What a result has to tell of an invalid run, too."""
+"""The fields that an invalid run's result has, too."""
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
 """Figures that a pretended rank cannot have."""
 GIB = 2**30
@@ -85,7 +85,7 @@ class Parameters(Record):
 
 
 class PretendedRank(ReasonedRecord):
-    """What a rank took that ran alone, as if the others were there.
+    """The measurements of a rank that ran alone, as if the others were there.
 
     compute_time_s: of a step, in which it waits for no other rank; with the copies that stand in for collectives.
     """
@@ -128,7 +128,7 @@ class Result(ReasonedRecord):
     parameters: Annotated[Parameters, WrapValidator(ValidateOnce())] | None = None
     """None without figures."""
     tflops_per_gpu: dict[str, float | None] | None = None
-    """By convention, as are ``mfu_pct`` and ``flops_per_sequence``."""
+    """The values by convention, as are ``mfu_pct`` and ``flops_per_sequence``."""
     mfu_pct: dict[str, float | None] | None = None
     days_per_1t_tokens: float | None = None
     flops_per_sequence: Annotated[dict[str, float | None], WrapValidator(ValidateOnce())] | None = None
@@ -138,9 +138,9 @@ class Result(ReasonedRecord):
     verdict: Verdict | Missing = Missing("the run is not judged yet")
     """Against the published figure."""
     note: str | None = None
-    """What came after the last step of a success: an error, a signal, the time limit; else None."""
+    """The event after the last step of a success: an error, a signal, the time limit; else None."""
     error_at_end: str | None = None
-    """What the log says after the last step of a success that went wrong, but for the time limit: a verdict is soft."""
+    """The log's error after the last step of a success, except the time limit: a verdict is soft."""
     resources: ResourceUse | Missing = NOT_SUCCESSFUL
     """Use of resources in the steps of the window."""
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
@@ -152,7 +152,7 @@ class Result(ReasonedRecord):
     network: NetworkUse | Missing = Missing("it was not recorded")
     """Between nodes; its ``faults`` make a verdict soft."""
     machine: Annotated[MachineReport, WrapValidator(ValidateOnce())] | Missing = NOT_SAMPLED
-    """What happened on the nodes, also of a run that failed; its ``faults`` make a verdict soft."""
+    """The events on the nodes, also of a run that failed; its ``faults`` make a verdict soft."""
 
     @property
     def flaw(self) -> str | None:
@@ -162,7 +162,7 @@ class Result(ReasonedRecord):
 
     @property
     def faults(self) -> dict[str, tuple[str, ...]]:
-        """What disturbed the run, in words, by the key of its condition, the most important first."""
+        """Return the disturbances of the run by the keys of their conditions, the most important first."""
         found = {
             NETWORK_FAULT: self.network.faults if self.network else (),
             MACHINE_FAULT: self.machine.faults if self.machine else (),
@@ -240,7 +240,7 @@ class RunEvidence:
     exit_code: int = 0
     log_tail: str = ""
     interrupted: str | None = None
-    """What ended the run from outside."""
+    """The outside cause that ended the run."""
     checkpoint: CheckpointReport | Missing | None = None
     profile: ProfileReport | None = None
     no_window: str | None = None

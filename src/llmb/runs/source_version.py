@@ -11,7 +11,7 @@ from llmb.base.tools import ask_program
 PACKAGE = Path(llmb.__file__).resolve().parent
 COMMIT_FILE = "commit.txt"
 PATIENCE_S = 5.0
-"""How long git may take; on a slow file system the answer is then unknown."""
+"""The time limit of git; on a slow file system the answer is then unknown."""
 NOT_GIT = "llmb was installed from a package, which does not record its commit"
 NO_COMMIT = "git tells no commit of the checkout of llmb here"
 NOT_COMPARED = "git did not compare the source with the commit"
@@ -25,7 +25,7 @@ class SourceVersion(NamedTuple):
     reason: str | None
 
     def text(self) -> str:
-        """For people."""
+        """Format for display."""
         if self.commit is None:
             return f"commit unknown: {self.reason}"
         changes = {True: ", modified", False: "", None: ", perhaps modified"}[self.modified]
@@ -33,7 +33,7 @@ class SourceVersion(NamedTuple):
 
 
 def source_version(package: Path = PACKAGE) -> SourceVersion:
-    """By git, where ``package`` is part of a checkout."""
+    """Ask git, where ``package`` is part of a checkout."""
     checkout = next((folder for folder in package.parents[:2] if (folder / ".git").exists()), None)
     if checkout is None:
         return _built(package) or _installed()
@@ -45,13 +45,13 @@ def source_version(package: Path = PACKAGE) -> SourceVersion:
 
 
 def _git(checkout: Path, *words: str) -> str | None:
-    """What git prints; None if it fails or cannot be run."""
+    """Return the output of git; None if it fails or cannot be run."""
     said = ask_program(["git", "--no-optional-locks", "-C", str(checkout), *words], PATIENCE_S)
     return None if said.problem else said.text.strip()
 
 
 def installed_version(text: str | None) -> SourceVersion:
-    """By the text of ``direct_url.json``, which pip writes for what it installs from elsewhere than an index. Pure."""
+    """Read the text of ``direct_url.json``, which pip writes for installations from elsewhere than an index. Pure."""
     try:
         commit = json.loads(text or "{}")["vcs_info"]["commit_id"]
     except (ValueError, KeyError, TypeError):
@@ -60,7 +60,7 @@ def installed_version(text: str | None) -> SourceVersion:
 
 
 def _built(package: Path) -> SourceVersion | None:
-    """As setup.py recorded it; None where it was built without one."""
+    """Return the version that setup.py recorded; None where it was built without one."""
     try:
         commit, _, modified = (package / COMMIT_FILE).read_text().strip().partition("-")
     except OSError:

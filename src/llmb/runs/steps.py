@@ -27,7 +27,7 @@ MOST_BYTES = 1 << 29
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoad:
-    """How evenly tokens were routed to experts, over all ranks and layers."""
+    """The balance of tokens between experts, over all ranks and layers."""
 
     max_over_mean: float
     """Tokens of the busiest expert divided by the mean of its layer, in the worst layer; 1 is balanced."""
@@ -67,13 +67,13 @@ class Step:
     rank_step_time_s_max: float
     slowest_rank: int
     updated: bool = True
-    """Whether the parameters were updated."""
+    """True if the parameters were updated."""
     padded_tokens: int
     """Places of all sequences."""
     counted_labels: int
     """Labels that the loss is the mean of."""
     data_wait_s: float
-    """How long the step waited for its data, on the rank that waited longest."""
+    """The time that the step waited for its data, on the rank that waited longest."""
     pause_s: float
     """Between the step before and this one, on the rank where it was longest: logging, saving."""
     layer_s_median: float
@@ -81,13 +81,13 @@ class Step:
     layer_s_max: float
     slowest_layer_rank: int
     outside_layers_s: float
-    """From the step's data to the last of those layers, less their own time; on the rank where it was shortest."""
+    """The time from the step's data to the last of those layers, less their own; on the rank where it was shortest."""
     ended_s: float
-    """When the first rank saw the end of the step, in Unix time."""
+    """The end of the step as the first rank saw it, in Unix time."""
     saving: bool = False
-    """Whether a checkpoint was being written at the same time."""
+    """True if a checkpoint was being written at the same time."""
     profiled: bool = False
-    """Whether a profiler or NCCL's log slowed the step down; statistics leave it out."""
+    """True if a profiler or NCCL's log slowed the step down; statistics exclude it."""
     expert_load: ExpertLoad | None = None
     """None for a model without experts."""
     fp8: Fp8Counts | None = None
@@ -97,14 +97,14 @@ class Step:
     chunked_sum_of_squares: int | None = None
     """Sum of squares for documents split at the model's attention chunks; None if no document is longer than one."""
     host_ahead_s: float | None = None
-    """How long the host waited for the device, on the rank where it was shortest; None without a queue."""
+    """The time that the host waited for the device, on the rank where it was shortest; None without a queue."""
 
     @property
     def finite(self) -> bool:
         return all(math.isfinite(value) for value in (self.loss, self.grad_norm) if value is not None)
 
     def values_text(self) -> str:
-        """What makes a step invalid, for people."""
+        """Describe the values that make a step invalid."""
         values = {"loss": self.loss, "gradient norm": self.grad_norm}
         known = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
         return f"step {self.step}: {known}"
@@ -141,7 +141,7 @@ def step_to_json(step: Step) -> str:
 
 
 def step_from_json(line: str | bytes) -> Step:
-    """Raises ValueError if the line is not a complete step."""
+    """Parse a step. Raises ValueError if the line is not a complete step."""
     if (b"not_finite" if isinstance(line, bytes) else "not_finite") not in line:  # type: ignore[operator]
         return _adapter().validate_json(line)  # in half the time
     values = from_json(line)
@@ -187,7 +187,7 @@ class StepNews(NamedTuple):
     loss: float | None
     grad_norm: float | None = None
     tflops_per_gpu: float | None = None
-    """As the program logs it, in a convention of its own."""
+    """The value that the program logs, in a convention of its own."""
     profiled: bool = False
     """Slowed down by what is recorded of it."""
 
@@ -269,7 +269,7 @@ class RankTimesFile:
 
 
 def read_rank_times(path: Path) -> list[RankTimes]:
-    """In order of the steps, each step once: by the last attempt that did it. Empty without a file.
+    """Read times in order of the steps, each step once: by the last attempt that did it. Empty without a file.
 
     Raises BrokenRecord as ``read_steps`` does, OSError if the file cannot be read.
     """

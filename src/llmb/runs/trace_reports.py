@@ -30,7 +30,7 @@ class ProfileReport:
     files: tuple[str, ...]
     breakdown: StepBreakdown | None
     warnings: tuple[str, ...]
-    """What is missing, and why if that is known."""
+    """Missing parts, with the reason if that is known."""
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
@@ -43,7 +43,7 @@ def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
 
 
 def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, str]) -> Path:
-    """Where Nsight Systems writes the report of ``rank``, which runs with the variables ``environ``."""
+    """Return the path of Nsight Systems' report of ``rank``, which runs with the variables ``environ``."""
     return folder.nsys_profile / report_name(plan, rank, environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID"))
 
 
@@ -120,7 +120,7 @@ class NetworkUse(Network):
     """The network of a run, and what is wrong with it."""
 
     faults: tuple[str, ...] = ()
-    """In words; a verdict is soft for each."""
+    """Descriptions; a verdict is soft for each."""
 
 
 def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
@@ -159,14 +159,14 @@ def _of_nodes(nodes: NodesNetwork, environment: Environment | None, gpu: Gpu | N
 
 
 def _short(node: str) -> str:
-    """As NCCL names nodes: without the domain."""
+    """Shorten like NCCL: without the domain."""
     return node.partition(".")[0]
 
 
 def _few_devices(
     nodes: NodesNetwork, ports: Sequence[RdmaPort], ranks: int, gpu: Gpu | None, where: str
 ) -> Iterator[str]:
-    """As many as there are GPUs are enough, unless the GPU type's network is faster."""
+    """Compare with the number of GPUs, which is enough unless the GPU type's network is faster."""
     devices = nodes.devices_used if nodes.idle_devices is not None else nodes.devices
     used, unused = _by_use([port for port in ports if port.node == ports[0].node], devices or ())
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks
@@ -235,7 +235,7 @@ def report_network(folder: RunFolder, plan: Plan, environment: Environment | Non
 
 
 def _logs(folder: RunFolder) -> Sequence[Path]:
-    """Where the user asked for NCCL's lines himself, they may be in the run's own log."""
+    """Return the logs; if the user requested NCCL's lines, they may be in the run's own log."""
     kept = (sorted(path.glob(f"*{NCCL_LOG_END}")) for path in (folder.nccl_network, folder.nccl_trace))
     return next(filter(None, kept), [folder.log] if folder.log.exists() else [])
 

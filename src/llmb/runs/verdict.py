@@ -30,7 +30,7 @@ class Reference(Record):
     window_text: str = ""
     """The window as the source words it."""
     convention: str | None = None
-    """How the source counts FLOPs; None if it has only a step time."""
+    """The source's way of counting FLOPs; None if it has only a step time."""
     source: str
     """Document and line, folder of the baseline, or the user's file and entry."""
     runs: int | None = None
@@ -45,11 +45,11 @@ class Condition(Record):
     own: str | None
     reference: str | None
     effect: Effect
-    """Whether it prevents a verdict, makes it soft, or is only reported."""
+    """The effect on a verdict: prevents it, makes it soft, or is only reported."""
     slower_pct: Interval | None = None
-    """By how much the run's steps are slower for it, in percent: from, to; None if it is not known."""
+    """The slowdown of the run's steps by it, in percent: from, to; None if it is not known."""
     why: str | None = None
-    """What it is, with its source, where the reference tells that."""
+    """The explanation, with its source, where the reference has one."""
 
 
 class Verdict(Record):
@@ -69,7 +69,7 @@ class Verdict(Record):
     reference: Reference | None = None
     conditions: tuple[Condition, ...] = ()
     more_runs: int | None = None
-    """How many more runs are expected to decide an inconclusive verdict; None if runs would not."""
+    """The expected number of further runs that decide an inconclusive verdict; None if runs would not."""
     reason: str | None = None
     """Why there is no clear verdict, or why runs allow only a soft one."""
     sentence: str = ""
@@ -79,7 +79,7 @@ class Verdict(Record):
 WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not comparable", "pass", "improved")
 """The worst first."""
 BETTER: tuple[VerdictName, ...] = ("pass", "improved")
-"""What is better than an open question."""
+"""The verdicts better than an open question."""
 
 
 def worst(verdicts: Iterable[Verdict]) -> VerdictName:
@@ -97,7 +97,7 @@ ERROR_AT_END = "error_at_end"
 EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
 """Faults that have to be known to read a difference, and that a command tells more of."""
 Faults = Mapping[str, tuple[str, ...]]
-"""What disturbed a run, in words, by the key of its condition, the most important first."""
+"""The disturbances of a run, by the key of their conditions, the most important first."""
 _FIGURE = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")
 BETWEEN_RUNS = " | "
 """Stands between the texts of several runs."""
@@ -106,15 +106,15 @@ Values = Mapping[str, str]
 
 
 class ConditionRule(Record):
-    """What a difference of the keys that fit one of the patterns means."""
+    """The meaning of a difference of the keys that fit one of the patterns."""
 
     keys: tuple[str, ...]
     title: str
-    """For people; empty if it is the key itself."""
+    """The title for display; empty if it is the key itself."""
     differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
     unknown: Effect | Literal["ignored"] = "ignored"
     important: bool = False
-    """Whether a change of the setting of a node is likely to change the time of a step."""
+    """True if a change of the setting of a node is likely to change the time of a step."""
     why: str
 
     def effect(self, kind: ReferenceKind, *, known: bool) -> Effect | None:
@@ -153,12 +153,12 @@ def differing(conditions: Iterable[Condition]) -> str:
 
 
 def worth(condition: Condition) -> str:
-    """By how much a run is slower for it; empty if that is not known."""
+    """Format the slowdown of a run by it; empty if that is not known."""
     return "" if condition.slower_pct is None else " (worth {:g} to {:g} %)".format(*condition.slower_pct)
 
 
 def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tuple[Condition, ...]:
-    """What differs, or is known of one side only and matters; the most important first."""
+    """Return differences, and important conditions that only one side has; the most important first."""
     found = []
     for key in own.keys() | reference.keys():
         values = own.get(key), reference.get(key)
@@ -171,7 +171,7 @@ def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tupl
 
 
 def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
-    """What disturbed runs of either side; even the same disturbance on both sides makes conditions unequal."""
+    """Yield disturbances of either side's runs; even the same one on both sides makes conditions unequal."""
     for key in dict.fromkeys((*own, *reference)):
         effect = rule_of(key).effect("baseline", known=False)
         assert effect, "the data file does not ignore it"
@@ -210,7 +210,7 @@ def _range(figures: tuple[str, ...]) -> str:
 
 
 def condition_values(known: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:
-    """As text. A None means ``unset``, or that the value is not known."""
+    """Format values. A None means ``unset``, or that the value is not known."""
     texts = {key: unset if value is None else _text(value) for key, value in known.items()}
     return {key: text for key, text in texts.items() if text is not None}
 

@@ -20,10 +20,10 @@ from llmb.readers.samples.sample_records import (
     CounterReading,
     GpuSamples,
     HostSample,
+    OtherRun,
     Sample,
     SampledGpu,
     SamplerStart,
-    SeenRun,
     to_line,
 )
 from llmb.report.run_report import run_table
@@ -83,7 +83,7 @@ def sampled(node: str) -> str:
             throttle_reasons=((), ("sw_power_cap",)),
             other_pids=((), (4711,)),
         )
-        beside = (SeenRun(program="llmb.engine.worker", folder="/r/exp_1/exp", pid=7, since_s=1.0),)
+        beside = (OtherRun(program="llmb.engine.worker", folder="/r/exp_1/exp", pid=7, since_s=1.0),)
         lines.append(to_line(Sample(time_s=FIRST_STEP_S - 5 + second, host=host, gpus=used, runs=beside)))
     for moment, more in ((0.0, 0), (LASTED_S, 60)):
         risen = {key: value + more for key, value in COUNTERS.items()}

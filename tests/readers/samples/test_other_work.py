@@ -21,11 +21,11 @@ from llmb.readers.samples.other_work import NOT_SAMPLED, find_other_work
 from llmb.readers.samples.sample_records import (
     GpuSamples,
     HostSample,
+    OtherRun,
     OtherWork,
     Sample,
     SampledGpu,
     SamplerStart,
-    SeenRun,
 )
 from llmb.readers.samples.samples import Sampled, TimeSpan
 from llmb.runs.choices import Choices
@@ -33,7 +33,7 @@ from llmb.runs.choices import Choices
 SPIN = "while True: pass"
 ORPHAN = '"$@" >/dev/null & echo $!'
 WINDOW = (TimeSpan(12, 14), TimeSpan(14, 16))
-SEEN = SeenRun(program="llmb.engine.worker", folder="/b/run", pid=7, since_s=11.0)
+SEEN = OtherRun(program="llmb.engine.worker", folder="/b/run", pid=7, since_s=11.0)
 MANY = tuple(replace(SEEN, folder=f"/b/exp_{number}/exp", pid=number) for number in range(4))
 
 
@@ -112,7 +112,7 @@ def test_a_busy_process_beside_a_run_is_seen_in_its_cores(tmp_path: Path) -> Non
         while any(seconds < 1 for seconds in taken.values()):
             time.sleep(0.1)
             node.look()
-            taken = {pid: node.stats[pid].own_s for pid in taken}
+            taken = {pid: node.stats[pid].cpu_time_s for pid in taken}
             assert time.monotonic() < start_s + 600
         host = read_host(own, None)
         node.look()
@@ -151,7 +151,7 @@ def test_the_limit_of_the_control_group(
 
 
 def sampled(
-    other: float = 0.0, stolen: float = 0.0, cores: int = 8, runs: tuple[SeenRun, ...] | None = (), every_s: float = 1
+    other: float = 0.0, stolen: float = 0.0, cores: int = 8, runs: tuple[OtherRun, ...] | None = (), every_s: float = 1
 ) -> Sampled:
     """From second 10 to 20; the run uses 3 cores."""
     samples = tuple(
@@ -190,7 +190,7 @@ def found(*nodes: Sampled, spans: tuple[TimeSpan, ...] = WINDOW, device: str = "
     ],
 )
 def test_what_disturbs(
-    device: str, other: float, stolen: float, runs: tuple[SeenRun, ...], disturbing: tuple[str, ...]
+    device: str, other: float, stolen: float, runs: tuple[OtherRun, ...], disturbing: tuple[str, ...]
 ) -> None:
     work = found(sampled(other, stolen, runs=runs), device=device)
     assert work.disturbing == disturbing

@@ -13,7 +13,7 @@ from llmb.base.missing import Missing
 from llmb.readers.samples.sample_records import GpuSamples, HostSample, ResourceUse, Sample, SampledGpu, SamplerStart
 from llmb.readers.samples.samples import (
     NOT_COVERED,
-    NOT_TOLD,
+    NOT_REPORTED,
     Sampled,
     SampledWork,
     TimeSpan,
@@ -88,7 +88,7 @@ def test_only_the_steps_of_the_window_count() -> None:
     assert (host.cpu_pct_mean, host.iowait_pct_mean, host.steal_pct_mean) == (pytest.approx(75), pytest.approx(10), 0)
     assert (host.memory_used_gib_max, host.worker_memory_gib_max) == (24, 1)
     assert host.cpu_energy_j == pytest.approx(200)
-    assert found.reasons == {"gpus.memory_used_gib_max": NOT_TOLD}
+    assert found.reasons == {"gpus.memory_used_gib_max": NOT_REPORTED}
 
 
 def test_time_between_steps_is_left_out() -> None:

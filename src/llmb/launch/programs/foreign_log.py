@@ -27,7 +27,7 @@ from llmb.runs.steps import StepNews
 from llmb.runs.trace_reports import ProfileReport
 
 NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
-NOT_TOLD_APART = Missing("which processes of a node are the run's is not known: they are in the framework's container")
+NOT_SEPARATED = Missing("which processes of a node are the run's is not known: they are in the framework's container")
 CLOCK_S = 1.0
 """What the clock of a log counts."""
 FURTHEST_CLOCK_S = 900.0
@@ -94,7 +94,7 @@ def _sampled(
     if isinstance(samples, Missing):
         return dict.fromkeys(("resources", "other_work", "machine"), samples)
     used = times if isinstance(times, Missing) else _used(plan, outcome, samples)
-    return {"resources": used, "other_work": NOT_TOLD_APART, "machine": machine_report(samples, count=nodes)}
+    return {"resources": used, "other_work": NOT_SEPARATED, "machine": machine_report(samples, count=nodes)}
 
 
 def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> ResourceUse | Missing:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log tells about the configuration of its run, where no record does: by its beginning, and by its path.
+"""Read the configuration of a run without a record from its log's beginning, and from its path.
 
 Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_type``, ``layout.gpus``, ``layout.tp`` ...
 and ``release`` of the reference suite where the path tells it.
@@ -44,7 +44,7 @@ _GPU = re.compile(
 )
 """The name of a device, by the driver or by CUDA."""
 _SLICES = re.compile(rb"[\r\n] {1,9}MIG {1,9}[\w.+]{1,20} {1,9}Device {1,9}\d")
-"""As ``nvidia-smi -L`` lists them below their GPU."""
+"""The lines of ``nvidia-smi -L`` below their GPU."""
 
 _EXPERIMENT = re.compile(
     r"(?<![a-z])(?P<workload>(?:pretrain|finetune|sft|lora)_[a-z][a-z0-9.-]*?(?:_[a-z][a-z0-9.-]*?)*?)"
@@ -60,7 +60,7 @@ _RESULTS = re.compile(
     r"/results/(?P<release>\d\d\.\d\d)[^/]*/(?P<dtype>bf16|fp8)/(?P<size>\d+[bm])/(?P<gpus>\d{1,6})"
     r"/log-nemo_(?P<model>[^/]+?)_(?P=size)_(?P=gpus)_\d+\.out(?:\.gz)?\Z"
 )
-"""Where releases up to 25.03 leave a log: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
+"""The path of a log of releases up to 25.03: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
 _BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
 """Behind the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
 BARE_RELEASE = "25.04"
@@ -84,30 +84,30 @@ def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> di
     ``first_step``: where the first step is in ``head``, if it is there. Where the workload is not known, all
     arguments before it stand for it, if some of them are sizes.
     """
-    told = _from_head(head)
-    known = {**(_from_path(path.absolute()) if path else {}), **told}
-    if "workload" not in known and any(key.startswith("layout.") for key in told):
+    from_head = _from_head(head)
+    values = {**(_from_path(path.absolute()) if path else {}), **from_head}
+    if "workload" not in values and any(key.startswith("layout.") for key in from_head):
         header = head[:first_step] if first_step >= 0 else head
         facts = sorted({pair for pair in _FACT.findall(header) if not _OF_ONE_RUN.search(pair[0])})
-        known[ARGUMENTS] = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    return known
+        values[ARGUMENTS] = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return values
 
 
 def _from_head(head: bytes) -> dict[str, Value]:
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     if _ARGUMENTS_SIGN in head:
         for name, value in _ARGUMENT.findall(head):
             if name in _ARGUMENTS:
-                found.setdefault(f"layout.{_ARGUMENTS[name]}", int(value))
-    found |= {f"layout.{name}": size for name, size in layout_of(head).items()}
+                values.setdefault(f"layout.{_ARGUMENTS[name]}", int(value))
+    values |= {f"layout.{name}": size for name, size in layout_of(head).items()}
     for name, value in _PARAMETER.findall(head) if _PARAMETER_SIGN in head else ():
         if name == b"model_name":
-            found["workload"] = value.decode("utf-8", "replace")
+            values["workload"] = value.decode("utf-8", "replace")
         elif value.isdigit():
-            found["layout.seq_len"] = int(value)
+            values["layout.seq_len"] = int(value)
     if _GPU_SIGN in head and (gpu := _GPU.search(head)) and (kind := _gpu_type(gpu, head)):
-        found["gpu_type"] = kind
-    return found
+        values["gpu_type"] = kind
+    return values
 
 
 def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
@@ -128,17 +128,17 @@ def _gpus() -> "Mapping[str, Gpu]":
 
 @lru_cache(maxsize=1)
 def _from_path(path: Path) -> Mapping[str, Value]:
-    """By the folders of the reference suite, or the name of the experiment, which the file has or a folder above it.
+    """Read the folders of the reference suite, or the name of the experiment, of the file or a folder above it.
 
     ``path`` is absolute.
     """
-    if "/results/" in (text := str(path)) and (told := _RESULTS.search(text)):
-        named = told.groupdict()
-        found: dict[str, Value] = {key: named[key] for key in ("size", "dtype", "release")}
-        return {"workload": f"pretrain_{named['model']}", "layout.gpus": int(named["gpus"]), **found}
+    if "/results/" in (text := str(path)) and (match := _RESULTS.search(text)):
+        groups = match.groupdict()
+        values: dict[str, Value] = {key: groups[key] for key in ("size", "dtype", "release")}
+        return {"workload": f"pretrain_{groups['model']}", "layout.gpus": int(groups["gpus"]), **values}
     for name in path.parts[: -2 - _FOLDERS_ABOVE : -1]:
-        if found := experiment_configuration(name):
-            return found
+        if values := experiment_configuration(name):
+            return values
     return {}
 
 
@@ -147,8 +147,8 @@ def document_of_log(path: Path) -> "Document | None":
 
     Names since 25.05 do not tell the release: they are of the only document that has such names.
     """
-    known = _from_path(path.absolute())
-    return _document(f"{known['workload']}_{known['size']}", str(known.get("release", ""))) if known else None
+    values = _from_path(path.absolute())
+    return _document(f"{values['workload']}_{values['size']}", str(values.get("release", ""))) if values else None
 
 
 @cache
@@ -165,22 +165,22 @@ def _document(experiment: str, release: str) -> "Document | None":
 
 
 def experiment_configuration(name: str) -> dict[str, Value]:
-    """What an experiment's name tells, such as ``pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128``."""
+    """Read an experiment's name, such as ``pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128``."""
     experiment = _EXPERIMENT.search(name)
     if not experiment:
         return {}
-    found: dict[str, Value] = {"workload": experiment["workload"], "size": experiment["size"]}
+    values: dict[str, Value] = {"workload": experiment["workload"], "size": experiment["size"]}
     rest = name[experiment.end() :]
     if _BARE.match(rest):
-        found |= {"release": BARE_RELEASE, INFERRED_RELEASE: True}
+        values |= {"release": BARE_RELEASE, INFERRED_RELEASE: True}
     if dtype := _DTYPE.search(rest):
-        found["dtype"] = dtype[1]
+        values["dtype"] = dtype[1]
     if gpu := _NAMED_GPU.search(rest):
-        found["gpu_type"] = gpu[1]
+        values["gpu_type"] = gpu[1]
     if scale := _SCALE.search(rest):
-        found["layout.gpus"] = int(scale[1])
+        values["layout.gpus"] = int(scale[1])
     for key, value in _NAMED_SIZE.findall(rest):
-        found[f"layout.{'seq_len' if key == 'seq' else key}"] = 1 if value == "None" else int(value)
+        values[f"layout.{'seq_len' if key == 'seq' else key}"] = 1 if value == "None" else int(value)
     for value, key in _SIZE_NAMED.findall(rest):
-        found["nodes" if key == "nodes" else f"layout.{key}"] = int(value)
-    return found
+        values["nodes" if key == "nodes" else f"layout.{key}"] = int(value)
+    return values

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the text of a log says about why a run failed, or what slowed it down."""
+"""Find the reason for a failure or a slowdown in the text of a log."""
 
 import re
 from typing import Literal, NamedTuple
@@ -40,12 +40,12 @@ _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]
 _TIME_LIMIT = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO TIME LIMIT")
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
-_STEP_MARKS = tuple(mark for known in FORMATS for mark in known.marks[: known.step_marks])
+_STEP_MARKS = tuple(mark for one in FORMATS for mark in one.marks[: one.step_marks])
 
 
 class Content(NamedTuple):
     is_log: bool
-    """Whether a training wrote it."""
+    """True if a training wrote it."""
     text: str
 
 
@@ -60,15 +60,15 @@ _OTHER = Content(False, "not a training log")
 
 
 def describe_content(head: bytes, tail: bytes) -> Content:
-    """What a file without a step line appears to be."""
-    begun = next((known for known in FORMATS if max(map(known.find_step_mark, (head, tail))) >= 0), None)
+    """Describe a file without a step line."""
+    begun = next((item for item in FORMATS if max(map(item.find_step_mark, (head, tail))) >= 0), None)
     if begun:
         return Content(True, f"lines like those of {begun.title}, but none with a step and its time")
     return next((content for sign, content in _CONTENTS if sign.search(head) or sign.search(tail)), _OTHER)
 
 
 def last_error(tail: bytes) -> str:
-    """After the last step line the last exception, else the first failure of another kind, else the last line."""
+    """Return, from after the last step line, the last exception, else the first other failure, else the last line."""
     text = _after_steps(tail)
     lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
     return _error(text) or (_printable(lines[-1]) if lines else "")
@@ -99,8 +99,8 @@ def _error(text: bytes) -> str:
     if has_any(before, _ERROR_SIGNS) and (errors := _ERROR.findall(before)):
         return _printable(errors[-1])
     for signs, failure in _FAILURES:
-        if has_any(text, signs) and (found := failure.search(text)):
-            return _printable(found[found.re.groups])
+        if has_any(text, signs) and (match := failure.search(text)):
+            return _printable(match[match.re.groups])
     return ""
 
 
@@ -119,12 +119,12 @@ _SIGNS: tuple[tuple[Slowed, tuple[bytes, ...], "re.Pattern[bytes]", str], ...] =
     ),
     ("traced", (b": opCount ",), re.compile(rb"NCCL INFO \w{1,30}: opCount "), "NCCL logged every collective"),
 )
-"""What slows down, text that is found wherever the pattern is (it is searched in a tenth of the time), the pattern, and
-what it shows."""
+"""The cause of the slowdown, text that occurs wherever the pattern matches (a search for it takes a tenth of the time),
+the pattern, and the evidence."""
 
 
 def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:
-    """What slowed the run down that wrote ``head`` and ``tail``, if anything, and how that shows."""
+    """Return the cause that slowed down the run that wrote ``head`` and ``tail``, if any, and its evidence."""
     parts = (head,) if head.endswith(tail) else (head, tail)  # of a short log the tail is in the head
     for status, marks, sign, text in _SIGNS:
         for part in parts:

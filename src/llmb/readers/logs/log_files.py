@@ -44,7 +44,7 @@ _NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
         "preparation of a dataset or a checkpoint",
     ),
 )
-"""What names of files say: the first that fits. These files are not read."""
+"""File names that show the content: the first that fits. These files are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ParsedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFiles:
+class LogFiles:
     """``logs`` are to be read, largest first; ``refused`` already have an outcome."""
 
     logs: tuple[Path, ...]
@@ -64,13 +64,13 @@ class FoundFiles:
     refused: tuple[ParsedFile, ...]
 
 
-def find_logs(root: Path) -> FoundFiles:
+def find_logs(root: Path) -> LogFiles:
     """All ``*.out`` and ``*.out.gz`` files below ``root``, or ``root`` itself if it is a file, whatever its name.
 
     Raises UsageError if there is none.
     """
     if root.is_file():
-        return FoundFiles((root,), root.stat().st_size, ())
+        return LogFiles((root,), root.stat().st_size, ())
     if root.exists() and not root.is_dir():
         raise UsageError(f"'{root}' {not_regular(root.stat().st_mode)}, not a regular file", do="give a log file")
     if not root.exists():
@@ -89,18 +89,18 @@ def find_logs(root: Path) -> FoundFiles:
             f"no '*.out' file in or below '{root}'",
             do="give the directory that holds logs, or one log file by its full name",
         )
-    return FoundFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused))
+    return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused))
 
 
-def find_all_logs(roots: Sequence[Path]) -> FoundFiles:
+def find_all_logs(roots: Sequence[Path]) -> LogFiles:
     """Finds the logs below several folders, each file once. Raises UsageError if one of them has none."""
-    found = [find_logs(root) for root in roots]
-    if len(found) == 1:
-        return found[0]
-    logs = {path.resolve(): path for one in found for path in one.logs}
-    refused = {file.path.absolute(): file for one in found for file in one.refused}
+    roots_files = [find_logs(root) for root in roots]
+    if len(roots_files) == 1:
+        return roots_files[0]
+    logs = {path.resolve(): path for one in roots_files for path in one.logs}
+    refused = {file.path.absolute(): file for one in roots_files for file in one.refused}
     sizes = {path: _size(path) for path in logs.values()}
-    return FoundFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused.values()))
+    return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused.values()))
 
 
 def _largest_first(sizes: Mapping[Path, int]) -> tuple[Path, ...]:
@@ -119,7 +119,7 @@ def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
 
     What has a hidden name is not looked at: it may be half of a copy.
     """
-    found, folders = [], [str(root)]
+    paths, folders = [], [str(root)]
     while folders:
         folder = folders.pop()
         try:
@@ -129,9 +129,9 @@ def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
             outcome = LogOutcome("unreadable", f"cannot be listed: {error.strerror}")
             refused.append(ParsedFile(Path(error.filename), outcome))
             continue
-        found += [entry.path for entry in entries if entry.name.endswith(LOG_NAMES)]
+        paths += [entry.path for entry in entries if entry.name.endswith(LOG_NAMES)]
         folders += [entry.path for entry in entries if _is_folder(entry)]
-    return found
+    return paths
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
@@ -144,7 +144,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
     """Files in the order of their paths, each with the status of the name, if it has one. Omits further hard links to
     the same file, such as a reference document's name of a log."""
-    seen: set[tuple[int, int]] = set()
+    inodes: set[tuple[int, int]] = set()
     for name in sorted(names, key=lambda name: name.split("/")):
         try:
             status = os.lstat(name)
@@ -152,14 +152,14 @@ def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
             yield name, None
             continue
         if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
-            if (status.st_dev, status.st_ino) in seen:
+            if (status.st_dev, status.st_ino) in inodes:
                 continue
-            seen.add((status.st_dev, status.st_ino))
+            inodes.add((status.st_dev, status.st_ino))
         yield name, status
 
 
 def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutcome:
-    """By the name, and by ``status``, that of a link or a file."""
+    """Return the refusal by the name, and by ``status``, that of a link or a file."""
     name = path.name
     for pattern, kind, reason in _NAMES:
         if pattern.search(name):
@@ -176,7 +176,7 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
-    """With the default rule, the window of a reference document's log is the one that the document takes."""
+    """Parse a file. With the default rule, a reference document's log has the window that the document uses."""
     document = document_of_log(path) if rule == DEFAULT_RULE else None
     documented = document.window if document else None
     try:
@@ -198,32 +198,32 @@ _WORTH_A_POOL_BYTES = 1 << 28
 Content = TypeVar("Content")
 
 
-def parse_logs(found: FoundFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
-    """Every file of ``found``, in the order in which they finish."""
-    yield from found.refused
-    yield from read_in_parallel(found, partial(parse_file, rule=rule), workers)
+def parse_logs(files: LogFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
+    """Every file of ``files``, in the order in which they finish."""
+    yield from files.refused
+    yield from read_in_parallel(files, partial(parse_file, rule=rule), workers)
 
 
-def read_in_parallel(found: FoundFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
-    """What ``read``, which has to be picklable, makes of every log of ``found``, in the order in which they finish."""
-    if workers > 1 and _is_worth_a_pool(found):
-        yield from _read_in_pool(found.logs, partial(_read_each, read=read), workers)
+def read_in_parallel(files: LogFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
+    """Yield the result of ``read``, which has to be picklable, for every log of ``files``, as they finish."""
+    if workers > 1 and _is_worth_a_pool(files):
+        yield from _read_in_pool(files.logs, partial(_read_each, read=read), workers)
     else:
-        yield from map(read, found.logs)
+        yield from map(read, files.logs)
 
 
-def _is_worth_a_pool(found: FoundFiles) -> bool:
-    if len(found.logs) < 2:
+def _is_worth_a_pool(files: LogFiles) -> bool:
+    if len(files.logs) < 2:
         return False
-    return len(found.logs) >= _WORTH_A_POOL_FILES or found.total_bytes >= _WORTH_A_POOL_BYTES
+    return len(files.logs) >= _WORTH_A_POOL_FILES or files.total_bytes >= _WORTH_A_POOL_BYTES
 
 
 def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers: int) -> Iterator[Content]:
     tasks = [partial(read, batch) for batch in _batches(paths, workers)]
     try:
         with start_tasks(tasks, workers) as batches:
-            for done in as_completed(batches):
-                yield from done.result()
+            for future in as_completed(batches):
+                yield from future.result()
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
             "a process that read logs was killed, perhaps out of memory", do="use fewer processes: --jobs 1"
@@ -242,11 +242,11 @@ def _read_each(paths: Sequence[Path], read: "partial[Content]") -> list[Content]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _SAFE_PATH = "PYTHONSAFEPATH"
-Done = TypeVar("Done")
+Answer = TypeVar("Answer")
 
 
 @contextmanager
-def start_tasks(tasks: Sequence[Callable[[], Done]], workers: int) -> Iterator[list[Future[Done]]]:
+def start_tasks(tasks: Sequence[Callable[[], Answer]], workers: int) -> Iterator[list[Future[Answer]]]:
     """The tasks, which have to be picklable, in order. A result raises BrokenProcessPool if a worker was killed."""
     with _without_foreign_code():  # also where the pool is made, which begins a process to track its resources
         pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
@@ -266,16 +266,16 @@ def start_tasks(tasks: Sequence[Callable[[], Done]], workers: int) -> Iterator[l
 def _without_foreign_code() -> Iterator[None]:
     """Workers that start run neither a ``types.py`` of the working folder, which ``python -c`` finds first, nor again
     the script that calls this program."""
-    main, given = sys.modules["__main__"], os.environ.get(_SAFE_PATH)
+    main, safe_path = sys.modules["__main__"], os.environ.get(_SAFE_PATH)
     sys.modules["__main__"], os.environ[_SAFE_PATH] = ModuleType("__main__"), "1"
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-        if given is None:
+        if safe_path is None:
             del os.environ[_SAFE_PATH]
         else:
-            os.environ[_SAFE_PATH] = given
+            os.environ[_SAFE_PATH] = safe_path
 
 
 def _begin_worker() -> None:

@@ -25,7 +25,7 @@ MOST_APART = 1.1
 
 @dataclass(slots=True)
 class PrintedWork:
-    """What the lines of the window tell, and the first of them that does not fit the others."""
+    """The work that the lines of the window print, and the first line that does not fit the others."""
 
     gbs: int | None = None
     """Sequences of a step; None if no line tells."""
@@ -36,7 +36,7 @@ class PrintedWork:
     work: tuple[float, float] | None = None
     """The fewest and the most tokens of a GPU in a step, by its rate and its time."""
     tokens: Counter[int] = field(default_factory=Counter)
-    """How many steps have so many tokens, without padding."""
+    """The number of steps by tokens, without padding."""
 
     def note(self, line: StepLine) -> None:
         """Takes a line of the window; they come in order."""
@@ -50,8 +50,8 @@ class PrintedWork:
         if gbs is None:
             return None
         if consumed and consumed != gbs:
-            told = f"the global batch size is {gbs:g}"
-            return f"{told} in step {line.step}, and {consumed:g} samples a step were consumed since the line before"
+            note = f"the global batch size is {gbs:g}"
+            return f"{note} in step {line.step}, and {consumed:g} samples a step were consumed since the line before"
         if self.gbs is None and gbs == int(gbs):
             self.gbs = int(gbs)
         if self.gbs == gbs:
@@ -80,8 +80,8 @@ class PrintedWork:
         self.work = min(least, work), max(most, work)
         if self.work[1] <= MOST_APART * self.work[0]:
             return None
-        told = f"by its rate and its time, step {line.step} has {work:,.0f} tokens a GPU"
-        return f"{told}, and another step of the window {least if work > least else most:,.0f}"
+        note = f"by its rate and its time, step {line.step} has {work:,.0f} tokens a GPU"
+        return f"{note}, and another step of the window {least if work > least else most:,.0f}"
 
     def flaw(self, configuration: Mapping[str, Value]) -> str | None:
         """Why the lines are not of one amount of work, or not of that of the configuration."""
@@ -95,12 +95,12 @@ class PrintedWork:
         if places and most > places:
             return f"a step has {most:,} tokens, and the layout {places:,}"
         if places and gpus and self.work and not 1 / MOST_APART < self.work[0] * gpus / places < MOST_APART:
-            told = f"by its rate and its time, a step has {self.work[0]:,.0f} tokens a GPU"
-            return f"{told}, and by the layout {places / gpus:,.0f}"
+            note = f"by its rate and its time, a step has {self.work[0]:,.0f} tokens a GPU"
+            return f"{note}, and by the layout {places / gpus:,.0f}"
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:
-        """Where most steps have exactly as many tokens as each other, none is padded, and another number is another
+        """Return the deviating step if most steps have equally many tokens: then none is padded, and it is another
         batch."""
         if not self.tokens:
             return None
@@ -181,34 +181,34 @@ class LoggedAttempt:
     mean_of: int = 1
     """The largest number of steps that a line declares to be the mean of."""
     clock_s: float = 0.0
-    """What the clock counts that step times are differences of; see ``StepLine``."""
+    """The clock whose differences are the step times; see ``StepLine``."""
     work: PrintedWork = field(default_factory=PrintedWork)
-    """What the lines of the window tell of the work of a step."""
+    """The work of a step that the lines of the window print."""
     profiled: tuple[int, int] | None = None
     """The first and the last step in which a profiler started or ended, which have no time."""
     untimed: set[int] = field(default_factory=set)
     """Numbers of such steps in the window."""
     step: "array[int]" = field(default_factory=_integers)
     laps: list[Lap] = field(default_factory=list)
-    """To lines of the window from those before them, if both tell when they were written."""
+    """The laps to lines of the window from those before them, if both have times."""
     logged: tuple[int, float] | None = None
     """The last line, if it tells that: its step, and when."""
     logged_s: "array[float]" = field(default_factory=_floats)
-    """When the lines of the window were written, by their own clock; 0 for one that does not tell, and shorter than the
-    window if the last ones do not."""
+    """The times of the lines of the window, by their own clock; 0 for a line without, and shorter than the window if
+    the last lines have none."""
     since: "array[int]" = field(default_factory=_integers)
     """Steps since the line before, which a mean stands for; shorter than the window if it is 1 for the last lines."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     gaps: dict[int, int] = field(default_factory=dict)
-    """How often the logged steps are how many steps apart."""
+    """The number of gaps by steps from one logged step to the next."""
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step that each rank logged."""
     left_out: str | None = None
-    """As of the last line that has one, like the next."""
+    """The value of the last line that has one, like the next."""
     contradiction: str | None = None
     logged_last_s: float | None = None
-    """When the last line was written, in the window or not."""
+    """The time of the last line, in the window or not."""
     settled: bool = False
     """The whole log was read, so that the steady state is known: ``window``, or None if there is none."""
 
@@ -257,11 +257,11 @@ class LoggedAttempt:
         if self.rule != STEADY or not are_between(-math.inf, self.step_time_s, math.inf):
             return
         self.settled = True
-        found = steady_window(self.step_time_s[1:], 1)  # the first step of an attempt includes warm-up
+        steady = steady_window(self.step_time_s[1:], 1)  # the first step of an attempt includes warm-up
         for column in self._columns:
-            del column[found.last + 1 if found else 0 :]
-            del column[: found.first if found else 0]
-        self.window = Window(first=self.step[0], last=self.step[-1], rule=STEADY) if found else None
+            del column[steady.last + 1 if steady else 0 :]
+            del column[: steady.first if steady else 0]
+        self.window = Window(first=self.step[0], last=self.step[-1], rule=STEADY) if steady else None
 
     @property
     def _columns(self) -> "tuple[array[int] | array[float], ...]":
@@ -276,8 +276,8 @@ class LoggedAttempt:
         expected = range(first, window.last + 1, every)
         if len(self.step) + len(self.untimed) >= len(expected):
             return []
-        seen = (first - every, *sorted({*self.step, *self.untimed}), first + every * len(expected))
-        return [range(before + every, after, every) for before, after in pairwise(seen) if after > before + every]
+        numbers = (first - every, *sorted({*self.step, *self.untimed}), first + every * len(expected))
+        return [range(before + every, after, every) for before, after in pairwise(numbers) if after > before + every]
 
     def add_lines(self, lines: Iterable[StepLine]) -> None:
         for line in lines:

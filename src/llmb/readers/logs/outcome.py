@@ -26,7 +26,7 @@ LOG_WARNING = "log_warning"
 LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
 """A longer time between two lines, beside this multiple of their steps, is odd unless another line explains it."""
 DISTINCT_TIMES = 5
-"""So many different step times are not those of another run by chance, with the same losses."""
+"""The number of different step times beyond which, with the same losses, a match by chance is excluded."""
 WIDEST_CLOCK_ERROR = 0.05
 """Relative error of a step time by a clock of whole seconds; with a wider one there is no figure."""
 MOST_TFLOPS = 1e30
@@ -67,29 +67,29 @@ class LogOutcome:
     clock_error_s: float | None = None
     """The step time is off by at most this, because the log's clock is coarse."""
     left_out: str | None = None
-    """What the step times leave out; also in the reason."""
+    """The time that the step times exclude; also in the reason."""
     warnings: tuple[str, ...] = ()
-    """What is odd in the window, or contradicts the step times, and leaves them as they are."""
+    """Oddities of the window, or contradictions of the step times, which leave these as they are."""
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
     """Step times that ``step_time_s`` describes, in the order of the steps."""
     logged_s: Sequence[float] = ()
-    """When the lines of the window were written, by the log's clock; empty if some do not tell, or are means."""
+    """The times of the window's lines, by the log's clock; empty if some have none, or are means."""
     logged_last_s: float | None = None
-    """When its last line was written."""
+    """The time of its last line."""
     format: str | None = None
     """Name of the log's format; None without a step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
-    """What the log and its path tell about the run; see ``llmb.readers.logs.reader``."""
+    """The configuration of the run from the log and its path; see ``llmb.readers.logs.reader``."""
     error_at_end: str | None = None
-    """What went wrong after the last step of a measurement, by its log; the scheduler's time limit does not count."""
+    """The error after the last step of a measurement, by its log; the scheduler's time limit does not count."""
     digest: str | None = None
     """Digest of what was logged: equal for copies of a log, whatever their names; None without a step."""
 
     @property
     def gpus(self) -> int | None:
-        """By the log, or by its name."""
+        """Return the number by the log, or by its name."""
         gpus = self.configuration.get(GPUS)
         return gpus if isinstance(gpus, int) else None
 
@@ -108,14 +108,14 @@ def judge_log(log: RunLog) -> LogOutcome:
 
 
 def _digest(log: RunLog) -> str:
-    """By the steps if they tell runs apart, so that a log which was compressed or printed again is the same; else by
-    the text around them as well."""
+    """Hash the steps if they identify a run, so that a log which was compressed or printed again is the same; else the
+    text around them as well."""
     attempt = log.attempt
     times = attempt.step_time_s
     ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
-    tells = len(set(times[: 10 * DISTINCT_TIMES])) >= DISTINCT_TIMES
+    varies = len(set(times[: 10 * DISTINCT_TIMES])) >= DISTINCT_TIMES
     columns = [hashlib.sha256(column).digest() for column in (attempt.step, times)]
-    facts = (ends, *columns, () if tells else (log.size, log.head, log.tail))
+    facts = (ends, *columns, () if varies else (log.size, log.head, log.tail))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
@@ -164,9 +164,9 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     steps += f"; {attempt.left_out}" if attempt.left_out else ""
     steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
-    found = _outcome(log, status, reason, window, times, tflops)
-    found = replace(found, warnings=tuple(_warnings(attempt)), error_at_end=fault_at_end(log.tail) or None)
-    return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
+    outcome = _outcome(log, status, reason, window, times, tflops)
+    outcome = replace(outcome, warnings=tuple(_warnings(attempt)), error_at_end=fault_at_end(log.tail) or None)
+    return replace(outcome, clock_error_s=error_s, step_times_s=()) if error_s else outcome
 
 
 def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
@@ -201,9 +201,9 @@ def _statistics(values: "array[float]", weights: Sequence[int] | None, error: fl
 def _coarse_text(attempt: LoggedAttempt, times: Statistics) -> str:
     steps = "1 step" if times.count == 1 else f"{times.count} steps"
     seconds = times.mean * times.count
-    known = f"±{100 * attempt.clock_s / seconds:.0f} %" if seconds else "not at all"
+    precision = f"±{100 * attempt.clock_s / seconds:.0f} %" if seconds else "not at all"
     most = f"{100 * WIDEST_CLOCK_ERROR:.0f} %"
-    return f"the log's clock shows whole seconds: {steps} in {seconds:.0f} s are known {known}; {most} is the most"
+    return f"the log's clock shows whole seconds: {steps} in {seconds:.0f} s are known {precision}; {most} is the most"
 
 
 def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
@@ -247,7 +247,7 @@ def _outcome(
 
 
 def _configured(log: RunLog) -> Mapping[str, Value]:
-    """With the batch size that the lines print, which the name may leave out."""
+    """Add the batch size that the lines print, which the name may omit."""
     gbs = log.attempt.work.gbs
     return {GBS: gbs, **log.configuration} if gbs else log.configuration
 
@@ -316,7 +316,7 @@ def _quoting(reason: str, tail: bytes) -> str:
 
 
 def _interval_text(log: RunLog) -> str:
-    """What is logged, if it is not every step."""
+    """Describe the interval of logging, if it is not every step."""
     interval = max(log.attempt.interval, log.attempt.mean_of)
     if interval == 1 or log.format is None:
         return ""

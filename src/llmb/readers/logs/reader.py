@@ -22,7 +22,7 @@ from llmb.readers.logs.formats.format import MAX_LINE_BYTES, Format, Reader, Val
 from llmb.readers.logs.logged_attempt import LoggedAttempt
 from llmb.readers.logs.step_line import StepLine
 
-_MOST_KEPT = 10_000
+_MOST_LINES = 10_000
 GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ESCAPE = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]")
@@ -42,17 +42,17 @@ class _Candidate:
         self.reader: Reader = of.reader()
         self.resumed = False
         self.excluded = False
-        self.kept: deque[StepLine] = deque(maxlen=_MOST_KEPT)
+        self.lines: deque[StepLine] = deque(maxlen=_MOST_LINES)
         """Steps that count only if the log has this format."""
 
     def look(self, text: bytes, start: int, end: int) -> int | None:
-        """Where the first step line begins, in ``text[start:end]``, which has some of the format's marks."""
+        """Return the place of the first step line in ``text[start:end]``, which has some of the format's marks."""
         if self.excluded or self._is_excluded(text, start, end):
             return None
         mark = self.format.find_step_mark(text, start, end)
         first = self.format.step.search(text, _line_start(text, mark, start), end) if mark >= 0 else None
         if not first:
-            self.kept.extend(self.reader.find(text, start, end))
+            self.lines.extend(self.reader.find(text, start, end))
         if self.format.resumed and not self.resumed:
             until = first.start() if first else end
             signs = self.format.marks[self.format.step_marks :]
@@ -61,9 +61,9 @@ class _Candidate:
 
     def _is_excluded(self, text: bytes, start: int, end: int) -> bool:
         unless = self.format.unless
-        found = unless.search(text, start, end) if unless else None
-        first = self.format.step.search(text, start, end) if found else None
-        self.excluded = found is not None and (first is None or found.start() < first.start())
+        hit = unless.search(text, start, end) if unless else None
+        first = self.format.step.search(text, start, end) if hit else None
+        self.excluded = hit is not None and (first is None or hit.start() < first.start())
         return self.excluded
 
 
@@ -77,7 +77,7 @@ class StepFinder:
         self.resumed = False
         """A checkpoint was loaded before the first step line."""
         self._candidates: dict[str, _Candidate] = {}
-        """By name; of the formats whose marks were found."""
+        """The candidates by name; of the formats whose marks occur."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
         """The steps in ``text[start:end]``, which consists of complete lines."""
@@ -86,40 +86,40 @@ class StepFinder:
             return self.reader.find(text, start, end)
         chosen: _Candidate | None = None
         until = end
-        for known in FORMATS:
-            if not has_any(text, known.marks, start, until):
+        for log_format in FORMATS:
+            if not has_any(text, log_format.marks, start, until):
                 continue
-            candidate = self._candidate(known)
+            candidate = self._candidate(log_format)
             if (place := candidate.look(text, start, until)) is not None:
                 chosen, until = candidate, _line_start(text, place, start)  # Another one has to come before.
         if not chosen:
             return ()
-        kept, steps = self._choose(chosen), chosen.reader.find(text, start, end)
-        return chain(kept, steps) if kept else steps
+        lines, steps = self._choose(chosen), chosen.reader.find(text, start, end)
+        return chain(lines, steps) if lines else steps
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""
         if self.reader:
             return self.reader.find_unended(text)
         for candidate in map(self._candidate, FORMATS):
-            steps, is_cut = candidate.reader.find_unended(text)
-            if not candidate.excluded and (is_cut or candidate.format.step.search(text)):
-                return [*self._choose(candidate), *steps], is_cut
+            steps, is_split = candidate.reader.find_unended(text)
+            if not candidate.excluded and (is_split or candidate.format.step.search(text)):
+                return [*self._choose(candidate), *steps], is_split
         return [], False
 
-    def _candidate(self, known: Format) -> _Candidate:
-        if known.name not in self._candidates:
-            self._candidates[known.name] = _Candidate(known)
-        return self._candidates[known.name]
+    def _candidate(self, log_format: Format) -> _Candidate:
+        if log_format.name not in self._candidates:
+            self._candidates[log_format.name] = _Candidate(log_format)
+        return self._candidates[log_format.name]
 
     def _choose(self, candidate: _Candidate) -> Sequence[StepLine]:
         self.format, self.reader, self.resumed = candidate.format, candidate.reader, candidate.resumed
         self._candidates = {}
-        return candidate.kept
+        return candidate.lines
 
 
 def _line_start(text: bytes, at: int, start: int) -> int:
-    """Where the line at ``at`` begins, in text from ``start`` on."""
+    """Return the beginning of the line at ``at``, in text from ``start`` on."""
     newline = text.rfind(b"\n", start, at)
     return max(newline, text.rfind(b"\r", max(newline, start), at), start - 1) + 1
 
@@ -211,11 +211,11 @@ class RunLog:
     format: str | None
     """Name of one of ``llmb.readers.logs.formats``; None without a step line."""
     configuration: dict[str, Value]
-    """What the log's beginning and its path tell about the run; see ``llmb.readers.logs.configuration``."""
+    """The configuration of the run from the log's beginning and its path; see ``llmb.readers.logs.configuration``."""
 
     @property
     def is_in_head(self) -> bool:
-        """Whether ``head`` is all of the text."""
+        """Return whether ``head`` is all of the text."""
         return len(self.head) < _HEAD_BYTES
 
 
@@ -255,15 +255,15 @@ class _Pass:
         unended, truncated_line = self.finder.find_unended(rest)
         self._begin()
         self.attempt.add_lines(unended)
-        known = self.finder.format
+        log_format = self.finder.format
         return RunLog(
             size=text.size,
             head=head,
             tail=tail,
             truncated_line=truncated_line or text.damaged,
             attempt=self.attempt,
-            format=known.name if known else None,
-            configuration=configuration_of(head, path, known.find_step_mark(head) if known else -1),
+            format=log_format.name if log_format else None,
+            configuration=configuration_of(head, path, log_format.find_step_mark(head) if log_format else -1),
         )
 
     def _add(self, lines: bytes) -> None:

@@ -16,7 +16,7 @@ class StepLine(NamedTuple):
     """The content of a step line. A field that the line does not have is None."""
 
     step: int
-    """As the log numbers it: from 0 or from 1."""
+    """The number in the log: from 0 or from 1."""
     last: int
     """Number of the run's last step, as declared so far; ``step`` if the log does not declare it."""
     step_time_s: float
@@ -30,14 +30,14 @@ class StepLine(NamedTuple):
     rank: int | None = None
     """The rank that a prefix of the line names."""
     clock_s: float = 0.0
-    """What the clock counts in whose difference since the line before is the time of all steps since then; 0 for a step
-    time that the program measured."""
+    """A clock whose difference since the line before is the time of all steps since then; 0 for a step time that the
+    program measured."""
     after: int | None = None
     """The step after which the run began or resumed, in its first line, if the log tells."""
     logged_s: float | None = None
-    """When the line was written, by its own clock, beside a step time that the program measured."""
+    """The time of the line, by its own clock, beside a step time that the program measured."""
     left_out: str | None = None
-    """What the step times so far leave out."""
+    """The time that the step times so far exclude."""
     contradiction: str | None = None
     """Another figure of the program that the step times so far contradict."""
     interrupted: bool = False
@@ -49,7 +49,7 @@ class StepLine(NamedTuple):
     tokens: int | None = None
     """Tokens of the step, without padding."""
     tokens_per_s_per_gpu: float | None = None
-    """As printed beside the step time; None if that is made of it."""
+    """The value printed beside the step time; None if that is derived from it."""
     ramped_up: bool = False
     """The log says that the batch size still grows."""
     profiled: bool = False
@@ -87,7 +87,7 @@ def format_step_line(
 
 
 def _plain_decimal(value: float) -> str:
-    """At least four significant digits, and no exponent: scripts that read these logs would truncate it."""
+    """Format with at least four significant digits and no exponent: scripts that read these logs would truncate it."""
     digits = 3 - math.floor(math.log10(value)) if 0 < value < math.inf else 3
     return f"{value:.{max(3, digits)}f}"
 

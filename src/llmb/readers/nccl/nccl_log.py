@@ -53,7 +53,7 @@ _TABLE_HEADER = re.compile(rb"#[ \t]{0,100}size [^\r\n]{0,300}\bbusbw\b[^\r\n]{0
 _MOST_QUOTED = 120
 CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
-"""With more different calls, sizes are grouped by powers of two."""
+"""The number of different calls beyond which sizes are grouped by powers of two."""
 MOST_HANDLES = 500_000
 """Pointers to communicators in all files; each takes about 1 KB."""
 # The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
@@ -146,25 +146,25 @@ class Handle:
 @dataclass(slots=True)
 class Communicators:
     handles: list[Handle] = field(default_factory=list)
-    """By number."""
+    """The communicators by number."""
     current: dict[tuple[str, str], int] = field(default_factory=dict)
     """The number of the handle that each pointer of a process now is."""
     repeated: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """How often a process has initialized what its lines describe alike."""
+    """The number of times that a process has initialized communicators which its lines describe alike."""
 
     def handle(self, process: str, device: int, pointer: str) -> int:
         """The number of the handle that a call uses."""
-        known = self.current.get((process, pointer))
-        if known is None or self.handles[known].ended:
-            known = self._add(Handle(process, device), pointer)
-        return known
+        handle = self.current.get((process, pointer))
+        if handle is None or self.handles[handle].ended:
+            handle = self._add(Handle(process, device), pointer)
+        return handle
 
     def note(self, event: Event) -> None:
         if event.begins:
             name, reason = self._name(event)
             self._add(Handle(event.process, event.device, name, reason, event.rank, event.ranks), event.pointer)
-        elif (known := self.current.get((event.process, event.pointer))) is not None:
-            self.handles[known].ended = True
+        elif (handle := self.current.get((event.process, event.pointer))) is not None:
+            self.handles[handle].ended = True
 
     def _add(self, handle: Handle, pointer: str) -> int:
         self.handles.append(handle)
@@ -174,8 +174,8 @@ class Communicators:
     def _name(self, event: Event) -> tuple[str | None, Reason | None]:
         alike = event.comm_id
         if alike is None and event.parent is not None:
-            known = self.current.get((event.process, event.parent))
-            parent = None if known is None else self.handles[known].name
+            communicator = self.current.get((event.process, event.parent))
+            parent = None if communicator is None else self.handles[communicator].name
             if parent is None:
                 return None, "unknown parent"
             alike = f"{parent}/split{event.number or ''} color {event.color}"
@@ -208,7 +208,7 @@ def unclear_names(handles: Iterable[Handle]) -> set[str]:
 
 
 def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
-    """Whether these can be the ranks of one communicator, and whether they are all of them."""
+    """Return whether these can be the ranks of one communicator, and whether they are all of them."""
     fits = len({handle.ranks for handle in members}) == 1 and len({handle.rank for handle in members}) == len(members)
     return fits, fits and len(members) == members[0].ranks
 
@@ -220,10 +220,10 @@ def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
 
     Raises UsageError if a folder has none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
-        found += _in_folder(path) if path.is_dir() else [path]
-    return found
+        files += _in_folder(path) if path.is_dir() else [path]
+    return files
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -284,9 +284,9 @@ class NcclLog:
                 self._add(one, calls.number, calls.elements)
 
     def add_to_step(self, step: int, kinds: dict[Kind, Calls]) -> None:
-        own = self.steps.setdefault(step, {})
+        ranks = self.steps.setdefault(step, {})
         for kind, calls in kinds.items():
-            sums = own.setdefault(kind, Calls())
+            sums = ranks.setdefault(kind, Calls())
             sums.number += calls.number
             sums.elements += calls.elements
 
@@ -331,12 +331,12 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def describe_unread(paths: Iterable[Path]) -> str | None:
-    """What files have of NCCL or its tests though nothing of it is read; None if they have nothing."""
+    """Describe the content of NCCL or its tests in files from which nothing is read; None if they have none."""
     lines, example, header = 0, b"", b""
     for text in (text for path in paths for text in read_lines(path)):
-        found = _NCCL_LINE.findall(text)
-        lines += len(found)
-        example = example or (found[0] if found else b"")
+        matches = _NCCL_LINE.findall(text)
+        lines += len(matches)
+        example = example or (matches[0] if matches else b"")
         header = header or next(iter(_TABLE_HEADER.findall(text)), b"")
     if header:
         return f"a table without a row that fits its header: '{_quoted(header)}'"
@@ -354,16 +354,16 @@ def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []
-    found = []
+    calls = []
     for number, line in enumerate(read_text_file(notes).splitlines(), start=1):
         if not (pair := _NOTE.fullmatch(line)):
             raise UsageError("a line of the steps is not 'STEP OFFSET' or 'end OFFSET'", where=f"{notes}:{number}")
-        found.append((int(pair[2]), None if pair[1] == b"end" else int(pair[1])))
-    return sorted(found, key=itemgetter(0))
+        calls.append((int(pair[2]), None if pair[1] == b"end" else int(pair[1])))
+    return sorted(calls, key=itemgetter(0))
 
 
 def _calls(text: bytes) -> list[tuple[bytes, ...]]:
-    """For each call process, device, operation, and the text that distinguishes calls."""
+    """Return for each call process, device, operation, and the text that distinguishes calls."""
     bare: list[tuple[bytes, ...]] = _BARE_CALL.findall(b"\n" + text)
     return bare if len(bare) == text.count(_COUNTED) else _CALL.findall(text)
 
@@ -381,7 +381,7 @@ class _Reader:
         self.log = log
         self.file = file
         self.communicators = Communicators(log.handles)
-        self.known: dict[tuple[bytes, ...], Call | None] = {}
+        self.calls: dict[tuple[bytes, ...], Call | None] = {}
         """Calls that were parsed, as long as their pointers stand for the same communicators."""
         self.waiting: dict[Kind, Calls] = {}
         """The calls of the step that is read."""
@@ -398,17 +398,17 @@ class _Reader:
     def _read_part(self, part: bytes) -> None:
         for piece, event in split_at_events(part):
             for key, number in Counter(_calls(piece)).items():
-                if key not in self.known:
-                    self.known[key] = self._call(key)
-                if call := self.known[key]:
+                if key not in self.calls:
+                    self.calls[key] = self._call(key)
+                if call := self.calls[key]:
                     self.log.add(call, number)
                     sums = self.waiting.setdefault((call.operation, call.datatype, call.ranks), Calls())
                     sums.number += number
                     sums.elements += number * call.least
             if event:
                 self.communicators.note(event._replace(process=f"{self.file}:{event.process}"))
-            if event or len(self.known) > MOST_KEYS:
-                self.known.clear()
+            if event or len(self.calls) > MOST_KEYS:
+                self.calls.clear()
             if len(self.log.handles) > MOST_HANDLES:
                 raise _TooMany
 

@@ -39,7 +39,7 @@ _INTERFACE = re.compile(rb"([\w.-]{1,64}):")
 Match = re.Match[bytes]
 NAMES = Path(__file__).parent / "data" / "networks.yaml"
 MOST_BYTES = 1 << 25
-"""How much of a run's log is searched: NCCL says it when communicators are made, at the beginning."""
+"""The part of a run's log that is searched: NCCL prints it when communicators are made, at the beginning."""
 TCP = "TCP sockets"
 NVLINK = "NVLink"
 """The fabric of nodes that NVLink connects with each other."""
@@ -55,8 +55,8 @@ UNKNOWN = "unknown"
 
 
 @dataclass(slots=True)
-class HeardNode:
-    """What the processes of a node wrote."""
+class NodeFacts:
+    """The network lines of the processes of a node."""
 
     selected: dict[str, None] = field(default_factory=dict)
     """Networks that communicators were given."""
@@ -72,13 +72,13 @@ class HeardNode:
     """A channel goes over NVLink to another node."""
 
     def names_of(self, network: str, index: int) -> tuple[str, ...]:
-        named = self.names.get((network, index)) or self.names.get((VERBS, index))
-        return tuple(named.split("+")) if named else ()
+        name = self.names.get((network, index)) or self.names.get((VERBS, index))
+        return tuple(name.split("+")) if name else ()
 
-    def found(self, network: str) -> tuple[str, ...]:
-        own = network if any(name == network for name, _ in self.names) else VERBS
-        indices = sorted(index for name, index in self.names if name == own)
-        return tuple(device for index in indices for device in self.names_of(own, index))
+    def devices_of(self, network: str) -> tuple[str, ...]:
+        owner = network if any(name == network for name, _ in self.names) else VERBS
+        indices = sorted(index for name, index in self.names if name == owner)
+        return tuple(device for index in indices for device in self.names_of(owner, index))
 
     def name(self, network: str, index: int, device: str) -> None:
         if len(self.names) < MOST_NAMES:
@@ -86,14 +86,14 @@ class HeardNode:
 
 
 @dataclass(slots=True)
-class Heard:
-    """What NCCL wrote in one or several logs. None is what no line tells."""
+class NetworkFacts:
+    """The network facts that NCCL wrote in one or several logs. None is not in the logs."""
 
-    nodes: dict[str, HeardNode] = field(default_factory=dict)
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
     plugin_version: str | None = None
     provider: str | None = None
-    """What libfabric uses, such as ``efa``."""
+    """The provider of libfabric, such as ``efa``."""
     coll: int | None = None
     nvls: int | None = None
     p2p: int | None = None
@@ -104,13 +104,13 @@ class Heard:
     unread_lines: int = 0
     """Lines that do not name the process that wrote them, as one does into which another line was written."""
 
-    def node(self, name: str) -> HeardNode | None:
+    def node(self, name: str) -> NodeFacts | None:
         if name not in self.nodes and len(self.nodes) >= MOST_NODES:
             return None
-        return self.nodes.setdefault(name, HeardNode())
+        return self.nodes.setdefault(name, NodeFacts())
 
     def is_whole(self, ranks: int | None) -> bool:
-        """Whether all ranks wrote; without their number, whether all of the largest communicator did.
+        """Return whether all ranks wrote; without their number, whether all of the largest communicator did.
 
         One with a rank per node tells nothing of the other ranks.
         """
@@ -120,22 +120,22 @@ class Heard:
         return most > len(self.nodes) and len(self.communicators[most]) == most
 
 
-def hear(text: bytes, heard: Heard) -> None:
+def parse_lines(text: bytes, facts: NetworkFacts) -> None:
     """Adds what whole lines of a log tell; those of others than NCCL tell nothing."""
     if b"NCCL " not in text:
         return
-    heard.versions.update(version.decode() for version in _VERSION.findall(text))
+    facts.versions.update(version.decode() for version in _VERSION.findall(text))
     for line in _LINE.finditer(text):
         writer = _writer(text[max(0, line.start() - _LONGEST_WRITER) : line.start()])
         if writer is None:
-            heard.unread_lines += 1
+            facts.unread_lines += 1
             continue
-        if (node := heard.node(writer[0])) is None:
+        if (node := facts.node(writer[0])) is None:
             continue
         node.processes.add(writer[1])
         for pattern, note in RULES:
             if match := pattern.match(line[2]):
-                note(heard, node, match)
+                note(facts, node, match)
 
 
 def _writer(before: bytes) -> tuple[str, bytes] | None:
@@ -149,12 +149,12 @@ def _writer(before: bytes) -> tuple[str, bytes] | None:
     return host.decode(), process
 
 
-def _selected(_heard: Heard, node: HeardNode, match: Match) -> None:
+def _selected(_facts: NetworkFacts, node: NodeFacts, match: Match) -> None:
     if len(node.selected) < MOST_NAMES:
         node.selected[match[1].decode()] = None
 
 
-def _devices(_heard: Heard, node: HeardNode, match: Match) -> None:
+def _devices(_facts: NetworkFacts, node: NodeFacts, match: Match) -> None:
     """``[0]mlx5_0:1/IB``, ``[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}``, or ``[0]eth0:10.0.0.7<0>``."""
     for index, joined, single in _ITEM.findall(match[2]):
         ports = _PORT.findall(joined or single)
@@ -164,53 +164,53 @@ def _devices(_heard: Heard, node: HeardNode, match: Match) -> None:
             node.name(match[1].decode(), int(index), b"+".join(names).decode())
 
 
-def _device(_heard: Heard, node: HeardNode, match: Match) -> None:
+def _device(_facts: NetworkFacts, node: NodeFacts, match: Match) -> None:
     node.name(match[1].decode(), int(match[2]), match[3].decode())
 
 
-def _merged(_heard: Heard, node: HeardNode, match: Match) -> None:
+def _merged(_facts: NetworkFacts, node: NodeFacts, match: Match) -> None:
     node.name(VERBS, int(match[1]), match[2].decode())
 
 
-def _channel(_heard: Heard, node: HeardNode, match: Match) -> None:
+def _channel(_facts: NetworkFacts, node: NodeFacts, match: Match) -> None:
     if len(node.channels) < MOST_NAMES:
         node.channels.add((match[1].decode(), int(match[2])))
     node.direct[b"GDRDMA" in match[3]] += 1
 
 
-def _nvlink_channel(heard: Heard, node: HeardNode, _match: Match) -> None:
-    heard.mnnvl = node.nvlink = True
+def _nvlink_channel(facts: NetworkFacts, node: NodeFacts, _match: Match) -> None:
+    facts.mnnvl = node.nvlink = True
 
 
-def _mnnvl(heard: Heard, _node: HeardNode, match: Match) -> None:
-    heard.mnnvl = heard.mnnvl or match[1] != b"0"
+def _mnnvl(facts: NetworkFacts, _node: NodeFacts, match: Match) -> None:
+    facts.mnnvl = facts.mnnvl or match[1] != b"0"
 
 
-def _collnet(heard: Heard, _node: HeardNode, _match: Match) -> None:
-    heard.collnet = True
+def _collnet(facts: NetworkFacts, _node: NodeFacts, _match: Match) -> None:
+    facts.collnet = True
 
 
-def _channels(heard: Heard, _node: HeardNode, match: Match) -> None:
+def _channels(facts: NetworkFacts, _node: NodeFacts, match: Match) -> None:
     coll, nvls, p2p = (None if each is None else int(each) for each in match.groups())
-    heard.nvls = nvls if heard.nvls is None else max(heard.nvls, nvls or 0)
-    if heard.coll is None or (coll or 0) > heard.coll:
-        heard.coll, heard.p2p = coll, p2p
+    facts.nvls = nvls if facts.nvls is None else max(facts.nvls, nvls or 0)
+    if facts.coll is None or (coll or 0) > facts.coll:
+        facts.coll, facts.p2p = coll, p2p
 
 
-def _rank(heard: Heard, _node: HeardNode, match: Match) -> None:
-    if len(heard.communicators) < MOST_NAMES or int(match[2]) in heard.communicators:
-        heard.communicators.setdefault(int(match[2]), set()).add(int(match[1]))
+def _rank(facts: NetworkFacts, _node: NodeFacts, match: Match) -> None:
+    if len(facts.communicators) < MOST_NAMES or int(match[2]) in facts.communicators:
+        facts.communicators.setdefault(int(match[2]), set()).add(int(match[1]))
 
 
-def _plugin_version(heard: Heard, _node: HeardNode, match: Match) -> None:
-    heard.plugin_version = match[1].decode().rstrip(".")
+def _plugin_version(facts: NetworkFacts, _node: NodeFacts, match: Match) -> None:
+    facts.plugin_version = match[1].decode().rstrip(".")
 
 
-def _provider(heard: Heard, _node: HeardNode, match: Match) -> None:
-    heard.provider = match[1].decode()
+def _provider(facts: NetworkFacts, _node: NodeFacts, match: Match) -> None:
+    facts.provider = match[1].decode()
 
 
-RULES: tuple[tuple["re.Pattern[bytes]", Callable[[Heard, HeardNode, Match], None]], ...] = (
+RULES: tuple[tuple["re.Pattern[bytes]", Callable[[NetworkFacts, NodeFacts, Match], None]], ...] = (
     (re.compile(rb"Using network %s\s*\Z" % _NET), _selected),
     (re.compile(rb"NET/%s ?: Using((?: \[\d{1,4}\](?:=\{[^}\r\n]{1,500}\}|[^\s;]{1,300}))+)" % _NET), _devices),
     (re.compile(rb"NET/%s ?: GPU Direct RDMA \w{7,8} for HCA (\d{1,4}) '%s'" % (_NET, _DEVICE)), _device),
@@ -242,8 +242,8 @@ RULES: tuple[tuple["re.Pattern[bytes]", Callable[[Heard, HeardNode, Match], None
 )
 
 
-class NamedNetwork(Record):
-    """What networks with these names are."""
+class NetworkKind(Record):
+    """The kind of networks with these names."""
 
     names: tuple[str, ...]
     fabric: str | None = None
@@ -253,11 +253,11 @@ class NamedNetwork(Record):
 class NetworkNames(Record):
     """The content of ``networks.yaml``."""
 
-    networks: tuple[NamedNetwork, ...]
+    networks: tuple[NetworkKind, ...]
     internal: tuple[str, ...]
     providers: dict[str, str]
 
-    def named(self, name: str) -> NamedNetwork | None:
+    def kind_of(self, name: str) -> NetworkKind | None:
         return next((one for one in self.networks if any(fnmatchcase(name, each) for each in one.names)), None)
 
 
@@ -300,24 +300,24 @@ class Network(Record):
     idle_devices: tuple[str, ...] | None
     """Devices that some node left idle; None where no node tells."""
     source: str
-    """Where NCCL said it."""
+    """The place where NCCL reported it."""
     fabric: str | None
     """Such as InfiniBand, RoCE, EFA or TCP sockets."""
     transport: str | None
-    """As NCCL calls it."""
+    """The transport, in NCCL's words."""
     link_layer: str | None
     plugin: str | None
     """``internal`` if it is part of NCCL."""
     plugin_version: str | None
     nccl_version: str | None
     gpudirect: bool | None
-    """Whether network cards read and write the memory of GPUs themselves."""
+    """True if network cards read and write the memory of GPUs themselves."""
     nvls: bool | None
-    """Whether switches of NVLink reduce."""
+    """True if switches of NVLink reduce."""
     mnnvl: bool | None
-    """Whether NVLink connects several nodes."""
+    """True if NVLink connects several nodes."""
     collnet: bool | None
-    """Whether switches of the network reduce, as with SHARP."""
+    """True if switches of the network reduce, as with SHARP."""
     channels: Channels | None
     nodes: tuple[NodesNetwork, ...]
     """Nodes with the same network together, most of them first."""
@@ -328,10 +328,10 @@ class Network(Record):
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
     """``texts`` are whole lines of the logs that ``source`` names, ``ranks`` all of the run, if that is known."""
-    heard = Heard()
+    facts = NetworkFacts()
     for text in texts:
-        hear(text, heard)
-    return network_of(heard, source, ranks)
+        parse_lines(text, facts)
+    return network_of(facts, source, ranks)
 
 
 def source_of(names: Sequence[str]) -> str:
@@ -347,13 +347,13 @@ def beginning(stream: Readable) -> Iterator[bytes]:
             return
 
 
-def network_of(heard: Heard, source: str, ranks: int | None = None) -> Network | Missing:
-    told = {name: node for name, node in heard.nodes.items() if node.selected or node.channels or node.nvlink}
-    if not told:
-        unread = f": {counted(heard.unread_lines, 'line')} of it cannot be read" if heard.unread_lines else ""
+def network_of(facts: NetworkFacts, source: str, ranks: int | None = None) -> Network | Missing:
+    evident = {name: node for name, node in facts.nodes.items() if node.selected or node.channels or node.nvlink}
+    if not evident:
+        unread = f": {counted(facts.unread_lines, 'line')} of it cannot be read" if facts.unread_lines else ""
         return Missing(f"{source} says nothing of NCCL's network{unread}")
-    whole = heard.is_whole(ranks)
-    nodes = _grouped({name: _node(node, heard, whole=whole) for name, node in told.items()})
+    whole = facts.is_whole(ranks)
+    nodes = _grouped({name: _node(node, facts, whole=whole) for name, node in evident.items()})
     common = {name: _common(nodes, name) for name in ("fabric", "transport", "link_layer", "gpudirect")}
     transport = common["transport"]
     plugin = _plugin(transport) if isinstance(transport, str) else None
@@ -364,22 +364,22 @@ def network_of(heard: Heard, source: str, ranks: int | None = None) -> Network |
         "idle_devices": _of_any(nodes, "idle_devices"),
         "source": source,
         "plugin": plugin,
-        "plugin_version": heard.plugin_version if plugin not in (None, "internal") else None,
-        "nccl_version": ", ".join(sorted(heard.versions)) or None,
-        "nvls": None if heard.nvls is None else heard.nvls > 0,
-        "mnnvl": heard.mnnvl,
-        "collnet": heard.collnet or (False if heard.coll is not None else None),
-        "channels": _channels_of_run(heard),
+        "plugin_version": facts.plugin_version if plugin not in (None, "internal") else None,
+        "nccl_version": ", ".join(sorted(facts.versions)) or None,
+        "nvls": None if facts.nvls is None else facts.nvls > 0,
+        "mnnvl": facts.mnnvl,
+        "collnet": facts.collnet or (False if facts.coll is not None else None),
+        "channels": _channels_of_run(facts),
     }
-    reasons = {name: _reason(name, nodes, plugin, heard) for name, value in values.items() if value is None}
+    reasons = {name: _reason(name, nodes, plugin, facts) for name, value in values.items() if value is None}
     reasons |= {name: why for name, why in OF_DEVICES.items() if None in {getattr(node, name) for node in nodes}}
-    return Network.model_validate({**values, "nodes": nodes, "reasons": reasons, "unread_lines": heard.unread_lines})
+    return Network.model_validate({**values, "nodes": nodes, "reasons": reasons, "unread_lines": facts.unread_lines})
 
 
-def _channels_of_run(heard: Heard) -> Channels | None:
-    if heard.coll is None:
+def _channels_of_run(facts: NetworkFacts) -> Channels | None:
+    if facts.coll is None:
         return None
-    return Channels(collective=heard.coll, nvls=heard.nvls, point_to_point=heard.p2p)
+    return Channels(collective=facts.coll, nvls=facts.nvls, point_to_point=facts.p2p)
 
 
 def _grouped(nodes: Mapping[str, NodesNetwork]) -> tuple[NodesNetwork, ...]:
@@ -397,21 +397,21 @@ def _common(nodes: Iterable[NodesNetwork], name: str) -> object:
 
 def _of_any(nodes: Iterable[NodesNetwork], name: str) -> tuple[str, ...] | None:
     """Devices of all nodes that tell; None if none does."""
-    told: list[tuple[str, ...]] = [devices for node in nodes if (devices := getattr(node, name)) is not None]
-    return tuple(dict.fromkeys(device for devices in told for device in devices)) if told else None
+    lists: list[tuple[str, ...]] = [devices for node in nodes if (devices := getattr(node, name)) is not None]
+    return tuple(dict.fromkeys(device for devices in lists for device in devices)) if lists else None
 
 
-def _node(node: HeardNode, heard: Heard, *, whole: bool) -> NodesNetwork:
+def _node(node: NodeFacts, facts: NetworkFacts, *, whole: bool) -> NodesNetwork:
     used = sorted({name for name, _ in node.channels})
-    names = used or ([] if node.nvlink or heard.mnnvl else list(node.selected))
-    devices = tuple(dict.fromkeys(device for name in names for device in node.found(name))) or None
+    names = used or ([] if node.nvlink or facts.mnnvl else list(node.selected))
+    devices = tuple(dict.fromkeys(device for name in names for device in node.devices_of(name))) or None
     busy = _busy(node)
     layers = {node.layers[device] for device in busy or devices or () if device in node.layers}
     link_layer = " and ".join(sorted(LINK_LAYERS[layer] for layer in layers)) or None
     direct = set(node.direct)
     return NodesNetwork(
         nodes=(),
-        fabric=_joined(_fabric(name, link_layer, heard.provider) for name in names) if names else NVLINK,
+        fabric=_joined(_fabric(name, link_layer, facts.provider) for name in names) if names else NVLINK,
         transport=" and ".join(names) or "MNNVL",
         link_layer=link_layer,
         gpudirect=direct.pop() if len(direct) == 1 else None,
@@ -421,10 +421,10 @@ def _node(node: HeardNode, heard: Heard, *, whole: bool) -> NodesNetwork:
     )
 
 
-def _busy(node: HeardNode) -> tuple[str, ...] | None:
+def _busy(node: NodeFacts) -> tuple[str, ...] | None:
     """The devices of channels; None without one, or if one has no name."""
-    named = [node.names_of(name, index) for name, index in sorted(node.channels)]
-    return tuple(dict.fromkeys(one for names in named for one in names)) if named and all(named) else None
+    devices = [node.names_of(name, index) for name, index in sorted(node.channels)]
+    return tuple(dict.fromkeys(one for names in devices for one in names)) if devices and all(devices) else None
 
 
 def _joined(fabrics: Iterable[str | None]) -> str | None:
@@ -434,14 +434,14 @@ def _joined(fabrics: Iterable[str | None]) -> str | None:
 
 def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | None:
     """A network that no data names is called what NCCL calls it."""
-    known = network_names().named(name)
-    if known is None:
+    kind = network_names().kind_of(name)
+    if kind is None:
         return name
-    if known.by == "link_layer":
+    if kind.by == "link_layer":
         return link_layer
-    if known.by == "provider":
+    if kind.by == "provider":
         return network_names().providers.get((provider or "").partition(";")[0])
-    return known.fabric
+    return kind.fabric
 
 
 def _plugin(transport: str) -> str:
@@ -449,20 +449,20 @@ def _plugin(transport: str) -> str:
     return "internal" if set(transport.split(" and ")) <= {*network_names().internal, "MNNVL"} else transport
 
 
-def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, heard: Heard) -> str:
+def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts: NetworkFacts) -> str:
     if name == "plugin_version" and plugin == "internal":
         return "it is part of NCCL and has its version"
     if name in NodesNetwork.model_fields and len({getattr(node, name) for node in nodes}) > 1:
         return DIFFERENT
     return {
-        "gpudirect": _mixed(heard) or NO_CHANNELS,
+        "gpudirect": _mixed(facts) or NO_CHANNELS,
         "fabric": "no line tells the link layer or the provider of this network",
         "link_layer": "no line tells it",
         "plugin": DIFFERENT,
     }.get(name, "the log has no line that tells it")
 
 
-def _mixed(heard: Heard) -> str | None:
+def _mixed(facts: NetworkFacts) -> str | None:
     """Such as on CPUs over which sending is faster by way of memory."""
-    every = [direct for node in heard.nodes.values() for direct in node.direct.elements()]
+    every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

@@ -37,15 +37,15 @@ class Codes:
         return read_file(self.path, CodesFile)
 
     def datatype(self, code: int) -> str:
-        known = self.file.datatypes.get(code)
-        return known.name if known else f"code {code}"
+        datatype = self.file.datatypes.get(code)
+        return datatype.name if datatype else f"code {code}"
 
     def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
         """Algorithm bytes of calls with ``elements`` in all; None for an unknown datatype or operation."""
-        known, moved = self.file.datatypes.get(datatype), self.file.elements.get(operation)
-        if known is None or moved is None:
+        kind, moved = self.file.datatypes.get(datatype), self.file.elements.get(operation)
+        if kind is None or moved is None:
             return None
-        return elements * known.bytes * (ranks if moved == "count_times_ranks" else 1)
+        return elements * kind.bytes * (ranks if moved == "count_times_ranks" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Collective:
     communicators: int | None
     """None if the log does not have it."""
     communicators_from: Literal["init lines", "number of ranks"] | None
-    """Where the number is from: communicators that the log identifies, or an assumption, that all ranks logged."""
+    """The source of the number: communicators that the log identifies, or an assumption, that all ranks logged."""
     communicator_names: tuple[str, ...]
     """The first of the communicators' identifiers; empty if the log does not have them."""
     logged_ranks: int
@@ -96,7 +96,7 @@ class NcclSummary:
     """Empty if steps are unknown."""
     coarse: bool
     notes: tuple[str, ...] = ()
-    """What the log does not tell of communicators."""
+    """Facts about communicators that are missing in the log."""
 
 
 def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
@@ -104,12 +104,12 @@ def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
     handles = {number: log.handles[number] for number in used}
     unclear = unclear_names(log.handles)
     ranks = len({_rank(handle) for handle in handles.values()})
-    found = [row for group in _groups(log, unclear) for row in _rows(group, codes)]
-    found.sort(key=lambda row: (-(row.bytes_per_rank or 0) * row.logged_ranks, row.operation, -row.count_least))
+    rows = [row for group in _groups(log, unclear) for row in _rows(group, codes)]
+    rows.sort(key=lambda row: (-(row.bytes_per_rank or 0) * row.logged_ranks, row.operation, -row.count_least))
     steps = tuple(_step(step, kinds, ranks, codes) for step, kinds in sorted(log.steps.items()))
     calls = sum(calls.number for calls in log.calls.values())
     notes = tuple(_notes(list(handles.values()), unclear))
-    return NcclSummary(calls, ranks, tuple(found), steps, log.coarse, notes)
+    return NcclSummary(calls, ranks, tuple(rows), steps, log.coarse, notes)
 
 
 def _rank(handle: Handle) -> tuple[str, int]:
@@ -162,8 +162,8 @@ def _groups(log: NcclLog, unclear: Collection[str]) -> Iterable[list[_Communicat
         sums.elements += calls.elements
     groups: dict[object, list[_Communicator]] = defaultdict(list)
     for communicator in by_name.values():
-        made = frozenset((shape, calls.number) for shape, calls in communicator.shapes.items())
-        groups[communicator.ranks, communicator.name is None, len(communicator.handles), made].append(communicator)
+        shapes = frozenset((shape, calls.number) for shape, calls in communicator.shapes.items())
+        groups[communicator.ranks, communicator.name is None, len(communicator.handles), shapes].append(communicator)
     return groups.values()
 
 
@@ -175,7 +175,7 @@ def _rows(group: list[_Communicator], codes: Codes) -> Iterable[Collective]:
     first = group[0]
     handles = sum(len(item.handles) for item in group)
     logged = len({_rank(handle) for item in group for handle in item.handles.values()})
-    named = [item.name for item in group if item.name]
+    names = [item.name for item in group if item.name]
     assumed = handles // first.ranks if handles % first.ranks == 0 else None
     for shape in first.shapes:
         operation, least, most, datatype = shape
@@ -186,9 +186,9 @@ def _rows(group: list[_Communicator], codes: Codes) -> Iterable[Collective]:
             operation=operation,
             datatype=codes.datatype(datatype),
             ranks=first.ranks,
-            communicators=len(group) if named else assumed,
-            communicators_from="init lines" if named else "number of ranks" if assumed else None,
-            communicator_names=tuple(sorted(named)[:MOST_NAMED]),
+            communicators=len(group) if names else assumed,
+            communicators_from="init lines" if names else "number of ranks" if assumed else None,
+            communicator_names=tuple(sorted(names)[:MOST_NAMED]),
             logged_ranks=logged,
             count=least if least == most else None,
             count_least=least,
@@ -202,6 +202,6 @@ def _rows(group: list[_Communicator], codes: Codes) -> Iterable[Collective]:
 
 def _step(step: int, kinds: Mapping[tuple[str, int, int], Calls], logged: int, codes: Codes) -> StepTraffic:
     sizes = [codes.bytes(operation, calls.elements, code, ranks) for (operation, code, ranks), calls in kinds.items()]
-    known = [size for size in sizes if size is not None]
+    values = [size for size in sizes if size is not None]
     number = sum(calls.number for calls in kinds.values())
-    return StepTraffic(step, number, number / logged, sum(known) / logged if len(known) == len(sizes) else None)
+    return StepTraffic(step, number, number / logged, sum(values) / logged if len(values) == len(sizes) else None)

@@ -30,7 +30,7 @@ _LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])[ \t]?")
 _HEAD = re.compile(r"#\s*(?:Collective test|nThread \d|Using devices|Rank\s+\d|size\s+count\s)")
 """A line above a table, or the last one below it."""
 _NAME = re.compile(r"\b(\w{1,40}?)_perf(?:_mpi)?\b")
-"""In a line above a table: that of a shell which began the test, or the table's own."""
+"""A name in a line above a table: that of a shell which began the test, or the table's own."""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s")
 _CYCLE = re.compile(r"#\s*Testing \d+ cycle")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
@@ -60,7 +60,7 @@ class Bandwidth:
     cpu_time_us: float | None = None
     """The time that the host took (``-C 1``), of which the bandwidths are then."""
     not_finite: dict[str, str] = field(default_factory=dict)
-    """What was printed in place of a number, such as ``inf``, by the field that is None for it."""
+    """The text printed in place of a number, such as ``inf``, by the field that is None for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
 
 
 def _has_header(stream: BinaryIO) -> bool:
-    """Whether the file may contain a table: parsing each line of a large log takes far longer."""
+    """Return whether the file may contain a table: parsing each line of a large log takes far longer."""
     rest = b""
     while chunk := stream.read(CHUNK_BYTES):
         if HEADER_WORD.encode() in rest + chunk:
@@ -141,7 +141,7 @@ def _has_header(stream: BinaryIO) -> bool:
 
 @dataclass(slots=True)
 class _Output:
-    """What was read of the table that has not ended."""
+    """The part that is read of the table that has not ended."""
 
     source: str
     name: str | None = None
@@ -159,8 +159,8 @@ class _Output:
         if not line.startswith("#"):
             if self.header and (row := _row(self.header, line)):
                 self.rows.append(row)
-            elif not self.header and NCCL_LINE not in line and (named := _NAME.search(line)):
-                self.name = named[1]
+            elif not self.header and NCCL_LINE not in line and (match := _NAME.search(line)):
+                self.name = match[1]
             return None
         if average := _AVERAGE.match(line):
             return self.end(None if self.cycles else average[1])
@@ -173,8 +173,8 @@ class _Output:
             self.in_place_alone = "out-of-place" not in line
         elif HEADER_WORD in line:
             self.header = _header(line, in_place_alone=self.in_place_alone)
-        elif _CONCLUDED not in line and (named := _NAME.search(line)):
-            self.name = named[1]
+        elif _CONCLUDED not in line and (match := _NAME.search(line)):
+            self.name = match[1]
         return ended
 
     def _repeat(self) -> TestTable | None:
@@ -184,7 +184,7 @@ class _Output:
         return ended
 
     def end(self, average: str | None = None) -> TestTable | None:
-        """What was read, None without a row; then nothing is read yet of the next table."""
+        """End the table and return it, None without a row; the next one starts empty."""
         rows, ranks, name = tuple(self.rows), len(self.ranks) or None, self.name
         self.name, self.ranks, self.header, self.rows, self.cycles = None, set(), None, [], False
         if not rows:
@@ -232,27 +232,27 @@ def _header(line: str, *, in_place_alone: bool) -> _Header | None:
 
 def _row(header: _Header, line: str) -> TestRow | None:
     """None for another line than a row; what follows the columns, such as a time, is not read."""
-    found = list(_WORD.finditer(line))
-    if "redop" in header.names and len(found) > 3 and _INTEGER.fullmatch(found[3][0]):
+    matches = list(_WORD.finditer(line))
+    if "redop" in header.names and len(matches) > 3 and _INTEGER.fullmatch(matches[3][0]):
         names = [name for name in header.names if name != "redop"]  # some versions leave it empty
     else:
         names = list(header.names)
-    words, first, width = [word[0] for word in found], len(names), len(header.figures)
+    words, first, width = [word[0] for word in matches], len(names), len(header.figures)
     if len(words) < first + width:
         return None
-    named = dict(zip(names, words, strict=False))
+    values = dict(zip(names, words, strict=False))
     figures = [words[first : first + width], words[first + width : first + 2 * width]]
     if len(figures[1]) < width:  # of one way the columns are empty
         figures[1] = []
-        if found[first].end() > header.out_of_place_end:
+        if matches[first].end() > header.out_of_place_end:
             figures.reverse()
-    reduction, root = named.get("redop", "none"), named.get("root", "-1")
+    reduction, root = values.get("redop", "none"), values.get("root", "-1")
     try:
         ways = [_bandwidth(header.figures, way) if way else None for way in figures]
         return TestRow(
-            size_bytes=int(named["size"]),
-            count=int(named["count"]),
-            datatype=named["type"],
+            size_bytes=int(values["size"]),
+            count=int(values["count"]),
+            datatype=values["type"],
             reduction=None if reduction == "none" else reduction,
             root=int(root) if int(root) >= 0 else None,
             out_of_place=ways[0],
@@ -317,12 +317,12 @@ class _JsonOutput(BaseModel):
 
 
 def is_test_json(head: bytes) -> bool:
-    """Whether a file that begins with ``head`` is what nccl-tests write with ``-J``."""
+    """Return whether a file that begins with ``head`` is an output of nccl-tests with ``-J``."""
     return head.lstrip().startswith(b"{") and b'"nccl_version"' in head and b'"args"' in head
 
 
 def _json_table(source: str, content: bytes, where: str) -> TestTable:
-    """Raises UsageError."""
+    """Parse one table. Raises UsageError."""
     try:
         output = _JsonOutput.model_validate_json(content)
     except ValidationError as error:

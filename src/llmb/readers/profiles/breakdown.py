@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a step went, on one rank and on several. Pure.
+"""The breakdown of a step's time, on one rank and on several. Pure.
 
 Every instant of a step counts once. If several activities run at that instant on any stream or thread, it counts for
 the first of them in the order of ``Activity``; if none runs, it is idle. The parts therefore sum to the step.
@@ -90,27 +90,27 @@ def _break_down_step(timeline: Timeline, step: TracedStep) -> StepBreakdown:
     inside = {label: clip(spans, window) for label, spans in timeline.spans.items()}
     by_activity = {activity: _union_of(inside, activity) for activity in Activity}
     rest: Sequence[Span] = [window] if step.end > step.start else []
-    taken: dict[Activity, int] = {}
+    times: dict[Activity, int] = {}
     before_communication = rest
     for activity in Activity:
         if activity is Activity.COMMUNICATION:
             before_communication = rest
-        taken[activity] = total(intersect(rest, by_activity[activity]))
+        times[activity] = total(intersect(rest, by_activity[activity]))
         rest = subtract(rest, by_activity[activity])
     communication = total(by_activity[Activity.COMMUNICATION])
     return StepBreakdown(
         step=step.number,
         rank=timeline.rank,
         duration_s=(step.end - step.start) / NS,
-        attention_s=taken[Activity.ATTENTION] / NS,
-        matrix_product_s=taken[Activity.MATRIX_PRODUCT] / NS,
-        other_s=taken[Activity.OTHER] / NS,
-        unclassified_s=taken[Activity.UNCLASSIFIED] / NS,
-        cuda_graph_s=taken[Activity.CUDA_GRAPH] / NS,
-        memory_copy_s=taken[Activity.MEMORY_COPY] / NS,
-        communication_exposed_s=taken[Activity.COMMUNICATION] / NS,
+        attention_s=times[Activity.ATTENTION] / NS,
+        matrix_product_s=times[Activity.MATRIX_PRODUCT] / NS,
+        other_s=times[Activity.OTHER] / NS,
+        unclassified_s=times[Activity.UNCLASSIFIED] / NS,
+        cuda_graph_s=times[Activity.CUDA_GRAPH] / NS,
+        memory_copy_s=times[Activity.MEMORY_COPY] / NS,
+        communication_exposed_s=times[Activity.COMMUNICATION] / NS,
         idle_s=total(rest) / NS,
-        communication_hidden_s=(communication - taken[Activity.COMMUNICATION]) / NS,
+        communication_hidden_s=(communication - times[Activity.COMMUNICATION]) / NS,
         idle_longest_s=max((end - start for start, end in rest), default=0) / NS,
         collectives=tuple(_collectives(timeline, inside, before_communication, window)),
     )
@@ -124,13 +124,13 @@ def _collectives(
     timeline: Timeline, inside: Mapping[Label, Sequence[Span]], uncovered: Sequence[Span], window: Span
 ) -> list[CollectiveTime]:
     """Sorted by time, longest first. ``uncovered`` is the time in which nothing else runs."""
-    found = []
+    times = []
     for label, spans in inside.items():
         if label.activity is not Activity.COMMUNICATION or not spans:
             continue
         starts = timeline.calls[label]
         whole, exposed = total(spans), total(intersect(spans, uncovered))
-        found.append(
+        times.append(
             CollectiveTime(
                 kind=label.kind or "other",
                 group=label.group,
@@ -140,7 +140,7 @@ def _collectives(
                 hidden_s=(whole - exposed) / NS,
             )
         )
-    return sorted(found, key=lambda item: (-item.total_s, item.kind, item.group or ""))
+    return sorted(times, key=lambda item: (-item.total_s, item.kind, item.group or ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class RankTrace:
     unclassified: tuple[NameTime, ...] = ()
     """The longest of those kernels that no rule knows."""
     notes: tuple[str, ...] = ()
-    """What of the trace could not be read."""
+    """Unreadable parts of the trace."""
 
     @property
     def label(self) -> str:
@@ -208,9 +208,9 @@ def _rank_trace(timeline: Timeline) -> RankTrace:
 def _slowest(ranks: Sequence[RankTrace]) -> Slowest | None:
     if len(ranks) < 2:
         return None
-    own = [fmean(step.own_s for step in rank.steps) for rank in ranks]
-    worst = own.index(max(own))
-    return Slowest(ranks[worst].label, own[worst], median(own[:worst] + own[worst + 1 :]))
+    times = [fmean(step.own_s for step in rank.steps) for rank in ranks]
+    worst = times.index(max(times))
+    return Slowest(ranks[worst].label, times[worst], median(times[:worst] + times[worst + 1 :]))
 
 
 def shares(step: StepBreakdown) -> dict[str, float]:

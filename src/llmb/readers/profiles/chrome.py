@@ -47,7 +47,7 @@ class TraceFile:
     """Number of the event that is read, from 1; 0 before the first."""
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Raises UsageError if the file is not a trace, is truncated or cannot be read."""
+        """Yield the events. Raises UsageError if the file is not a trace, is truncated or cannot be read."""
         try:
             with io.BufferedReader(cast(io.RawIOBase, open_file(self.path))) as raw:
                 if raw.peek(2)[:2] == GZIP_MAGIC:
@@ -102,7 +102,7 @@ class TraceFile:
             return text[1:]
         if not text.startswith("{"):
             raise self._broken("is not JSON")
-        while not (found := _EVENTS.search(text)):
+        while not (match := _EVENTS.search(text)):
             parts, length = [text], 0
             while length <= len(text) and (more := next(chunks, "")):
                 parts.append(more)
@@ -111,10 +111,10 @@ class TraceFile:
                 raise self._broken("has no 'traceEvents'")
             text = "".join(parts)
         try:
-            self.header = json.loads(text[: found.start()] + '"traceEvents": []}', strict=False)
+            self.header = json.loads(text[: match.start()] + '"traceEvents": []}', strict=False)
         except (ValueError, RecursionError) as error:
             raise self._broken(f"is not valid JSON: {error}") from error
-        return text[found.end() :]
+        return text[match.end() :]
 
     def _broken(self, what: str) -> UsageError:
         place = f" (event {self.number:,})" if self.number else ""
@@ -156,16 +156,16 @@ class _Collected:
     rules: Rules
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     device_ends: dict[int, int] = field(default_factory=dict)
-    """When the device finished the work that a step had launched."""
+    """The times when the device finished the work that a step had launched."""
     kernels: Recorder = field(default_factory=Recorder)
     threads: dict[tuple[str, str], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
     groups: set[str] = field(default_factory=set)
     without_time: int = 0
     """Events that are left out."""
     updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """When the host finished the steps of optimizers."""
+    """The times when the host finished the steps of optimizers."""
     device_updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """When the device finished them."""
+    """The times when the device finished them."""
     launches: Launches = field(default_factory=Launches)
     categories: set[str] = field(default_factory=set)
     device: str | None = None
@@ -202,8 +202,8 @@ class _Collected:
         if len(ends) < 2:
             return None
         self.steps = dict(enumerate(pairwise(ends), 1))
-        done = sorted(self.device_updates[name]) if name else []
-        self.device_ends = dict(enumerate(done[1:], 1)) if len(done) == len(ends) else {}
+        times = sorted(self.device_updates[name]) if name else []
+        self.device_ends = dict(enumerate(times[1:], 1)) if len(times) == len(ends) else {}
         return f"no step is marked: iterations are from the end of one '{name}' to that of the next"
 
     def _take(self, event: dict[str, Any], start: int, end: int) -> None:
@@ -283,8 +283,8 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
     for event in file.events():
         collected.take(event)
     notes = _notes_on_device(path, collected)
-    if unmarked and not collected.steps and (taken := collected.take_iterations()):
-        notes.append(taken)
+    if unmarked and not collected.steps and (iterations := collected.take_iterations()):
+        notes.append(iterations)
     if collected.without_time:
         notes.append(f"left out: {counted(collected.without_time, 'event')} without a valid time")
     distributed = file.header.get("distributedInfo")
@@ -329,10 +329,10 @@ def device_steps(host: dict[int, tuple[int, int]], device_ends: dict[int, int]) 
     later.
     """
     steps: list[TracedStep] = []
-    done = 0
+    last_end = 0
     for number, (start, end) in sorted(host.items(), key=lambda item: item[1]):
-        begin = max(start, done)
+        begin = max(start, last_end)
         finish = max(begin, end, device_ends.get(number, end))
         steps.append(TracedStep(number, begin, finish))
-        done = max(done, device_ends.get(number, 0))
+        last_end = max(last_end, device_ends.get(number, 0))
     return steps

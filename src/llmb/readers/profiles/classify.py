@@ -50,8 +50,8 @@ def _split_demangled(name: str) -> KernelName:
 
 
 def _head(name: str) -> tuple[str, str]:
-    """What precedes the parameters, without template arguments, and those of the last component."""
-    kept: list[str] = []
+    """Return the text before the parameters, without template arguments, and those of the last component."""
+    parts: list[str] = []
     depth, begin, arguments = 0, 0, ""
     for place, character in enumerate(name):
         if character == "<":
@@ -63,43 +63,43 @@ def _head(name: str) -> tuple[str, str]:
         elif depth == 0:
             if character == "(":
                 break
-            kept.append(character)
-    return "".join(kept), arguments if depth == 0 else name[begin:]
+            parts.append(character)
+    return "".join(parts), arguments if depth == 0 else name[begin:]
 
 
 def _split_mangled(name: str) -> KernelName:
     if name[2:3] != "N":
         length = _LENGTH.match(name, 2)
         return KernelName(name[length.end() : length.end() + int(length[0])] if length else name)
-    own, place = _identifiers(name, 3)
+    words, place = _identifiers(name, 3)
     argument, _ = _identifiers(name, place + 1) if name[place : place + 1] == "I" else ([], 0)
     if name.startswith("INS_", place):  # stands for the first namespace
-        argument = [*own[:1], *argument]
-    return KernelName(own[-1] if own else name, "::".join(own[:-1]), "::".join(argument))
+        argument = [*words[:1], *argument]
+    return KernelName(words[-1] if words else name, "::".join(words[:-1]), "::".join(argument))
 
 
 def _identifiers(name: str, place: int) -> tuple[list[str], int]:
     """The components of the next qualified name, and where it ends."""
-    found: list[str] = []
-    while place < len(name) and not (found and name[place] in "IELv"):
+    words: list[str] = []
+    while place < len(name) and not (words and name[place] in "IELv"):
         literal, length = _LITERAL.match(name, place), _LENGTH.match(name, place)
         if literal:
             place = literal.end()
         elif length:
             end = length.end() + int(length[0])
             text = name[length.end() : end]
-            found.append("anonymous" if text.startswith("_GLOBAL__N_") else text)
+            words.append("anonymous" if text.startswith("_GLOBAL__N_") else text)
             place = end
         else:
             place += 1
-    return found, place
+    return words, place
 
 
 RULES = Path(__file__).parent / "data" / "activities.yaml"
 
 
 class Activity(StrEnum):
-    """What a device does. If several activities run at once, an instant counts for the first of them in this order."""
+    """The activities of a device. If several run at once, an instant counts for the first of them in this order."""
 
     ATTENTION = "attention"
     MATRIX_PRODUCT = "matrix_product"
@@ -145,7 +145,7 @@ class KernelRule(Record):
     activity: Activity
     kind: str | None = None
     source: str
-    """Where kernels have such names."""
+    """The origin of kernels with such names."""
 
     def matches(self, name: KernelName) -> bool:
         parts = ((self.function, name.function), (self.namespace, name.namespace), (self.argument, name.argument))

@@ -42,7 +42,7 @@ class _Process:
     """Starts of the steps, in order, each with its number."""
     launches: Launches = field(default_factory=Launches)
     ends: dict[int, int] = field(default_factory=dict)
-    """When the GPU finished what a step had launched."""
+    """The times when the GPU finished the work that a step had launched."""
     graphs: int = 0
     without_time: int = 0
 
@@ -54,12 +54,12 @@ class _Process:
             self.ends[number] = max(end, self.ends.get(number, end))
 
     def notes(self) -> list[str]:
-        found = []
+        notes = []
         if self.graphs:
-            found.append(f"not split: {counted(self.graphs, 'CUDA graph')} recorded as a whole; {SPLIT_GRAPHS}")
+            notes.append(f"not split: {counted(self.graphs, 'CUDA graph')} recorded as a whole; {SPLIT_GRAPHS}")
         if self.without_time:
-            found.append(f"left out: {counted(self.without_time, 'event')} without a valid time")
-        return found
+            notes.append(f"left out: {counted(self.without_time, 'event')} without a valid time")
+        return notes
 
 
 def read_nsys(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
@@ -97,14 +97,14 @@ class _Export:
 
     def processes(self) -> list[int | None]:
         """Processes that used a GPU; a single unknown one if the export does not distinguish processes."""
-        found: set[int | None] = set()
+        owners: set[int | None] = set()
         for table in (KERNELS, GRAPHS):
             if not self.has(table, "globalPid"):
-                found |= {None} if self.columns(table) else set()
+                owners |= {None} if self.columns(table) else set()
                 continue
             rows = self.connection.execute(f"SELECT DISTINCT globalPid FROM {table}")  # noqa: S608
-            found.update(row[0] for row in rows if isinstance(row[0], int))
-        return sorted(found - {None}, key=lambda process: process or 0) or [None]
+            owners.update(row[0] for row in rows if isinstance(row[0], int))
+        return sorted(owners - {None}, key=lambda process: process or 0) or [None]
 
     def activities(self, table: str, name: str) -> Iterator[Row]:
         """Start, end, process and ``name`` of each row of a table of GPU activities."""
@@ -122,7 +122,7 @@ class _Export:
         columns = self.columns(RANGES)
         thread = "r.globalTid" if "globalTid" in columns else "NULL"
         name_of = f"LEFT JOIN {STRINGS} s ON s.id = r.textId" if "textId" in columns else ""
-        texts = [text for text, known in (("r.text", "text" in columns), ("s.value", name_of)) if known] or ["NULL"]
+        texts = [text for text, exists in (("r.text", "text" in columns), ("s.value", name_of)) if exists] or ["NULL"]
         text = f"COALESCE({', '.join(texts)})" if len(texts) > 1 else texts[0]
         query = f"SELECT r.start, r.end, {thread}, {text} FROM {RANGES} r {name_of} WHERE r.end IS NOT NULL"  # noqa: S608
         yield from self.connection.execute(query)
@@ -134,24 +134,24 @@ class _Export:
         return "l.globalTid", "globalPid", "AND k.process = (l.globalTid & :mask)"
 
     def launched(self, table: str) -> Iterator[Row]:
-        """For each launch its start and thread, and the end of what it launched."""
+        """Yield for each launch its start and thread, and the end of the work that it launched."""
         if not self.has(LAUNCHES, "start", "correlationId") or not self.has(table, "end", "correlationId"):
             return
-        thread, process, own = self._owner(table)
+        thread, process, condition = self._owner(table)
         query = f"""SELECT l.start, {thread}, k.done FROM {LAUNCHES} l JOIN
             (SELECT correlationId AS id, {process} AS process, MAX(end) AS done FROM {table} GROUP BY 1, 2) k
-            ON k.id = l.correlationId {own}"""  # noqa: S608
+            ON k.id = l.correlationId {condition}"""  # noqa: S608
         yield from self.connection.execute(query, {"mask": NO_THREAD})
 
     def kernel_launches(self) -> Iterator[Row]:
         """Start and thread of each launch of a kernel, and whether there is one, by name."""
-        known = self.has(LAUNCHES, "start", "correlationId", "nameId") and self.has(KERNELS, "correlationId")
-        if not known:
+        complete = self.has(LAUNCHES, "start", "correlationId", "nameId") and self.has(KERNELS, "correlationId")
+        if not complete:
             return
-        thread, process, own = self._owner(KERNELS)
+        thread, process, condition = self._owner(KERNELS)
         query = f"""SELECT l.start, {thread}, s.value, k.id FROM {LAUNCHES} l JOIN {STRINGS} s ON s.id = l.nameId
             LEFT JOIN (SELECT DISTINCT correlationId AS id, {process} AS process FROM {KERNELS}) k
-            ON k.id = l.correlationId {own} WHERE s.value LIKE '%Launch%Kernel%'"""  # noqa: S608
+            ON k.id = l.correlationId {condition} WHERE s.value LIKE '%Launch%Kernel%'"""  # noqa: S608
         yield from self.connection.execute(query, {"mask": NO_THREAD})
 
 
@@ -204,10 +204,10 @@ def _add_steps(export: _Export, processes: dict[int | None, _Process]) -> None:
     for process in processes.values():
         process.starts = sorted((span[0], number) for number, span in process.host.items())
     for table in (KERNELS, GRAPHS):
-        for launched, thread, done in export.launched(table):
+        for launched, thread, finish in export.launched(table):
             owner = _own(processes, thread & NO_THREAD if isinstance(thread, int) else None)
-            if owner and _is_time(launched) and _is_time(done):
-                owner.add_end(launched, done)
+            if owner and _is_time(launched) and _is_time(finish):
+                owner.add_end(launched, finish)
 
 
 def _add_launches(export: _Export, processes: dict[int | None, _Process]) -> None:

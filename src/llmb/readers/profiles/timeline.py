@@ -35,17 +35,17 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 def intersect(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
     """The time covered by both."""
-    found: list[Span] = []
+    spans: list[Span] = []
     i = j = 0
     while i < len(left) and j < len(right):
         start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if start < end:
-            found.append((start, end))
+            spans.append((start, end))
         if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return spans
 
 
 def subtract(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
@@ -105,11 +105,11 @@ class Timeline:
     steps: tuple[TracedStep, ...]
     spans: Mapping[Label, Sequence[Span]]
     calls: Mapping[Label, Sequence[int]]
-    """When each communication began, in order."""
+    """The start of each communication, in order."""
     names: tuple[NameTime, ...]
     """Sorted by time, longest first."""
     notes: tuple[str, ...] = ()
-    """What of the trace could not be read."""
+    """Unreadable parts of the trace."""
 
 
 class Recorded(NamedTuple):
@@ -140,11 +140,11 @@ class Recorder:
         self.label_numbers.append(self.labels.setdefault(label, len(self.labels)))
 
     def rows(self) -> Iterator[Recorded]:
-        """In the order in which they were added."""
+        """Yield the rows in the order in which they were added."""
         return map(Recorded, self.starts, self.ends, self.name_numbers, self.label_numbers)
 
     def in_order(self) -> Iterator[Recorded]:
-        """By start. Of activities that start together the longest comes first, as it contains the others."""
+        """Yield the rows by start; of those that start together the longest comes first, as it contains the others."""
         order = sorted(range(len(self)), key=lambda i: (self.starts[i], -self.ends[i]))
         return (Recorded(self.starts[i], self.ends[i], self.name_numbers[i], self.label_numbers[i]) for i in order)
 
@@ -163,9 +163,9 @@ class Launches:
 
     def __init__(self) -> None:
         self.starts = array("q")
-        """When each was launched."""
+        """The launch time of each."""
         self.pending: dict[object, int] = {}
-        """When those of which no kernel was found were launched, by what identifies them."""
+        """The launch times of those without a kernel so far, by their identifiers."""
         self.early: set[object] = set()
         """Kernels that come before their launch."""
 
@@ -182,24 +182,24 @@ class Launches:
     def incomplete(self, steps: Mapping[int, Span]) -> tuple[set[int], list[str]]:
         """The steps, given as ranges on the host, of which too much was not recorded to show their parts, and notes."""
         launched, missing = sorted(self.starts), sorted(self.pending.values())
-        left_out, found = set(), {True: list[str](), False: list[str]()}
+        left_out, notes = set(), {True: list[str](), False: list[str]()}
         for number, span in sorted(steps.items()) if missing else ():
             dropped, every = (_count_within(times, span) for times in (missing, launched))
             if dropped:
                 is_left_out = dropped > MOST_UNRECORDED * every
-                found[is_left_out].append(f"step {number} ({dropped:,} of {every:,} kernels)")
+                notes[is_left_out].append(f"step {number} ({dropped:,} of {every:,} kernels)")
                 left_out |= {number} if is_left_out else set()
         texts = {True: STEPS_LEFT_OUT, False: "the profiler dropped kernels, which look idle"}
-        return left_out, [f"{texts[key]}: {_some(named)}" for key, named in found.items() if named]
+        return left_out, [f"{texts[key]}: {_some(numbers)}" for key, numbers in notes.items() if numbers]
 
 
 def _count_within(times: Sequence[int], span: Span) -> int:
     return bisect_left(times, span[1]) - bisect_left(times, span[0])
 
 
-def _some(named: Sequence[str]) -> str:
-    more = [f"{len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
-    return ", ".join([*named[:_MOST_NAMED], *more])
+def _some(steps: Sequence[str]) -> str:
+    more = [f"{len(steps) - _MOST_NAMED} more"] if len(steps) > _MOST_NAMED else []
+    return ", ".join([*steps[:_MOST_NAMED], *more])
 
 
 def leaves(thread: Recorder) -> Recorder:
@@ -212,7 +212,7 @@ def leaves(thread: Recorder) -> Recorder:
     names, labels = list(thread.names), list(thread.labels)
     open_: list[Recorded] = []
     classed: list[Recorded | None] = []
-    """For each open operator, the outermost one with a class."""
+    """The outermost operator with a class, for each open operator."""
     last: Recorded | None = None
     at = 0
 
@@ -279,10 +279,10 @@ def make_timeline(
         labels = list(recorder.labels)
         for row in recorder.rows():
             spans.setdefault(labels[row.label], []).append((row.start, row.end))
-    for label, found in spans.items():
+    for label, times in spans.items():
         if label.activity is Activity.COMMUNICATION:
-            calls[label] = sorted(start for start, _ in found)
-        spans[label] = union(found)
+            calls[label] = sorted(start for start, _ in times)
+        spans[label] = union(times)
     ordered = tuple(sorted(steps, key=lambda step: step.start))
     return Timeline(source, rank, device, ordered, spans, calls, _names(ordered, recorders, calls_of), tuple(notes))
 
@@ -308,11 +308,11 @@ def _names(
         for row in recorder.rows():
             if _inside(row, within):
                 sums[names[row.name], labels[row.label].activity] += row.end - row.start
-    found = [NameTime(name, activity, calls[name], time) for (name, activity), time in sums.items()]
-    return tuple(sorted(found, key=lambda item: (-item.total_ns, item.name)))
+    times = [NameTime(name, activity, calls[name], time) for (name, activity), time in sums.items()]
+    return tuple(sorted(times, key=lambda item: (-item.total_ns, item.name)))
 
 
 def _inside(row: Recorded, within: Sequence[Span]) -> bool:
-    """Whether it began in one of ``within``, which are disjoint and sorted."""
+    """Return whether it began in one of ``within``, which are disjoint and sorted."""
     place = bisect_right(within, row.start, key=lambda span: span[0])
     return place > 0 and row.start < within[place - 1][1]

@@ -20,14 +20,14 @@ from llmb.readers.samples.host import ROOT, cgroup_folders
 from llmb.readers.samples.sample_records import CounterReading
 
 MOST_S = 1.0
-"""How long a reading may take; areas that are not reached have that as their reason."""
+"""The time limit of a reading; areas that are not reached have that as their reason."""
 MOST_LINES, MOST_CHARACTERS = 200, 300
 """Lines of the kernel's log that are kept, and how much of each."""
 VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "cali", "ifb", "dummy", "tun", "tap")
 """Interfaces that no cable belongs to."""
 PCI_CLASSES = {"0x03": "GPU", "0x02": "network card", "0x01": "storage"}
 OF_MEMORY = ("oom_kill", "pgmajfault", "pswpin", "pswpout")
-"""In /proc/vmstat, of all processes of the node."""
+"""Counters of /proc/vmstat, of all processes of the node."""
 OF_TCP = ("RetransSegs", "OutSegs", "InErrs")
 KERNEL = "kernel_log"
 WORTH_KEEPING = re.compile(
@@ -53,10 +53,10 @@ class KernelLog:
             self.reason = f"/dev/kmsg: {error.strerror}"
 
     def lines(self) -> tuple[str, ...]:
-        """What it said since the last call that is worth keeping, the newest if there is much."""
+        """Return its messages since the last call that are worth keeping, the newest if there are many."""
         text = "".join(self._records())
-        said = (_RECORD.sub("", line) for line in text.splitlines() if _RECORD.match(line))
-        return tuple(line[:MOST_CHARACTERS] for line in said if WORTH_KEEPING.search(line))[-MOST_LINES:]
+        records = (_RECORD.sub("", line) for line in text.splitlines() if _RECORD.match(line))
+        return tuple(line[:MOST_CHARACTERS] for line in records if WORTH_KEEPING.search(line))[-MOST_LINES:]
 
     def _records(self) -> Iterator[str]:
         """Each read gives one record; EPIPE stands for records that newer ones have replaced."""
@@ -92,14 +92,14 @@ def read_counters(
             unread[area] = f"not read within {MOST_S:g} s"
             continue
         try:
-            found = dict(reader())
+            values = dict(reader())
         except FileNotFoundError:
             continue  # the node has nothing of it
         except OSError as error:
             unread[area] = f"{error.filename or area}: {error.strerror}"
             continue
         read.append(area)
-        counters |= {f"{area}/{name}": value for name, value in found.items() if value}
+        counters |= {f"{area}/{name}": value for name, value in values.items() if value}
     lines = kernel.lines()
     if kernel.reason:
         unread[KERNEL] = kernel.reason
@@ -131,8 +131,8 @@ def _tcp(root: Path) -> Counters:
     names, values = (
         line.split()[1:] for line in (root / "proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
     )
-    known = dict(zip(names, values, strict=False))
-    return ((f"node/{name}", int(known[name])) for name in OF_TCP if name in known)
+    counts = dict(zip(names, values, strict=False))
+    return ((f"node/{name}", int(counts[name])) for name in OF_TCP if name in counts)
 
 
 def _pci(root: Path) -> Counters:
@@ -194,7 +194,7 @@ AREAS: Mapping[str, Callable[[Path], Counters]] = {
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:
-    """Raises OSError for a folder that cannot be read, FileNotFoundError for nothing in it."""
+    """List the paths. Raises OSError for a folder that cannot be read, FileNotFoundError for nothing in it."""
     if not any(folder.iterdir()):
         raise FileNotFoundError(folder)
     return sorted(folder.glob(pattern))

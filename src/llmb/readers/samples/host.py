@@ -13,7 +13,7 @@ from typing import Literal
 
 from llmb.base.input_files import SystemFiles
 from llmb.base.missing import Missing
-from llmb.readers.samples.sample_records import HostSample, SeenRun
+from llmb.readers.samples.sample_records import HostSample, OtherRun
 
 Device = Literal["cpu", "cuda"]
 
@@ -79,7 +79,7 @@ def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | Missing:
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """How many cores the run's control group may use, and the file that counts how long it was stopped for that."""
+    """The number of cores that the run's control group may use, and the file that counts its throttled time."""
 
     cores: float
     file: Path
@@ -109,10 +109,10 @@ def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / controllers
-        own = mount / path.lstrip("/")
-        yield own
+        group = mount / path.lstrip("/")
+        yield group
         # Inside of a container the path may be the host's, and the container's own group is the mount.
-        yield from takewhile(mount.parent.__ne__, own.parents)
+        yield from takewhile(mount.parent.__ne__, group.parents)
 
 
 def _cores_of(folder: Path) -> float | None:
@@ -158,7 +158,7 @@ def _number(path: Path) -> int:
 
 
 WORKERS = (b"llmb.engine.", b"llmb.nodes.bench.worker", b"llmb.engine.weights")
-"""What trains, measures or converts begins with this behind ``-m``."""
+"""The modules behind ``-m`` of a process that trains, measures or converts."""
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
 """Places in /proc/<pid>/stat behind the name: times are those of the process, then of its ended children."""
 Key = tuple[int, str]
@@ -171,14 +171,14 @@ class _Stat:
     parent: int
     began_s: float
     """Since the boot."""
-    own_s: float
+    cpu_time_s: float
     """CPU time without that of ended children."""
     cpu_s: float
-    """With it."""
+    """The CPU time, children included."""
 
 
 class NodeProcesses:
-    """What is looked at again and again: command lines are read once per process."""
+    """The processes of a node, read repeatedly: command lines are read once per process."""
 
     def __init__(self, folder: Path | None = None, root: Path = ROOT) -> None:
         """``folder`` is that of the own run: its processes are those that name it, and all that they start."""
@@ -192,35 +192,35 @@ class NodeProcesses:
         """CPU time of own processes that ended, and are no ended children of another."""
         booted = re.search(r"^btime (\d+)", SystemFiles(root=root).text("/proc/stat") or "", re.MULTILINE)
         self.boot_s = float(booted[1]) if booted else None
-        """In Unix time."""
+        """The time of boot, in Unix time."""
 
     def look(self) -> None:
         """Reads all processes. Of those that end meanwhile nothing is known."""
         self.stats = {stat.key[0]: stat for stat in _stats(self.root)}
-        known = self.words
-        self.words = {stat.key: known.get(stat.key) or _words(self.root, pid) for pid, stat in self.stats.items()}
-        own = self._family([pid for pid, stat in self.stats.items() if self._is_named(stat)])
+        words = self.words
+        self.words = {stat.key: words.get(stat.key) or _words(self.root, pid) for pid, stat in self.stats.items()}
+        family = self._family([pid for pid, stat in self.stats.items() if self._is_named(stat)])
         for pid, stat in self.own.items():
-            if pid not in own and stat.parent not in own:
+            if pid not in family and stat.parent not in family:
                 self.ended_s += stat.cpu_s
-        self.own = own
+        self.own = family
         self._find_above()
 
     def cpu_s(self) -> float | None:
         """CPU time of the run's processes, and of those that started them; None where no process of the run is seen."""
         if not self.own:
             return None
-        above_s = sum(stat.own_s for stat in self.above.values())
+        above_s = sum(stat.cpu_time_s for stat in self.above.values())
         return round(self.ended_s + sum(stat.cpu_s for stat in self.own.values()) + above_s, 2)
 
-    def others(self) -> tuple[SeenRun, ...]:
+    def others(self) -> tuple[OtherRun, ...]:
         """Other runs, by what they began with; the processes of one run count once."""
-        found: dict[tuple[str, str | None], SeenRun] = {}
+        runs: dict[tuple[str, str | None], OtherRun] = {}
         for pid, stat in sorted(self.stats.items(), key=lambda item: item[1].began_s):
-            if pid not in self.own and pid not in self.above and (named := _llmb_program(self.words[stat.key])):
+            if pid not in self.own and pid not in self.above and (program := _llmb_program(self.words[stat.key])):
                 since_s = None if self.boot_s is None else round(self.boot_s + stat.began_s, 1)
-                found.setdefault(named, SeenRun(program=named[0], folder=named[1], pid=pid, since_s=since_s))
-        return tuple(found.values())
+                runs.setdefault(program, OtherRun(program=program[0], folder=program[1], pid=pid, since_s=since_s))
+        return tuple(runs.values())
 
     def _is_named(self, stat: _Stat) -> bool:
         if self.folder is None:
@@ -232,13 +232,13 @@ class NodeProcesses:
         children: dict[int, list[int]] = {}
         for pid, stat in self.stats.items():
             children.setdefault(stat.parent, []).append(pid)
-        found = dict.fromkeys(roots)
-        todo = list(found)
+        pids = dict.fromkeys(roots)
+        todo = list(pids)
         for pid in todo:
-            new = [child for child in children.get(pid, ()) if child not in found]
-            found |= dict.fromkeys(new)
+            new = [child for child in children.get(pid, ()) if child not in pids]
+            pids |= dict.fromkeys(new)
             todo += new
-        return {pid: self.stats[pid] for pid in found}
+        return {pid: self.stats[pid] for pid in pids}
 
     def _find_above(self) -> None:
         """Processes that end are kept as they were: CPU time only grows."""
@@ -275,7 +275,7 @@ def _stats(root: Path) -> Iterator[_Stat]:
                 key=(int(folder.name), f"{fields[BEGAN]} {program}"),
                 parent=int(fields[PARENT]),
                 began_s=int(fields[BEGAN]) / TICKS_PER_S,
-                own_s=sum(times[:2]),
+                cpu_time_s=sum(times[:2]),
                 cpu_s=sum(times),
             )
         except (OSError, ValueError, IndexError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What went wrong with a run's nodes meanwhile: counters that rose, and what kernels said. Pure but for its data."""
+"""The faults of a run's nodes: counters that rose, and kernel messages. Pure but for its data."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,18 +31,18 @@ AREAS = {
     "cgroup": "kills for memory in the job's control group",
     KERNEL: "the kernel's log",
 }
-"""What a person calls them."""
+"""The areas' names for display."""
 DECISIVE = ("gpu", "rdma")
 """Areas without which a node is not called clean."""
 ENDED_EARLY = "it was not read at the end: the sampler was killed, or the node was lost"
 MOST_EVENTS = 200
-"""That a record keeps, the worst first."""
+"""The number of events that a record keeps, the worst first."""
 MOST_NAMED, MOST_NODES = 3, 2
 """Kinds, and nodes of each, that a verdict names."""
 
 
 class CounterRule(Record):
-    """What a rise of the counters that fit one of the patterns means."""
+    """The meaning of a rise of the counters that fit one of the patterns."""
 
     keys: tuple[str, ...]
     kind: str
@@ -55,7 +55,7 @@ class CounterRule(Record):
     pct: float = 0.0
     """The least rise in percent of that of the counter ``pct_of``."""
     between_nodes: bool = False
-    """Whether it matters to runs on several nodes alone."""
+    """True if it matters to runs on several nodes alone."""
     why: str | None = None
     """Why less is harmless."""
 
@@ -65,7 +65,7 @@ class CounterRule(Record):
 
 
 class KernelLogRule(Record):
-    """What a line of the kernel's log means that the pattern is found in."""
+    """The meaning of a line of the kernel's log that the pattern is found in."""
 
     pattern: str
     kind: str
@@ -98,13 +98,13 @@ class MachineRules(Record):
 
 
 class MachineEvent(Record):
-    """What rose on a node, or what its kernel said, once or several times."""
+    """A counter that rose on a node, or a kernel message, once or several times."""
 
     node: str
     kind: str
     state: Literal["doubtful", "faulty"]
     counter: str
-    """As ``area/device/name``; ``kernel_log`` for lines of the kernel, which are counted."""
+    """The name ``area/device/name``; ``kernel_log`` for lines of the kernel, which are counted."""
     before: int
     after: int
     text: str | None = None
@@ -113,7 +113,7 @@ class MachineEvent(Record):
 
 
 class Unread(Record):
-    """What could not be read, for one reason on some nodes."""
+    """The unreadable sources of some nodes, for one reason."""
 
     what: str
     reason: str
@@ -121,7 +121,7 @@ class Unread(Record):
 
 
 class MachineReport(Record):
-    """What happened on the nodes of a run from its start to its end."""
+    """The events on the nodes of a run from its start to its end."""
 
     state: State
     """``unknown`` if nothing happened as far as could be read, and too little could be."""
@@ -140,7 +140,7 @@ class MachineReport(Record):
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """In words, for a verdict."""
+        """Return descriptions for a verdict."""
         texts = [kind_text(events) for events in self.kinds]
         more = len(texts) - MOST_NAMED
         kinds = "kind" if more == 1 else "kinds"
@@ -246,14 +246,14 @@ def _said(node: str, lines: Iterable[str]) -> Iterator[MachineEvent]:
 
 def _merged(events: Iterable[MachineEvent]) -> Iterator[MachineEvent]:
     """Lines of the kernel of one kind as one event."""
-    said: dict[tuple[str, str], MachineEvent] = {}
+    by_text: dict[tuple[str, str], MachineEvent] = {}
     for event in events:
         if event.counter != KERNEL:
             yield event
             continue
         key = event.kind, event.state
-        said[key] = said[key].model_copy(update={"after": said[key].after + 1}) if key in said else event
-    yield from said.values()
+        by_text[key] = by_text[key].model_copy(update={"after": by_text[key].after + 1}) if key in by_text else event
+    yield from by_text.values()
 
 
 def kind_text(events: Sequence[MachineEvent]) -> str:
@@ -266,7 +266,7 @@ def kind_text(events: Sequence[MachineEvent]) -> str:
 
 
 def event_text(event: MachineEvent) -> str:
-    """What happened, without its node."""
+    """Describe an event without its node."""
     if event.counter == KERNEL:
         times = f" ({event.after} such lines)" if event.after > 1 else ""
         return f"the kernel said '{event.text}'{times}"

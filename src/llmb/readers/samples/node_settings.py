@@ -18,13 +18,13 @@ from llmb.base.record import Record
 from llmb.base.secrets import without_secrets
 
 PREFIXES = ("kernel.", "sysctl.", "cpu.", "bios.", "gpu.", "modules.", "nic.", "interface.", "pcie.", "image.")
-"""How keys begin that only settings have."""
+"""The prefixes of the keys of settings."""
 SET_OR_NOT = "variables."
-"""How keys begin whose absence means something; what else is absent could not be read."""
+"""The prefix of keys whose absence means something; other absent keys could not be read."""
 
 
 FILE_ENDING = ".settings.json"
-"""How names of the files end that samplers leave for the record of a run, one a node."""
+"""The ending of the files that samplers leave for the record of a run, one a node."""
 
 
 class NodeSettings(Record):
@@ -42,19 +42,19 @@ class NodesSettings(Record):
     usual: dict[str, str]
     """The value that most nodes have."""
     unlike: dict[str, dict[str, str | None]] = Field(default_factory=dict)
-    """By node, other values than the usual ones; None where the node has none."""
+    """The values by node that differ from the usual ones; None where the node has none."""
     missing: dict[str, str]
     """Why keys that begin so could not be read on some node."""
     unread: dict[str, str] = Field(default_factory=dict)
     """Why other nodes have no settings at all."""
 
     def of_node(self, node: str) -> dict[str, str]:
-        """What is usual, for a node that is not known."""
+        """Return the settings of a node, the usual ones for an unknown node."""
         values = {**self.usual, **self.unlike.get(node, {})}
         return {key: value for key, value in values.items() if value is not None}
 
     def with_others(self, others: "NodesSettings") -> "NodesSettings":
-        """With other settings of the same nodes."""
+        """Merge with other settings of the same nodes."""
         unlike = {
             node: {**self.unlike.get(node, {}), **others.unlike.get(node, {})}
             for node in self.nodes
@@ -79,8 +79,8 @@ class NodesSettings(Record):
         """The usual value first."""
         groups: dict[str | None, list[str]] = {self.usual.get(key): []}
         for node in self.nodes:
-            own = self.unlike.get(node, {})
-            groups.setdefault(own[key] if key in own else self.usual.get(key), []).append(node)
+            unlike = self.unlike.get(node, {})
+            groups.setdefault(unlike[key] if key in unlike else self.usual.get(key), []).append(node)
         return groups
 
 
@@ -102,7 +102,7 @@ def together(by_node: Mapping[str, NodeSettings]) -> NodesSettings:
 
 
 LIMIT_S = 1.0
-"""How long all of it may take at the start of a run; a device that is slow to answer must not hold it up."""
+"""The time limit of all of it at the start of a run; a device that is slow to answer must not hold it up."""
 SYSCTLS = (
     *("vm.zone_reclaim_mode", "vm.swappiness", "vm.overcommit_memory", "vm.nr_hugepages", "vm.dirty_ratio"),
     *("vm.dirty_background_ratio", "vm.min_free_kbytes", "vm.vfs_cache_pressure", "vm.compaction_proactiveness"),
@@ -143,14 +143,14 @@ NETWORKS = ("0x0200", "0x0207")
 OF_PCI = 256
 """Bytes of a device's registers that every PCI device has."""
 CPU, RDMA, NET = "/sys/devices/system/cpu", "/sys/class/infiniband", "/sys/class/net"
-Found = Iterator[tuple[str, str | int | None]]
+Settings = Iterator[tuple[str, str | int | None]]
 
 
 class SettingsGroup(NamedTuple):
     """Keys that begin with ``name`` and are read together; ``missing`` is why there are none."""
 
     name: str
-    read: Callable[[SystemFiles, Mapping[str, str]], Found]
+    read: Callable[[SystemFiles, Mapping[str, str]], Settings]
     missing: str
 
 
@@ -162,14 +162,14 @@ def read_settings(files: SystemFiles, environ: Mapping[str, str], limit_s: float
         if time.monotonic() > due_s:
             missing[group.name] = f"reading what comes before took longer than {limit_s:g} s"
             continue
-        found = {key: str(value) for key, value in group.read(files, environ) if value not in (None, "")}
-        values |= found
-        if not found:
+        read = {key: str(value) for key, value in group.read(files, environ) if value not in (None, "")}
+        values |= read
+        if not read:
             missing[group.name] = group.missing
     return NodeSettings(values=values, missing=missing)
 
 
-def _kernel(files: SystemFiles, _: Mapping[str, str]) -> Found:
+def _kernel(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     yield "kernel.release", files.text("/proc/sys/kernel/osrelease")
     line = files.text("/proc/cmdline")
     if line is not None:
@@ -182,13 +182,13 @@ def _kernel(files: SystemFiles, _: Mapping[str, str]) -> Found:
     yield "kernel.iommu", _together(files.text(f"{groups}/{group}/type") for group in files.names(groups))
 
 
-def _sysctls(files: SystemFiles, _: Mapping[str, str]) -> Found:
+def _sysctls(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     for name in SYSCTLS:
         text = files.text(f"/proc/sys/{name.replace('.', '/')}")
         yield f"sysctl.{name}", text and " ".join(text.split())
 
 
-def _cpus(files: SystemFiles, _: Mapping[str, str]) -> Found:
+def _cpus(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     info = files.text("/proc/cpuinfo") or ""
     for key, name in (("hardware.cpu", "model name"), ("cpu.microcode", "microcode")):
         yield key, _together(re.findall(rf"^{name}\s*:\s*(.*)$", info, re.MULTILINE))
@@ -210,7 +210,7 @@ def _cpus(files: SystemFiles, _: Mapping[str, str]) -> Found:
     yield "cpu.idle_states", ", ".join(filter(None, (files.text(f"{idle}/{state}/name") for state in states)))
 
 
-def _bios(files: SystemFiles, _: Mapping[str, str]) -> Found:
+def _bios(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     for key, name in (
         ("vendor", "bios_vendor"),
         ("version", "bios_version"),
@@ -220,8 +220,8 @@ def _bios(files: SystemFiles, _: Mapping[str, str]) -> Found:
         yield f"bios.{key}", files.text(f"/sys/class/dmi/id/{name}")
 
 
-def _driver(files: SystemFiles, _: Mapping[str, str]) -> Found:
-    """What the driver of NVIDIA's GPUs shows of itself, and of the GPUs that a container may use."""
+def _driver(files: SystemFiles, _: Mapping[str, str]) -> Settings:
+    """Read the settings of NVIDIA's driver, and of the GPUs that a container may use."""
     version = files.text("/proc/driver/nvidia/version") or ""
     number = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", version)
     yield "software.driver", number and number[1]
@@ -235,7 +235,7 @@ def _driver(files: SystemFiles, _: Mapping[str, str]) -> Found:
         yield f"gpu.{key}", _together(re.findall(rf"^{title}:\s*(\S+)", "\n".join(texts), re.MULTILINE))
 
 
-def _modules(files: SystemFiles, _: Mapping[str, str]) -> Found:
+def _modules(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     listed = files.text("/proc/modules")
     loaded = {line.split(" ", 1)[0] for line in (listed or "").splitlines()}
     if "nvidia" in loaded:
@@ -245,7 +245,7 @@ def _modules(files: SystemFiles, _: Mapping[str, str]) -> Found:
         yield f"modules.{module}", files.text(f"/sys/module/{module}/version")
 
 
-def _rdma(files: SystemFiles, _: Mapping[str, str]) -> Found:
+def _rdma(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     devices = files.names(RDMA)
     yield "nic.devices", ", ".join(devices)
     for device in devices:
@@ -265,7 +265,7 @@ def _mtus(files: SystemFiles, interfaces: str) -> str | None:
     return _together(files.text(f"{interfaces}/{name}/mtu") for name in files.names(interfaces))
 
 
-def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Found:
+def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     """Interfaces of a device; others are of containers, and come and go."""
     for name in files.names(NET):
         if files.exists(f"{NET}/{name}/device"):
@@ -274,7 +274,7 @@ def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Found:
             yield f"interface.{name}.mbit_s", speed if speed and speed > 0 else None
 
 
-def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Found:
+def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     """Devices of a kind together; the speed of a GPU's link is lower while it computes nothing, so its width alone."""
     kinds: dict[str, list[str]] = {"gpus": [], "nics": []}
     for name in files.names(PCI):
@@ -313,7 +313,7 @@ def _read_request(files: SystemFiles, device: str) -> str | None:
     return str(128 << control) if at and registers[at] == express else None
 
 
-def _variables(_: SystemFiles, environ: Mapping[str, str]) -> Found:
+def _variables(_: SystemFiles, environ: Mapping[str, str]) -> Settings:
     for name, value in sorted(without_secrets(environ).items()):
         if name.startswith(FABRIC_VARIABLES) and not OF_ONE_RUN.search(name):
             yield f"variables.{name}", value
@@ -325,10 +325,10 @@ def _together(values: Iterable[str | None]) -> str | None:
 
 
 def _counted(values: Iterable[str | None]) -> str | None:
-    """As above, with how many have each where they differ."""
-    known = [value for value in values if value]
-    each = sorted(set(known))
-    return each[0] if len(each) == 1 else ", ".join(f"{value} on {known.count(value)}" for value in each) or None
+    """Format likewise, with the number of each where they differ."""
+    texts = [value for value in values if value]
+    each = sorted(set(texts))
+    return each[0] if len(each) == 1 else ", ".join(f"{value} on {texts.count(value)}" for value in each) or None
 
 
 GROUPS = (

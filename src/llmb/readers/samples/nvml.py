@@ -41,12 +41,12 @@ class Nvml:
         count: int = package.nvmlDeviceGetCount()
         self.handles = tuple(package.nvmlDeviceGetHandleByIndex(index) for index in range(count))
         uuids = [package.nvmlDeviceGetUUID(handle) for handle in self.handles]
-        named = [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]
-        self.gpus = tuple(SampledGpu(index=index, uuid=uuid) for index, uuid in enumerate(named))
+        names = [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]
+        self.gpus = tuple(SampledGpu(index=index, uuid=uuid) for index, uuid in enumerate(names))
         self.unsupported: set[tuple[str, int]] = set()
 
-    def read(self, own: Collection[int] = ()) -> GpuSamples:
-        """``own`` are the processes of the run."""
+    def read(self, run_pids: Collection[int] = ()) -> GpuSamples:
+        """``run_pids`` are the processes of the run."""
         ask, nvml = self._ask, self.package
         reasons = "nvmlDeviceGetCurrentClocksEventReasons"
         if not hasattr(nvml, reasons):
@@ -60,7 +60,7 @@ class Nvml:
             ),
             memory_used_bytes=ask("nvmlDeviceGetMemoryInfo", lambda call, gpu: int(call(gpu).used)),
             throttle_reasons=ask(reasons, lambda call, gpu: reasons_of(call(gpu))),
-            other_pids=self._others(own),
+            other_pids=self._others(run_pids),
         )
 
     def processes(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -73,24 +73,24 @@ class Nvml:
 
         Raises OSError where no GPU shows any.
         """
-        nvml, shown = self.package, False
-        known = {name: getattr(nvml, field) for name, field in COUNTERS.items() if hasattr(nvml, field)}
-        fields = list(known.values())
-        told = self._ask("nvmlDeviceGetFieldValues", lambda call, gpu: call(gpu, fields))
-        for index, values in enumerate(told):
-            for name, value in zip(known, values or (), strict=False):
+        nvml, reported = self.package, False
+        names = {name: getattr(nvml, field) for name, field in COUNTERS.items() if hasattr(nvml, field)}
+        fields = list(names.values())
+        answers = self._ask("nvmlDeviceGetFieldValues", lambda call, gpu: call(gpu, fields))
+        for index, values in enumerate(answers):
+            for name, value in zip(names, values or (), strict=False):
                 if value.nvmlReturn == SUCCESS and (member := MEMBERS.get(value.valueType)):
-                    shown = True
+                    reported = True
                     yield f"{index}/{name}", int(getattr(value.value, member))
-        if not shown:
+        if not reported:
             raise OSError(errno.ENOTSUP, "NVML shows no counters of errors")
 
-    def _others(self, own: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
+    def _others(self, run_pids: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
         """Inside of a container the driver may tell ids of the host: then not even the run's own are among them."""
-        found = self.processes()
-        if not any(pid in own for pids in found for pid in pids or ()):
-            return (None,) * len(found)
-        return tuple(None if pids is None else tuple(pid for pid in pids if pid not in own) for pids in found)
+        processes = self.processes()
+        if not any(pid in run_pids for pids in processes for pid in pids or ()):
+            return (None,) * len(processes)
+        return tuple(None if pids is None else tuple(pid for pid in pids if pid not in run_pids) for pids in processes)
 
     def _ask(self, name: str, read: Callable[[Any, Any], Value]) -> tuple[Value | None, ...]:
         return tuple(self._ask_one(name, read, index) for index in range(len(self.handles)))
@@ -116,7 +116,7 @@ def find_gpus() -> Nvml | Missing:
         return NO_PACKAGE
     try:
         package.nvmlInit()
-        found = Nvml(package)
+        nvml = Nvml(package)
     except package.NVMLError as error:
         return Missing(f"NVML: {error}")
-    return found if found.handles else Missing("NVML shows no GPU")
+    return nvml if nvml.handles else Missing("NVML shows no GPU")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nodes did beside a run, from its samples. Pure but for its data file.
+"""The other work on nodes during a run, from its samples. Pure but for its data file.
 
 Unlike the figures of ``summary``, it is not of the window alone: a short window may have no sample. It is of the time
 between the samples around it.
@@ -14,12 +14,12 @@ from typing import Literal
 from llmb.base.missing import Missing
 from llmb.base.record import Record, Threshold
 from llmb.catalogue.data_files import read_file
-from llmb.readers.samples.sample_records import NodeOtherWork, OtherWork, Sample, SeenRun
+from llmb.readers.samples.sample_records import NodeOtherWork, OtherRun, OtherWork, Sample
 from llmb.readers.samples.samples import Sampled, TimeSpan
 
 DATA = Path(__file__).with_name("other_work.yaml")
 NOT_SAMPLED = Missing("too little time was sampled around the window")
-NOT_SEEN = "the kernel does not show the processes of the run"
+HIDDEN = "the kernel does not show the processes of the run"
 NO_STEAL = "the kernel does not report it"
 NO_LIMIT = "the run has no CPU limit"
 NO_GPUS = "the GPUs' processes are not known"
@@ -55,9 +55,9 @@ def find_other_work(
         samples = one.samples
         before = [place for place, sample in enumerate(samples) if sample.time_s <= window.begin_s]
         after = [place for place, sample in enumerate(samples) if sample.time_s >= window.end_s]
-        found = tuple(samples[before[-1] if before else 0 : after[0] + 1 if after else len(samples)])
-        outside = not found or found[-1].time_s <= window.begin_s or found[0].time_s >= window.end_s
-        around = () if outside else found
+        part = tuple(samples[before[-1] if before else 0 : after[0] + 1 if after else len(samples)])
+        outside = not part or part[-1].time_s <= window.begin_s or part[0].time_s >= window.end_s
+        around = () if outside else part
         if _lasted(around) > _lasted(longest.get(one.start.node, (one, ()))[1]):
             longest[one.start.node] = one, around
     long_enough = {
@@ -69,7 +69,7 @@ def find_other_work(
     return OtherWork(disturbing=tuple(_disturbing(nodes, device)), nodes=nodes)
 
 
-def run_text(run: SeenRun) -> str:
+def run_text(run: OtherRun) -> str:
     """Such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
 
     A run's own folder has the experiment's name, and the one above it is unique.
@@ -91,13 +91,13 @@ def _of_node(one: Sampled, around: Sequence[Sample], gpus: Mapping[str, Collecti
         first, last = value(around[0]), value(around[-1])
         return None if first is None or last is None else max(0.0, last - first) / seconds
 
-    used, own = cores(lambda sample: sample.host.cpu_used_s), cores(lambda sample: sample.host.run_cpu_s)
+    used, by_run = cores(lambda sample: sample.host.cpu_used_s), cores(lambda sample: sample.host.run_cpu_s)
     looked = [run for sample in around for run in sample.runs]
     runs = {(run.program, run.folder, run.pid if run.folder is None else None): run for run in looked}
     values = {
         "cores": start.cores,
-        "other_cores": None if used is None or own is None else max(0.0, used - own),
-        "run_cores": own,
+        "other_cores": None if used is None or by_run is None else max(0.0, used - by_run),
+        "run_cores": by_run,
         "stolen_cores": cores(lambda sample: sample.host.cpu_steal_s),
         "cpu_limit_cores": start.cpu_limit_cores,
         "throttled_cores": cores(lambda sample: sample.host.cpu_throttled_s),
@@ -106,7 +106,7 @@ def _of_node(one: Sampled, around: Sequence[Sample], gpus: Mapping[str, Collecti
         "gpu_processes": _gpu_processes(one, around, None if gpus is None else gpus.get(start.node, ())),
     }
     why = {"cpu_limit_cores": NO_LIMIT, "throttled_cores": NO_LIMIT, "gpu_processes": NO_GPUS}
-    why |= {"other_cores": NOT_SEEN, "run_cores": NOT_SEEN}
+    why |= {"other_cores": HIDDEN, "run_cores": HIDDEN}
     if "gpus" in start.missing:
         why["gpu_processes"] = start.missing["gpus"]
     reasons = {name: why.get(name, NO_STEAL) for name, value in values.items() if value is None}
@@ -114,14 +114,14 @@ def _of_node(one: Sampled, around: Sequence[Sample], gpus: Mapping[str, Collecti
 
 
 def _gpu_processes(
-    one: Sampled, around: Sequence[Sample], wanted: Collection[str] | None
+    one: Sampled, around: Sequence[Sample], gpus: Collection[str] | None
 ) -> dict[str, tuple[int, ...]] | None:
-    found: dict[str, set[int]] = {}
+    others: dict[str, set[int]] = {}
     for sample in around:
         for gpu, pids in zip(one.start.gpus, sample.gpus.other_pids if sample.gpus else (), strict=False):
-            if pids is not None and (wanted is None or gpu.uuid in wanted):
-                found.setdefault(gpu.uuid, set()).update(pids)
-    return {uuid: tuple(sorted(pids)) for uuid, pids in found.items()} or None
+            if pids is not None and (gpus is None or gpu.uuid in gpus):
+                others.setdefault(gpu.uuid, set()).update(pids)
+    return {uuid: tuple(sorted(pids)) for uuid, pids in others.items()} or None
 
 
 def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from llmb.base.record import Record
 
 FINITE = {"allow_inf_nan": False}
-"""How pydantic reads a line: numbers that no sampler writes are damage."""
+"""Pydantic's mode to read a line: numbers that no sampler writes are damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class SampledGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenRun:
+class OtherRun:
     """Another program of llmb that runs beside a run on its node."""
 
     program: str
@@ -56,11 +56,11 @@ class HostSample:
     cpu_iowait_s: float | None = None
     cpu_steal_s: float | None = None
     cpu_used_s: float | None = None
-    """By processes alone, without interrupts."""
+    """The time used by processes alone, without interrupts."""
     run_cpu_s: float | None = None
-    """By the processes of the run."""
+    """The time used by the processes of the run."""
     cpu_throttled_s: float | None = None
-    """For which the limit of the run's control group stopped it, summed over cores as the kernel does."""
+    """The time for which the limit of the run's control group stopped it, summed over cores as the kernel does."""
     cpu_total_s: float | None = None
     load: float | None = None
     """Mean number of runnable processes over the last minute."""
@@ -95,7 +95,7 @@ class Sample:
     time_s: float
     host: HostSample
     gpus: GpuSamples | None = None
-    runs: tuple[SeenRun, ...] = ()
+    runs: tuple[OtherRun, ...] = ()
     """Others beside this one."""
 
 
@@ -112,7 +112,7 @@ class CounterReading:
     unread: dict[str, str]
     """Why other areas could not be read; what the node does not have is in neither."""
     kernel: tuple[str, ...] = ()
-    """What the kernel said of its hardware since the reading before."""
+    """The kernel's messages on hardware since the reading before."""
 
 
 Line = SamplerStart | Sample | CounterReading
@@ -191,7 +191,7 @@ class ResourceUse(Record):
     energy_j: float | None
     """Energy of all GPUs, or of all CPU packages if the run computes on CPUs."""
     energy_j_per_token: float | None
-    """By the tokens that ``tokens_per_s`` counts."""
+    """The energy by the tokens that ``tokens_per_s`` counts."""
     energy_source: EnergySource | None
     sm_clock_mhz_mean: float | None
     sm_clock_mhz_min: float | None
@@ -206,7 +206,7 @@ class ResourceUse(Record):
 
 
 class NodeOtherWork(Record):
-    """What a node did beside the run, from the last sample before the window to the first one after it."""
+    """The other work of a node, from the last sample before the window to the first one after it."""
 
     node: str
     cores: int | None
@@ -215,14 +215,14 @@ class NodeOtherWork(Record):
     """Mean number of cores that processes used which are not of the run."""
     run_cores: float | None
     stolen_cores: float | None
-    """That other virtual machines had."""
+    """The cores that other virtual machines had."""
     cpu_limit_cores: float | None
     """Limit of the run's control group; None without a limit."""
     throttled_cores: float | None
-    """On which that limit stopped the run."""
+    """The cores on which that limit stopped the run."""
     load_before: float | None
     """Mean number of runnable processes in the minute before the run trained, with its own start."""
-    runs: tuple[SeenRun, ...]
+    runs: tuple[OtherRun, ...]
     gpu_processes: dict[str, tuple[int, ...]] | None
     """Others that compute on the run's GPUs, by the id of the GPU."""
     reasons: dict[str, str]
@@ -238,5 +238,5 @@ class OtherWork(Record):
     """Other work on all nodes that were sampled."""
 
     disturbing: Annotated[tuple[str, ...], AfterValidator(_without_names)]
-    """What of it is more than ``other_work.yaml`` takes for harmless; empty if nothing is."""
+    """The parts beyond the harmless amounts of ``other_work.yaml``; empty if nothing is."""
     nodes: tuple[NodeOtherWork, ...]

@@ -29,12 +29,12 @@ MODULE = "llmb.readers.samples.sampler"
 OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
 """Variables that who looks for the processes of a run's ranks goes by: a sampler is none."""
 LAST_SAMPLE_S = 5.0
-"""How long the last sample may take; without persistence mode a GPU's driver is slow."""
+"""The time limit of the last sample; without persistence mode a GPU's driver is slow."""
 KILLED_S = 5.0
-"""How long one that is killed may take to be gone."""
+"""The time that a killed sampler has to be gone."""
 LOWEST_PRIORITY = 19
 SAMPLES_PER_INTERVAL = 1800
-"""After as many samples the interval doubles, so that the file of a long run stays small."""
+"""The number of samples after which the interval doubles, so that the file of a long run stays small."""
 LONGEST_INTERVAL_S = 30.0
 """Shorter than it takes a counter of CPU energy to wrap around."""
 
@@ -52,9 +52,9 @@ class NodeSampler:
         energy = find_cpu_energy()
         self.gpus: Nvml | None = gpus or None
         self.energy: CpuEnergy | None = energy or None
-        named = {"gpus": gpus, "cpu_energy": energy}
+        ids = {"gpus": gpus, "cpu_energy": energy}
         self.kernel = KernelLog()
-        self.missing = {name: item.reason for name, item in named.items() if isinstance(item, Missing)}
+        self.missing = {name: item.reason for name, item in ids.items() if isinstance(item, Missing)}
 
     def start(self, interval_s: float) -> SamplerStart:
         return SamplerStart(
@@ -104,15 +104,15 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
     os.write(output, to_line(sampler.counters()))
     keep_settings(file.with_suffix(FILE_ENDING))
     os.nice(LOWEST_PRIORITY)  # not before: on a busy node it would not get here within a short run
-    number, lasts, parent = 0, True, os.getppid()
+    number, running, parent = 0, True, os.getppid()
     due_s = time.monotonic()
-    while lasts:
+    while running:
         os.write(output, to_line(sampler.read()))
         number += 1
         now_s = time.monotonic()
         due_s = max(due_s + interval_after(number, interval_s), now_s)
         ended, _, _ = select.select([pipe], [], [], due_s - now_s)
-        lasts = not ended and os.getppid() == parent
+        running = not ended and os.getppid() == parent
     os.write(output, to_line(sampler.read()))
     os.write(output, to_line(sampler.counters()))
 

@@ -35,17 +35,17 @@ from llmb.readers.samples.sample_records import (
 MOST_BYTES = 1 << 28
 """The largest file of samples that is read: those of a GPU node for weeks are smaller."""
 LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
-"""How long the last counters of a node are waited for, if its file is still written."""
+"""The wait for the last counters of a node, if its file is still written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one sampler wrote, in order of time."""
+    """The output of one sampler, in order of time."""
 
     start: SamplerStart
     samples: tuple[Sample, ...]
     readings: tuple[CounterReading, ...] = ()
-    """At its start and its end; one if it was killed."""
+    """The readings at its start and its end; one if it was killed."""
 
     @property
     def ended(self) -> bool:
@@ -64,17 +64,17 @@ def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
     """Samples of a run that ended. The last ones of ranks that died are written after them."""
     until = time.monotonic() + LAST_COUNTERS_S
     try:
-        found = read_samples(folder)
-        while time.monotonic() < until and any(not one.ended for one in found) and _is_written(folder):
+        samples = read_samples(folder)
+        while time.monotonic() < until and any(not one.ended for one in samples) and _is_written(folder):
             time.sleep(0.05)
-            found = read_samples(folder)
-        return found
+            samples = read_samples(folder)
+        return samples
     except OSError as error:  # it does not spoil a result
         return Missing(f"the samples cannot be read: {error.strerror}")
 
 
 def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | None:
-    """What samplers found on ``nodes``, and on others that they ran on. None if they left nothing."""
+    """Return the settings that samplers read on ``nodes``, and on others that ran them; None without any."""
     files = {node: folder / f"{node}{FILE_ENDING}" for node in nodes}
     files |= {printable(file.name.removesuffix(FILE_ENDING)): file for file in sorted(folder.glob(f"*{FILE_ENDING}"))}
     read = {node: _settings_in(file) for node, file in files.items()}
@@ -131,10 +131,10 @@ def _in_order(start: SamplerStart, samples: list[Sample], readings: list[Counter
 def _parsed(line: bytes) -> Line | None:
     try:
         check_values(line, MOST_VALUES_IN_LINE)
-        found: Line = _adapter().validate_json(line)
+        record: Line = _adapter().validate_json(line)
     except ValueError:  # pydantic's is one
         return None
-    return found
+    return record
 
 
 @cache
@@ -143,7 +143,7 @@ def _adapter() -> TypeAdapter[Any]:
 
 
 class TimeSpan(NamedTuple):
-    """From ``begin_s`` to ``end_s``, in Unix time."""
+    """A span from ``begin_s`` to ``end_s``, in Unix time."""
 
     begin_s: float
     end_s: float
@@ -154,14 +154,14 @@ Point = tuple[float, float]
 
 
 def merged(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
-    """In order, those that touch or overlap as one."""
-    found: list[TimeSpan] = []
+    """Sort spans, and join those that touch or overlap."""
+    joined: list[TimeSpan] = []
     for span in sorted(spans):
-        if found and span.begin_s <= found[-1].end_s:
-            found[-1] = TimeSpan(found[-1].begin_s, max(found[-1].end_s, span.end_s))
+        if joined and span.begin_s <= joined[-1].end_s:
+            joined[-1] = TimeSpan(joined[-1].begin_s, max(joined[-1].end_s, span.end_s))
         else:
-            found.append(span)
-    return tuple(found)
+            joined.append(span)
+    return tuple(joined)
 
 
 def length(spans: Iterable[TimeSpan]) -> float:
@@ -170,14 +170,14 @@ def length(spans: Iterable[TimeSpan]) -> float:
 
 
 def places_inside(times: Sequence[float], spans: Sequence[TimeSpan]) -> list[int]:
-    """Which of ``times``, which are in order, lie in the spans."""
+    """Return the places in ``times``, which are in order, that lie in the spans."""
     return [
         place for span in spans for place in range(bisect_left(times, span.begin_s), bisect_right(times, span.end_s))
     ]
 
 
 def rise(points: Sequence[Point], spans: Sequence[TimeSpan]) -> float | None:
-    """How much a counter rose in the spans, linear between its points; None if the points do not cover them."""
+    """Return a counter's rise in the spans, linear between its points; None if the points do not cover them."""
     if not points or not spans or spans[0].begin_s < points[0][0] or spans[-1].end_s > points[-1][0]:
         return None
     times = [at for at, _ in points]
@@ -186,13 +186,13 @@ def rise(points: Sequence[Point], spans: Sequence[TimeSpan]) -> float | None:
 
 def integral(points: Sequence[Point]) -> list[Point]:
     """The counter whose slope is linear between ``points``."""
-    total, found = 0.0, []
+    total, ends = 0.0, []
     for number, (at, value) in enumerate(points):
         if number:
             before, earlier = points[number - 1]
             total += (at - before) * (value + earlier) / 2
-        found.append((at, total))
-    return found
+        ends.append((at, total))
+    return ends
 
 
 def _value(points: Sequence[Point], times: Sequence[float], time: float) -> float:
@@ -209,7 +209,7 @@ OF_GPUS = (
     *("temperature_c_max", "memory_used_gib_max", "throttled", "gpus"),
 )
 OF_ENERGY = ("total_power_w_mean", "energy_j", "energy_j_per_token", "energy_source")
-NOT_TOLD = "the GPUs do not report it"
+NOT_REPORTED = "the GPUs do not report it"
 NOT_COVERED = "the samples do not cover the window"
 UNREADABLE = "the kernel does not report it"
 Value = TypeVar("Value")
@@ -226,7 +226,7 @@ class SampledWork:
     nodes: tuple[str, ...] = ()
     """All of the run; empty if they are not known."""
     gpus: Mapping[str, Collection[str]] | None = None
-    """By node the ids of the GPUs that train; None for all that were sampled."""
+    """The ids by node of the GPUs that train; None for all that were sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,16 +253,16 @@ def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | Mi
     energy_j, source = (None, None) if silent else _energy(hosts, gpus, work.device)
     values: dict[str, Any] = {
         "samples": min(len(node.inside) for node in nodes),
-        "power_w_mean": mean(known(gpu.power_w_mean for gpu in gpus)),
-        "power_w_max": max(known(gpu.power_w_max for gpu in gpus), default=None),
+        "power_w_mean": mean(present(gpu.power_w_mean for gpu in gpus)),
+        "power_w_max": max(present(gpu.power_w_max for gpu in gpus), default=None),
         "total_power_w_mean": None if energy_j is None else energy_j / length(spans),
         "energy_j": energy_j,
         "energy_j_per_token": None if energy_j is None else energy_j / work.tokens,
         "energy_source": source,
-        "sm_clock_mhz_mean": mean(known(gpu.sm_clock_mhz_mean for gpu in gpus)),
-        "sm_clock_mhz_min": min(known(gpu.sm_clock_mhz_min for gpu in gpus), default=None),
-        "temperature_c_max": max(known(gpu.temperature_c_max for gpu in gpus), default=None),
-        "memory_used_gib_max": max(known(gpu.memory_used_gib_max for gpu in gpus), default=None),
+        "sm_clock_mhz_mean": mean(present(gpu.sm_clock_mhz_mean for gpu in gpus)),
+        "sm_clock_mhz_min": min(present(gpu.sm_clock_mhz_min for gpu in gpus), default=None),
+        "temperature_c_max": max(present(gpu.temperature_c_max for gpu in gpus), default=None),
+        "memory_used_gib_max": max(present(gpu.memory_used_gib_max for gpu in gpus), default=None),
         "throttled": mean_shares([gpu.throttled for gpu in gpus if gpu.throttled is not None]),
         "gpus": gpus or None,
         "hosts": hosts,
@@ -271,7 +271,7 @@ def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | Mi
 
 
 def _nodes(sampled: Sequence[Sampled], spans: Sequence[TimeSpan]) -> list[_Node]:
-    """For each node the sampler that saw most of the spans; without nodes that none saw."""
+    """Return for each node the sampler that saw most of the spans; without nodes that none saw."""
     best: dict[str, _Node] = {}
     for one in sampled:
         places = places_inside([sample.time_s for sample in one.samples], spans)
@@ -308,36 +308,36 @@ def _host(node: _Node, spans: Sequence[TimeSpan]) -> HostUse:
         cpu_pct_mean=share_pct(lambda host: host.cpu_busy_s),
         iowait_pct_mean=share_pct(lambda host: host.cpu_iowait_s),
         steal_pct_mean=share_pct(lambda host: host.cpu_steal_s),
-        load_mean=mean(known(host.load for host in hosts)),
-        memory_used_gib_max=most_gib(known(host.memory_used_bytes for host in hosts)),
-        worker_memory_gib_max=most_gib(known(host.worker_memory_bytes for host in hosts)),
+        load_mean=mean(present(host.load for host in hosts)),
+        memory_used_gib_max=most_gib(present(host.memory_used_bytes for host in hosts)),
+        worker_memory_gib_max=most_gib(present(host.worker_memory_bytes for host in hosts)),
         cpu_energy_j=risen(lambda host: host.cpu_energy_j),
     )
 
 
-def _gpus(node: _Node, spans: Sequence[TimeSpan], wanted: Mapping[str, Collection[str]] | None) -> Iterator[GpuUse]:
+def _gpus(node: _Node, spans: Sequence[TimeSpan], ids: Mapping[str, Collection[str]] | None) -> Iterator[GpuUse]:
     for place, gpu in enumerate(node.sampled.start.gpus):
-        if wanted is None or gpu.uuid in wanted.get(node.name, ()):
+        if ids is None or gpu.uuid in ids.get(node.name, ()):
             yield summarize_gpu(node.name, gpu, place, node.sampled.samples, node.inside, spans)
 
 
 def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -> list[str]:
     """Nodes without samples, and those without the samples of a GPU: sums lack them."""
-    seen, counts = {node.name for node in nodes}, {node.name: 0 for node in nodes}
+    names, counts = {node.name for node in nodes}, {node.name: 0 for node in nodes}
     for gpu in gpus:
         counts[gpu.node] += 1
-    wanted = work.gpus if work.device == "cuda" and work.gpus else {}
-    without = [node for node in wanted if node in seen and counts[node] < len(wanted[node])]
-    return [*(node for node in work.nodes if node not in seen), *without]
+    trained = work.gpus if work.device == "cuda" and work.gpus else {}
+    without = [node for node in trained if node in names and counts[node] < len(trained[node])]
+    return [*(node for node in work.nodes if node not in names), *without]
 
 
 def _energy(
     hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
 ) -> tuple[float | None, EnergySource | None]:
     """Energy of all that trains and how it was measured, if all of it is known."""
-    own = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
-    energies = known(own)
-    if not own or len(energies) < len(own):
+    measured = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
+    energies = present(measured)
+    if not measured or len(energies) < len(measured):
         return None, None
     if device == "cpu":
         return sum(energies), "cpu_package"
@@ -347,10 +347,10 @@ def _energy(
 def _reasons(
     values: Mapping[str, Any], nodes: Sequence[_Node], silent: Sequence[str], device: Literal["cpu", "cuda"]
 ) -> Iterator[tuple[str, str]]:
-    """For every figure that is None, by its name; those of nodes and GPUs as ``hosts.name`` and ``gpus.name``."""
+    """Yield the reason of a figure that is None, by its name; nodes and GPUs as ``hosts.name`` and ``gpus.name``."""
     missing = [node.sampled.start.missing for node in nodes]
     unread = next((each["gpus"] for each in missing if "gpus" in each), None)
-    no_gpus = unread or NOT_TOLD
+    no_gpus = unread or NOT_REPORTED
     no_cpu_energy = next((each["cpu_energy"] for each in missing if "cpu_energy" in each), NOT_COVERED)
     lacking = f"not all GPUs and nodes were sampled: {', '.join(silent)}" if silent else None
     if device == "cuda" and unread and not values["gpus"]:
@@ -358,13 +358,13 @@ def _reasons(
     no_energy = no_cpu_energy if device == "cpu" else NOT_COVERED if values["gpus"] else no_gpus
     for name in OF_GPUS:
         if values[name] is None:
-            yield name, NOT_TOLD if values["gpus"] else no_gpus
+            yield name, NOT_REPORTED if values["gpus"] else no_gpus
     for name in OF_ENERGY:
         if values[name] is None:
             yield name, lacking or no_energy
     for gpu in values["gpus"] or ():
-        untold = dict.fromkeys(("energy_j", "energy_source"), NOT_TOLD if gpu.power_w_mean is None else NOT_COVERED)
-        yield from ((f"gpus.{name}", untold.get(name, NOT_TOLD)) for name, value in gpu if value is None)
+        untold = dict.fromkeys(("energy_j", "energy_source"), NOT_REPORTED if gpu.power_w_mean is None else NOT_COVERED)
+        yield from ((f"gpus.{name}", untold.get(name, NOT_REPORTED)) for name, value in gpu if value is None)
     for host in values["hosts"]:
         for name, value in host:
             if value is None:
@@ -373,8 +373,8 @@ def _reasons(
 
 def _no_host(nodes: Sequence[_Node], name: str) -> str:
     """A counter may be known, but not all through the window."""
-    told = {"cpu_pct_mean": "cpu_busy_s", "iowait_pct_mean": "cpu_iowait_s", "steal_pct_mean": "cpu_steal_s"}.get(name)
-    counted = told and any(getattr(sample.host, told) is not None for node in nodes for sample in node.inside)
+    field = {"cpu_pct_mean": "cpu_busy_s", "iowait_pct_mean": "cpu_iowait_s", "steal_pct_mean": "cpu_steal_s"}.get(name)
+    counted = field and any(getattr(sample.host, field) is not None for node in nodes for sample in node.inside)
     return NOT_COVERED if counted else UNREADABLE
 
 
@@ -389,7 +389,7 @@ def summarize_gpu(
     """``place`` is its place in the samples, ``inside`` are those of ``samples`` that were taken in the spans."""
 
     def values(column: Callable[[GpuSamples], Sequence[Value | None]]) -> list[Value]:
-        return known(_at(column(sample.gpus), place) for sample in inside if sample.gpus)
+        return present(_at(column(sample.gpus), place) for sample in inside if sample.gpus)
 
     powers, clocks = values(lambda gpus: gpus.power_w), values(lambda gpus: gpus.sm_clock_mhz)
     reasons = values(lambda gpus: gpus.throttle_reasons)
@@ -420,10 +420,10 @@ def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
 
 def points(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> list[Point]:
     """The values that are known, over time."""
-    return [(sample.time_s, found) for sample in samples if (found := value(sample)) is not None]
+    return [(sample.time_s, number) for sample in samples if (number := value(sample)) is not None]
 
 
-def known(values: Iterable[Value | None]) -> list[Value]:
+def present(values: Iterable[Value | None]) -> list[Value]:
     return [value for value in values if value is not None]
 
 

@@ -44,7 +44,7 @@ SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """For messages. ``checkpoints`` are those of llmb nearby, which may have been meant."""
+    """The words for messages. ``checkpoints`` are those of llmb nearby, which may have been meant."""
 
     what: str
     checkpoints: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class CheckpointRecord(Record):
     weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
     """Every dtype that weights are stored in; they are loaded in fp32 all the same."""
     dataset: PackedDataset | None = None
-    """What it was trained on; None for synthetic tokens."""
+    """The dataset that it was trained on; None for synthetic tokens."""
     lora: Lora | None = None
     """The adapters that it contains instead of all weights."""
     base: WeightsOrigin | None = None
@@ -155,7 +155,7 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
 
 
 def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
-    """For files of the checkpoint at ``path`` whose content is not what was saved."""
+    """Return the error for files of the checkpoint at ``path`` whose content is not what was saved."""
     return UsageError(f"the checkpoint is damaged:{itemized(damaged)}", where=str(path), do="load another one")
 
 
@@ -229,20 +229,20 @@ def _damage(path: Path, record: CheckpointRecord) -> Iterator[str]:
 
 
 class Verified(Record):
-    """Whether the files of a loaded checkpoint were verified, and the seconds that it took; None for a save."""
+    """The verification of the files of a loaded checkpoint, and its seconds; None for a save."""
 
     verification: Verification | None = None
     verify_s: float | None = None
 
 
 class RankTransfer(Record):
-    """What one rank wrote or read itself, and the seconds that it took: of a write until it is on the disk."""
+    """The bytes that one rank wrote or read itself, and its seconds: of a write until it is on the disk."""
 
     rank: int
     size_bytes: int
     duration_s: float
     blocked_s: float | None = None
-    """How long its training waited for a save that then went on beside it; None if it waited for all of it."""
+    """The time that its training waited for a save that then ran beside it; None if it waited for all of it."""
 
 
 class CheckpointTime(Verified):
@@ -257,7 +257,7 @@ class CheckpointTime(Verified):
     start_s: float
     duration_s: float
     ranks: tuple[RankTransfer, ...] = ()
-    """In their order; empty in files of earlier versions."""
+    """The transfers in the order of ranks; empty in files of earlier versions."""
 
     @property
     def size_bytes(self) -> int:
@@ -283,7 +283,7 @@ def checkpoint_time(
 
 
 def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
-    """Raises OSError where the line cannot be written."""
+    """Append the line. Raises OSError where it cannot be written."""
     with path.open("a") as stream:
         stream.write(time.model_dump_json() + "\n")
 

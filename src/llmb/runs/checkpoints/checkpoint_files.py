@@ -25,7 +25,7 @@ PARTIAL = ".partial"
 
 
 def partial_path(target: Path) -> Path:
-    """Where ``target`` is written until it is complete."""
+    """Return the path of ``target`` until it is complete."""
     return target.with_name(f".{target.name}{PARTIAL}")
 
 
@@ -63,7 +63,7 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
 
 
 def _lock(descriptor: int, target: Path) -> None:
-    """Raises UsageError if another process holds the lock. On a file system without locks, none does."""
+    """Lock, or raise UsageError if another process holds the lock. On a file system without locks, none does."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -82,7 +82,7 @@ def _remove_content(folder: Path) -> None:
 
 
 def check_free(target: Path) -> None:
-    """Raises UsageError if ``target`` exists; an empty folder is used."""
+    """Raise UsageError if ``target`` exists; an empty folder is used."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UsageError("this already exists", where=str(target), do="give a new folder, or remove this one")
 
@@ -132,7 +132,7 @@ def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
 def damaged_files(
     folder: Path, checksums: Mapping[str, str], *, threads: int, on_block: OnBlock = lambda: None
 ) -> Iterator[str]:
-    """What is wrong with each file whose content has another checksum, or cannot be read."""
+    """Describe each file whose content has another checksum, or cannot be read."""
 
     def damage(item: tuple[str, str]) -> str | None:
         name, expected = item

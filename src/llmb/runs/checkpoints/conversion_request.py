@@ -39,7 +39,7 @@ class FinishedFile(Record):
 
 
 def finished_files(folder: Path) -> list[FinishedFile]:
-    """What an import into ``folder`` would keep. Raises OSError, ValueError."""
+    """Return the files that an import into ``folder`` would keep. Raises OSError, ValueError."""
     records = [FinishedFile.model_validate_json(path.read_bytes()) for path in (folder / IMPORTED).glob("*.distcp")]
     places = {record.name: folder / WEIGHTS / record.name for record in records}
     return [one for one in records if places[one.name].is_file() and places[one.name].stat().st_size == one.bytes]
@@ -122,7 +122,7 @@ class ErrorRecord(Record):
 
 
 class ImportedWeights(Record):
-    """What an import wrote: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them.
+    """The result of an import: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them.
 
     lora: what imported adapters are.
     """

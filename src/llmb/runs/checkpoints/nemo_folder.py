@@ -53,7 +53,7 @@ def is_nemo_folder(path: Path) -> bool:
 
 
 def read_nemo_folder(path: Path) -> WeightsFolder:
-    """Raises UsageError if it cannot be imported, whatever its model."""
+    """Read the folder. Raises UsageError if it cannot be imported, whatever its model."""
     for name in DOCUMENTS:
         if not (path / name).is_file():
             what = f"this is a checkpoint of NeMo 2 without '{name}', which says how to read it"
@@ -73,7 +73,7 @@ def read_nemo_folder(path: Path) -> WeightsFolder:
 
 
 def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
-    """Raises UsageError if its model is another one, or one that is not read from NeMo."""
+    """Raise UsageError if its model is another one, or one that is not read from NeMo."""
     name, where = f"{model.model} {model.size}", str(folder.path / MODEL_FILE)
     if format_of(model).model_type != SUPPORTED or model.tied_embeddings:
         what = f"checkpoints of NeMo 2 are read for Llama 3 and 3.1 only, not for {name}"

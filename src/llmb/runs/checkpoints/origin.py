@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the weights and the data of a training come from. Pure."""
+"""The sources of the weights and the data of a training. Pure."""
 
 import hashlib
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class WeightsOrigin(Record):
 
 
 class DataOrigin(Record):
-    """What a training reads."""
+    """The data that a training reads."""
 
     kind: Literal["synthetic", "dataset"]
     name: str
@@ -50,7 +50,7 @@ class DataOrigin(Record):
 
     @property
     def short(self) -> str:
-        """For a column of a table."""
+        """Return the text for a column of a table."""
         return "synthetic" if self.kind == "synthetic" else self.name
 
 
@@ -82,7 +82,7 @@ def identity_of(crc32: Mapping[str, str] | None) -> str | None:
 
 
 def synthetic_text(training: Training) -> str:
-    """How synthetic data is drawn."""
+    """Describe the distribution of synthetic data."""
     mean = training.document_tokens
     if not mean:
         return training.data

@@ -97,7 +97,7 @@ class PackedDataset(Record):
     name: str
     """Such as ``squad``."""
     source: str
-    """Where the samples came from: a repository with its revision, or a file."""
+    """The source of the samples: a repository with its revision, or a file."""
     split: Split
     template: str
     """Name and version of the prompt template."""
@@ -112,7 +112,7 @@ class PackedDataset(Record):
     places: int
     counted_labels: int
     longest_document: int
-    """In places."""
+    """The length in places."""
     sum_of_squares: int
     """Sum of the squared lengths of all documents, in places."""
     files: dict[str, int]
@@ -150,7 +150,7 @@ class PackedArrays:
 
 
 def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:
-    """What is wrong with each file that is missing, or has another size in bytes."""
+    """Describe each file that is missing, or has another size in bytes."""
     for name, size in sizes.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:

@@ -140,7 +140,7 @@ def _rope_scaling(model: Model) -> dict[str, Any] | None:
 
 
 def _whole(value: object) -> object:
-    """As published configurations write it: 8192, not 8192.0."""
+    """Write numbers as published configurations do: 8192, not 8192.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -174,7 +174,7 @@ def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
 
 
 def _has_full_attention(values: Config) -> bool:
-    """Whether it says so of every layer."""
+    """Return whether every layer has full attention."""
     kinds = values.get("layer_types")
     is_complete = isinstance(kinds, list) and len(kinds) == _count(values, "num_hidden_layers")
     return is_complete and all(kind == "full_attention" for kind in kinds or ())

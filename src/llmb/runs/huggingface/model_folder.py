@@ -98,7 +98,7 @@ def _no_weights(path: Path) -> UsageError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises UsageError if there is no such file, or if it holds no JSON object."""
+    """Read an object. Raises UsageError if there is no such file, or if it holds no JSON object."""
     try:
         text = read_regular(path, MOST_JSON_BYTES)
         check_values(text)

@@ -43,7 +43,7 @@ class WeightsFormat(Record):
     model_type: str
     model_class: str
     multimodal_type: str | None = None
-    """What ``config.json`` says of a model that has this one as its text model."""
+    """The type in ``config.json`` of a model that has this one as its text model."""
     parts: dict[str, Any]
     equal: dict[str, str] = Field(default_factory=dict)
     needed: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def common_settings() -> CommonSettings:
 
 
 def format_of(model: Model) -> WeightsFormat:
-    """Raises UsageError for a model that no form can express, with what keeps it from the nearest one."""
+    """Return the form. Raises UsageError for a model without one, with its differences from the nearest form."""
     problems = {known.model_class: list(obstacles(model, known)) for known in known_formats()}
     found = next((known for known in known_formats() if not problems[known.model_class]), None)
     if found is None:
@@ -289,7 +289,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 
 def adapter_config(lora: Lora, model: Model, base: str | None) -> dict[str, Any]:
-    """What peft reads; a shared A is written once for each projection."""
+    """Return the configuration that peft reads; a shared A is written once for each projection."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

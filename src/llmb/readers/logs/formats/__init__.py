@@ -17,4 +17,4 @@ FORMATS: tuple[Format, ...] = (
 
 
 def format_called(name: str) -> Format:
-    return next(known for known in FORMATS if known.name == name)
+    return next(item for item in FORMATS if item.name == name)

@@ -53,7 +53,7 @@ class DeepSpeedReader:
         self._begin(0)
 
     def _begin(self, batch: int) -> None:
-        """With the configuration that a run logs first."""
+        """Start with the configuration that a run logs first."""
         self.batch = batch
         self.done = 0
         """The last step that was read."""
@@ -96,7 +96,7 @@ class DeepSpeedReader:
         return self._line(number, seconds, number_or_none(match["loss"]), mean_of)._replace(gbs=gbs)
 
     def _batch(self, samples: float) -> int | None:
-        """That of the configuration unless a step has another number of samples."""
+        """Return the batch of the configuration unless a step has another number of samples."""
         if not 0 < samples < MOST_SAMPLES:
             return None
         return self.batch if self.batch and abs(samples / self.batch - 1) < SAMPLES_ERROR else round(samples)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a format of logs is: how it is recognized, how its steps are numbered, and how they are read."""
+"""The definition of a log format: how it is recognized, how its steps are numbered, and how they are read."""
 
 import re
 import sys
@@ -15,17 +15,17 @@ MAX_LINE_BYTES = 4096
 NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
 """A number as Python and C print it; bounded, and without a group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
-"""What follows text that need not end its line: only the end of a longer line is read."""
+"""The rest of a line whose text need not end it: only the end of a longer line is read."""
 LEAST_PRINTED_S = 0.01
 """A shorter time that is printed in thousandths of a second is known to less than 5 %: it is not read."""
 NOT_FINITE = (b": nan", b": inf", b": -inf")
-"""How Python prints values that are not finite: found faster than any pattern."""
+"""Python's forms of values that are not finite: faster to find than any pattern."""
 _BAD = (*NOT_FINITE, b": NAN", b": INF", b": -INF", b"=nan", b"=inf", b"=-inf")
 _BAD_LOSS = re.compile(
     rb"([\w ]{0,12})loss(?![ _]scale)[\w ./()-]{0,40}'?[:=] {0,2}'?(-?(?:nan|inf))(?!\w)", re.IGNORECASE
 )
 _EVALUATED = b"val"
-"""In the name of a loss of an evaluation."""
+"""A part of the name of a loss of an evaluation."""
 Value = str | int | float | bool | None
 
 _PREFIX_BYTES = 200
@@ -64,7 +64,7 @@ class Format:
     first_number: int = 0
     """The number of a run's first step, as printed."""
     mean_of_interval: bool = False
-    """If only every n-th step is logged, the step time is the mean of n steps; else it is of the logged step alone."""
+    """True if the step time is the mean of the n steps of a logged interval; else it is of the logged step alone."""
     resumed: re.Pattern[bytes] | None = None
     """Found before the first step of a run that resumes from a checkpoint."""
     step_marks: int = 1
@@ -72,17 +72,17 @@ class Format:
     """Found before the first step of logs whose steps are those of another format."""
 
     def find_step_mark(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> int:
-        """Where ``text[start:end]`` has the first one, in the first step line at the latest; -1 without one."""
-        found = -1
+        """Return the first place in ``text[start:end]``, in the first step line at the latest; -1 without one."""
+        first = -1
         for mark in self.marks[: self.step_marks]:
             place = text.find(mark, start, end)
-            if place >= 0 and (place < found or found < 0):
-                found = place
-        return found
+            if place >= 0 and (place < first or first < 0):
+                first = place
+        return first
 
 
 def has_any(text: bytes, marks: Iterable[bytes], start: int = 0, end: int = sys.maxsize) -> bool:
-    """Whether one of ``marks`` is in ``text[start:end]``."""
+    """Return whether one of ``marks`` is in ``text[start:end]``."""
     return any(text.find(mark, start, end) >= 0 for mark in marks)
 
 
@@ -100,7 +100,7 @@ def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
 
 
 def moment_before(stamp: re.Pattern[bytes], text: bytes, at: int, start: int = 0) -> float | None:
-    """When the line at ``at`` was written, by the time stamp that is found before; None without one."""
+    """Return the time of the line at ``at``, by the time stamp that precedes it; None without one."""
     match = stamp.search(text, max(start, at - _PREFIX_BYTES), at)
     try:
         return datetime.fromisoformat(match[1].decode().replace(",", ".")).timestamp() if match else None
@@ -110,8 +110,8 @@ def moment_before(stamp: re.Pattern[bytes], text: bytes, at: int, start: int = 0
 
 def find_bad_loss(text: bytes) -> float | None:
     """A loss of the training that is not finite, whatever its name, in a line; None if all are."""
-    found = _BAD_LOSS.findall(text) if has_any(text, _BAD) else ()
-    return next((float(value) for before, value in found if _EVALUATED not in before.lower()), None)
+    losses = _BAD_LOSS.findall(text) if has_any(text, _BAD) else ()
+    return next((float(value) for before, value in losses if _EVALUATED not in before.lower()), None)
 
 
 def number_or_none(text: bytes | None) -> float | None:

@@ -49,7 +49,7 @@ _DIGITS_ERROR = 0.001
 """Relative, of two numbers of four digits, which transformers 5 prints."""
 _CLOCK_S = 1.0
 _MOST_TOTALS = 20
-_MOST_HELD = 10_000
+_MOST_PENDING = 10_000
 _DAMAGED = 1e9
 """No run takes so many seconds, or does so many steps in one."""
 _ALIKE = 2.0
@@ -61,11 +61,11 @@ _ALIKE_RATES = 3.0
 """A bar's own rate, a moving mean to which the first step may count twice, differs by less from that of its clock."""
 
 
-class _Shown(NamedTuple):
+class _State(NamedTuple):
     done: int
     clock_s: int
     step_s: float | None
-    """By the bar's own rate."""
+    """The time by the bar's own rate."""
 
 
 class HuggingFaceReader:
@@ -83,7 +83,7 @@ class HuggingFaceReader:
         self.epochs: list[float] = []
         """The first two that the training logged."""
         self.values = b""
-        """What was logged last, unless it belongs to a step that was shown."""
+        """The last logged values, unless they belong to a step that was shown."""
         self.evaluations_s = 0.0
         """Their time in this training, as logged."""
         self.whole: StepLine | None = None
@@ -99,8 +99,8 @@ class HuggingFaceReader:
 
     def _see(self, match: "re.Match[bytes]") -> Iterator[StepLine]:
         if match["done"]:
-            shown = _Shown(int(match["done"]), _seconds(match["clock"]), _step_s(match["rate"], match["unit"]))
-            yield from self._see_bar(shown, int(match["total"]))
+            state = _State(int(match["done"]), _seconds(match["clock"]), _step_s(match["rate"], match["unit"]))
+            yield from self._see_bar(state, int(match["total"]))
         elif match["values"]:
             if len(self.epochs) < 2 and (epoch := _EPOCH.search(match["values"])):
                 self.epochs.append(float(epoch[1]))
@@ -113,16 +113,16 @@ class HuggingFaceReader:
             yield from self._see_end(match["end"])
         elif match["steps"]:
             yield from self._conclude()
-            self.bar = _Bar(int(match["steps"].replace(b",", b"")), is_told=True)
+            self.bar = _Bar(int(match["steps"].replace(b",", b"")), is_logged=True)
         else:
-            self.bar.start, self.bar.is_told = int(match["from"]), True
+            self.bar.start, self.bar.is_logged = int(match["from"]), True
 
     def _log_values(self) -> None:
         if not self.bar.whole or self.bar.is_complete:
             self.values = self.bar.log(self.values)
 
     def _conclude(self) -> Iterator[StepLine]:
-        """What is left. A bar of which nothing shows that it is of an evaluation is of a training."""
+        """Yield the remaining steps. A bar without a mark of an evaluation is of a training."""
         if self.whole:
             yield self.whole
             self.whole = None
@@ -138,7 +138,7 @@ class HuggingFaceReader:
             self._log_values()
         self.other, self.held = None, []
 
-    def _see_bar(self, shown: _Shown, total: int) -> Iterator[StepLine]:
+    def _see_bar(self, state: _State, total: int) -> Iterator[StepLine]:
         if self.whole:
             if total != self.whole.last:
                 return  # of an evaluation
@@ -147,33 +147,33 @@ class HuggingFaceReader:
         if total != self.bar.total:
             if len(self.other_totals) < _MOST_TOTALS:
                 self.other_totals.add(total)
-            (self.other or self.bar).pauses.see_bar(shown.done, shown.clock_s)
-        elif self.other and not self._is_continued(shown, self.other):
-            yield from self._see_other(shown, self.other)
-        elif not self.other and self.bar.seen and (shown.done < self.bar.done or shown.clock_s < self.bar.clock_s):
-            if not self.bar.pauses.is_past(shown.done, shown.clock_s):
+            (self.other or self.bar).pauses.see_bar(state.done, state.clock_s)
+        elif self.other and not self._is_continued(state, self.other):
+            yield from self._see_other(state, self.other)
+        elif not self.other and self.bar.seen and (state.done < self.bar.done or state.clock_s < self.bar.clock_s):
+            if not self.bar.pauses.is_past(state.done, state.clock_s):
                 self.other = _Bar(total)
-                self.held += self.other.move(shown)
+                self.held += self.other.move(state)
         else:
             if self.other:
                 self.bar.pauses.see_bar(self.other.done, self.other.clock_s)
             self.other, self.held = None, []
-            yield from self.bar.move(shown)
+            yield from self.bar.move(state)
             self._log_values()
 
-    def _is_continued(self, shown: _Shown, other: "_Bar") -> bool:
-        """Whether this is the bar from before ``other``, whose clock ran on."""
-        follows = shown.done >= self.bar.done and shown.clock_s >= self.bar.clock_s + other.clock_s - _CLOCK_S
-        return follows and (shown.done < other.done or shown.done == self.bar.done or other.is_complete)
+    def _is_continued(self, state: _State, other: "_Bar") -> bool:
+        """Return whether this is the bar from before ``other``, whose clock ran on."""
+        follows = state.done >= self.bar.done and state.clock_s >= self.bar.clock_s + other.clock_s - _CLOCK_S
+        return follows and (state.done < other.done or state.done == self.bar.done or other.is_complete)
 
-    def _see_other(self, shown: _Shown, other: "_Bar") -> Iterator[StepLine]:
-        if shown.done < other.done or shown.clock_s < other.clock_s:
+    def _see_other(self, state: _State, other: "_Bar") -> Iterator[StepLine]:
+        if state.done < other.done or state.clock_s < other.clock_s:
             yield from self._adopt()
             self.other = other = _Bar(other.total)
-        elif shown.done > other.done:
+        elif state.done > other.done:
             other.is_over = False
-        self.held += other.move(shown)
-        if len(self.held) > _MOST_HELD:
+        self.held += other.move(state)
+        if len(self.held) > _MOST_PENDING:
             yield from self._adopt()
 
     def _see_evaluation(self, seconds: float, *, during: bool) -> None:
@@ -188,7 +188,7 @@ class HuggingFaceReader:
             self.bar.pauses.see_end(seconds)
 
     def _see_end(self, text: bytes) -> Iterator[StepLine]:
-        """If the bar was not timed, the step time is the mean of the whole run."""
+        """Read the end; if the bar was not timed, the step time is the mean of the whole run."""
         runtime, rate, loss = _RUNTIME.search(text), _RATE.search(text), _TRAIN_LOSS.search(text)
         seconds, per_s = number_or_none(runtime and runtime[1]) or 0.0, number_or_none(rate and rate[1]) or 0.0
         epochs, self.epochs = self.epochs, []
@@ -229,7 +229,7 @@ class HuggingFaceReader:
         self.bar.is_ended = True
 
     def _check_bar(self, total: int, seconds: float, per_s: float) -> None:
-        """Raises UsageError if it was another training than that of the bar which ended, or the bar is of none."""
+        """Raise UsageError if it was another training than that of the bar which ended, or the bar is of none."""
         steps, error = seconds * per_s, _steps_error(seconds, per_s)
         if self.bar.done - self.bar.anchor - error <= steps <= total + error:
             return
@@ -247,17 +247,17 @@ class HuggingFaceReader:
 class _Bar:
     """The progress bar of a training."""
 
-    def __init__(self, total: int | None = None, *, is_told: bool = False) -> None:
+    def __init__(self, total: int | None = None, *, is_logged: bool = False) -> None:
         self.total = total
         self.start = 0
         """The step that the run resumes from, if the log tells."""
-        self.is_told = is_told
+        self.is_logged = is_logged
         """The log tells whether the run resumes."""
         self.anchor = 0
         """The step from which on steps are timed."""
         self.done = 0
         self.clock_s = 0
-        """What the bar showed last."""
+        """The time that the bar showed last."""
         self.seen = False
         self.timed = False
         """A step was timed."""
@@ -273,7 +273,7 @@ class _Bar:
         self.rated_s = 0.0
         """Their sum by the bar's own rate."""
         self.contradiction: str | None = None
-        self.kept: StepLine | None = None
+        self.pending: StepLine | None = None
         """The step of the last bar, which may be printed again with what was logged."""
         self.is_leap = False
         """``kept`` stands for all steps from 0 on, or for one of a run that resumed: the next bar shows which."""
@@ -282,91 +282,91 @@ class _Bar:
     def is_complete(self) -> bool:
         return self.seen and self.done == self.total
 
-    def move(self, shown: _Shown) -> Iterator[StepLine]:
+    def move(self, state: _State) -> Iterator[StepLine]:
         """Bars begin at 0 whatever was done before, and are usually printed at every step that takes 0.1 s. If the
         first one leaps within a second, the run has resumed, or its steps are fast: steps are timed from there."""
-        if self.seen and shown.done == self.done:
+        if self.seen and state.done == self.done:
             return
-        steps, seconds = shown.done - self.done, float(shown.clock_s - self.clock_s)
+        steps, seconds = state.done - self.done, float(state.clock_s - self.clock_s)
         seconds -= self.pauses.take(seconds)
         if self.is_leap:
             self._decide(steps, seconds)
         yield from self.release()
-        leaps = self.done == 0 and shown.done != self.start + 1
-        if not self.seen or (leaps and shown.clock_s == self.clock_s):
-            self.anchor = shown.done
+        leaps = self.done == 0 and state.done != self.start + 1
+        if not self.seen or (leaps and state.clock_s == self.clock_s):
+            self.anchor = state.done
         else:
-            before = self.done or (self.start if self.start < shown.done else shown.done - 1)
+            before = self.done or (self.start if self.start < state.done else state.done - 1)
             if not self.timed:
                 self.anchor = before
-            self._time(shown, before, max(0.0, seconds))
-            self.is_leap = leaps and not self.is_told
-        self.seen, self.done, self.clock_s = True, shown.done, shown.clock_s
+            self._time(state, before, max(0.0, seconds))
+            self.is_leap = leaps and not self.is_logged
+        self.seen, self.done, self.clock_s = True, state.done, state.clock_s
         if self.whole and self.is_complete:
             self.compare(self.whole.step_time_s * self.whole.mean_of)
 
-    def _time(self, shown: _Shown, before: int, seconds: float) -> None:
-        steps = shown.done - before
+    def _time(self, state: _State, before: int, seconds: float) -> None:
+        steps = state.done - before
         self.steps_s += seconds
-        self.rated_s += steps * shown.step_s if shown.step_s else 0.0
-        self.kept = StepLine(
-            step=shown.done,
-            last=self.total or shown.done,
+        self.rated_s += steps * state.step_s if state.step_s else 0.0
+        self.pending = StepLine(
+            step=state.done,
+            last=self.total or state.done,
             step_time_s=seconds / steps,
             loss=None,
             tflops_per_gpu=None,
             mean_of=steps,
             clock_s=_CLOCK_S * (1 + self.pauses.guessed),
             after=None if self.timed else before,
-            left_out=_evaluations_text(self.pauses.taken_s),
+            left_out=_evaluations_text(self.pauses.pause_s),
             contradiction=self.contradiction,
         )
 
     def _decide(self, next_steps: int, next_s: float) -> None:
-        """Whether the first bar that moved stands for all steps before it, as bars are printed rarely, or for one of a
-        run that resumed: by the steps and the pace of the next one. If it is not clear, its steps are not timed."""
+        """Decide if the first bar that moved stands for all steps before it, as bars are printed rarely, or for one of
+        a run that resumed: by the steps and the pace of the next one. If it is not clear, its steps are not timed."""
         self.is_leap = False
-        if not self.kept:
+        if not self.pending:
             return
-        seconds = self.kept.step_time_s * self.kept.mean_of
-        candidates, factor = ((self.kept.mean_of, 1), _ALIKE_PACES) if next_steps > 1 else ((1,), _ALIKE)
+        seconds = self.pending.step_time_s * self.pending.mean_of
+        candidates, factor = ((self.pending.mean_of, 1), _ALIKE_PACES) if next_steps > 1 else ((1,), _ALIKE)
         shares = [(steps, steps / next_steps) for steps in candidates]
         fits = [steps for steps, share in shares if _are_alike(seconds, share * next_s, (1 + share) * _CLOCK_S, factor)]
-        self.anchor = self.kept.step - (fits[0] if len(fits) == 1 else 0)
-        mean_of = self.kept.step - self.anchor
+        self.anchor = self.pending.step - (fits[0] if len(fits) == 1 else 0)
+        mean_of = self.pending.step - self.anchor
         if mean_of:
-            self.kept = self.kept._replace(mean_of=mean_of, step_time_s=seconds / mean_of, after=self.anchor)
+            self.pending = self.pending._replace(mean_of=mean_of, step_time_s=seconds / mean_of, after=self.anchor)
         else:
-            self.kept, self.steps_s, self.rated_s = None, 0.0, 0.0
+            self.pending, self.steps_s, self.rated_s = None, 0.0, 0.0
 
     def log(self, values: bytes) -> bytes:
         """Adds logged values to the step of the bar; returns them if there is none."""
-        if not self.kept or not values:
+        if not self.pending or not values:
             return values
         loss, grad_norm = _LOSS.search(values), _GRAD_NORM.search(values)
-        self.kept = self.kept._replace(
+        self.pending = self.pending._replace(
             loss=number_or_none(loss and loss[1]), grad_norm=number_or_none(grad_norm and grad_norm[1])
         )
         return b""
 
     def release(self) -> Iterator[StepLine]:
-        if self.kept and not self.is_leap:
+        if self.pending and not self.is_leap:
             self.timed = True
-            yield self.kept
-            self.kept = None
+            yield self.pending
+            self.pending = None
 
     def compare(self, runtime_s: float) -> None:
         """Notes what contradicts the step times: the runtime of all steps, or the bar's own rate."""
         steps = self.done - self.anchor
-        if not self.kept or self.is_leap or not self.is_complete or steps <= 0:
+        if not self.pending or self.is_leap or not self.is_complete or steps <= 0:
             return
         by_clock, by_runtime, error_s = self.steps_s / steps, runtime_s / steps, 2 * _CLOCK_S / steps
         if by_clock > _ALIKE * by_runtime + error_s or (not self.anchor and by_runtime > _ALIKE * by_clock + error_s):
             self.contradiction = f"{by_clock:.4g} s per step by the progress bar, {by_runtime:.4g} s by the runtime"
-        by_rate, shown_s = self.rated_s / steps, (self.steps_s + self.pauses.taken_s) / steps
+        by_rate, shown_s = self.rated_s / steps, (self.steps_s + self.pauses.pause_s) / steps
         if self.rated_s and not self.anchor and not _are_alike(by_rate, shown_s, error_s, _ALIKE_RATES):
             self.contradiction = f"{shown_s:.4g} s per step by the progress bar's clock, {by_rate:.4g} s by its rate"
-        self.kept = self.kept._replace(contradiction=self.contradiction)
+        self.pending = self.pending._replace(contradiction=self.contradiction)
 
     def steps_in(self, seconds: float, per_s: float) -> int:
         """The steps of a run that ended, by the bar unless the rate contradicts: since transformers 5 it does not count
@@ -393,12 +393,12 @@ class _Pauses:
         self.past_s = 0.0
         """The most that the bar of the last evaluation shows."""
         self.guessed = 0
-        """How many are known by the bar alone, whose clock shows whole seconds."""
-        self.taken_s = 0.0
+        """The number of steps known by the bar alone, whose clock shows whole seconds."""
+        self.pause_s = 0.0
         """All that was left out of step times."""
 
     def is_past(self, done: int, clock_s: int) -> bool:
-        """Whether the bar of an evaluation that is over was printed again."""
+        """Return whether the bar of an evaluation that is over was printed again."""
         return not self.is_open and done > 0 and clock_s <= self.past_s
 
     def see_bar(self, done: int, clock_s: int) -> None:
@@ -413,13 +413,13 @@ class _Pauses:
             self._end(max(seconds, self.clock_s))
 
     def take(self, between_s: float) -> float:
-        """What of the time between two bars was no step; what took longer than that was elsewhere."""
+        """Return the part of the time between two bars that was no step; time beyond it was elsewhere."""
         if self.is_open:
             self._guess()
-        taken_s = min(self.sum_s, between_s) if self.sum_s <= between_s + _CLOCK_S else 0.0
+        pause_s = min(self.sum_s, between_s) if self.sum_s <= between_s + _CLOCK_S else 0.0
         self.sum_s = 0.0
-        self.taken_s += taken_s
-        return taken_s
+        self.pause_s += pause_s
+        return pause_s
 
     def _guess(self) -> None:
         self.guessed += self.clock_s > 0

@@ -54,7 +54,7 @@ _SKIPPED = re.compile(rb" number of (?:skipped|nan) iterations: {1,9}(\d{1,9}) \
 """An iteration that is skipped because its loss is not finite is counted in both."""
 _CLOCK = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] {1,4}\Z")
 _CLOCK_ERROR_S, _CLOCK_ERROR = 1.0, 0.05
-"""By which time stamps, some of whole seconds, and a sum of step times may differ."""
+"""The tolerance between time stamps, some of whole seconds, and a sum of step times."""
 LOADED = b"successfully loaded checkpoint from"
 _LOADED = re.compile(LOADED + rb" [^\r\n]{0,500}? at iteration (\d{1,9})")
 _INTERRUPTIONS = (
@@ -69,7 +69,7 @@ _LEAST_S = 0.5
 
 class _Utilization(NamedTuple):
     step_time_s: float | None
-    """To 0.01 s."""
+    """The step time, rounded to 0.01 s."""
     tflops_per_gpu: float
 
     def is_of(self, seconds: float) -> bool:
@@ -112,8 +112,8 @@ class MegatronReader:
         return [], _UNENDED.search(text) is not None
 
     def _of_its_own(self, line: StepLine) -> StepLine:
-        """With the time of the iterations since the line before, if by the time stamps it has that of the first
-        iteration in it, too."""
+        """Add the time of the iterations since the line before, if by the time stamps it includes the line's first
+        iteration."""
         (first, self.first), (loaded, self.loaded) = (self.first, None), (self.loaded, None)
         if loaded and line.step > loaded:
             line = line._replace(after=loaded)
@@ -132,7 +132,7 @@ class MegatronReader:
         return line._replace(step_time_s=own_s / steps, tflops_per_gpu=None)  # that of both
 
     def _look_between(self, text: bytes, start: int, end: int) -> None:
-        """For what comes between the lines of iterations."""
+        """Read text between the lines of iterations."""
         self.interrupted = self.interrupted or has_any(text, _INTERRUPTIONS, start, end)
         for match in _LOADED.finditer(text, start, end) if text.find(LOADED, start, end) >= 0 else ():
             self.loaded = int(match[1])
@@ -165,7 +165,7 @@ class MegatronReader:
         )
 
     def _take_utilization(self, seconds: float) -> float | None:
-        """That of the first line that took as long as the iteration, else of the first; those before it are lost."""
+        """Return that of the first line as long as the iteration, else of the first; those before it are lost."""
         if not self.waiting:
             return None
         index = next((i for i, line in enumerate(self.waiting) if line.is_of(seconds)), 0)

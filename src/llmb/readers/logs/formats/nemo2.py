@@ -44,18 +44,18 @@ class Nemo2Reader:
             fields = _fields_of(body)
             if STEP_TIME not in fields:
                 continue
-            is_cut = self.is_cut(body)
+            is_split = self.is_split(body)
             self.note(body)
-            if not is_cut and (step := _read(match, fields, rank_before(text, match.start(), start))):
+            if not is_split and (step := _read(match, fields, rank_before(text, match.start(), start))):
                 bad = find_bad_loss(match[0]) if not_finite else None
                 yield step if bad is None else step._replace(loss=bad)
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
-        found = list(_split(text, ended=False))
-        return [step for step in found if step], bool(found) and found[-1] is None
+        steps = list(_split(text, ended=False))
+        return [step for step in steps if step], bool(steps) and steps[-1] is None
 
-    def is_cut(self, body: bytes) -> bool:
-        """Whether a line ends in a value that is read, where the two lines before have further fields: it was split."""
+    def is_split(self, body: bytes) -> bool:
+        """Return whether a line was split: it ends in a value that the two lines before have further fields behind."""
         last = body.rpartition(b"|")[2].strip().partition(b":")[0]
         if last not in _MEASURED:
             return False
@@ -82,7 +82,7 @@ def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
 
 
 def _is_complete(body: bytes) -> bool:
-    """Whether the values that are read are complete although there is no line end."""
+    """Return whether the values that are read are complete although there is no line end."""
     name, _, value = body.rpartition(b"|")[2].strip().partition(b": ")
     return b" %s: " % SAMPLES in body and value != b"" and name not in _MEASURED
 

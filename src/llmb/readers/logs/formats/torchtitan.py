@@ -60,7 +60,7 @@ class TorchtitanReader:
         self.sizes: dict[str, int] = {}
         """Batch sizes and the length of sequences, if the header has both batch sizes."""
         self.parallelism: dict[str, int] = {}
-        """By name, with the expert-parallel size, along which no tokens are divided."""
+        """The sizes by name, with the expert-parallel size, along which no tokens are divided."""
         self.mesh: list[tuple[str, int]] = []
         self.validated = False
         """There was a validation since the line before."""
@@ -88,11 +88,11 @@ class TorchtitanReader:
                 self.steps = int(match["steps"])
                 self.tokens = int(match["tokens"] or 0) or int(match["gbs"]) * int(match["length"])
                 length = int(match["length"])
-                own = int(match["own"] or 0) or int(match["mbs"] or 0) * length
-                batches = {"mbs": divmod(own, length), "gbs": divmod(self.tokens, length)} if own and length else {}
+                batch = int(match["own"] or 0) or int(match["mbs"] or 0) * length
+                batches = {"mbs": divmod(batch, length), "gbs": divmod(self.tokens, length)} if batch and length else {}
                 self.sizes = {name: size for name, (size, rest) in batches.items() if not rest}
                 self.sizes |= {"seq_len": length} if batches else {}
-                self.own = own * int(match["passes"]) if own and match["passes"] else None
+                self.own = batch * int(match["passes"]) if batch and match["passes"] else None
             elif match["start"]:
                 self.previous = int(match["start"]) - 1, None
             elif match["sizes"]:
@@ -105,7 +105,7 @@ class TorchtitanReader:
 
     @property
     def replica_groups(self) -> int:
-        """How many groups of the mesh's size share the tokens of a step; 1 if the header does not tell."""
+        """Return the number of groups of the mesh's size that share the tokens of a step; 1 if the header has none."""
         if not self.tokens or not self.own or not self.mesh:
             return 1
         group = self.own * math.prod(size for name, size in self.mesh if name.startswith(_REPLICAS))
@@ -148,11 +148,11 @@ def layout_of(head: bytes) -> dict[str, int]:
     """Sizes of a run's layout by the header of its log, by the names that layouts have."""
     reader = TorchtitanReader()
     reader.find_header(head)
-    found, sizes = dict(reader.sizes), reader.parallelism
+    values, sizes = dict(reader.sizes), reader.parallelism
     if sizes:
-        found |= {name: sizes[name] for name in ("pp", "cp", "tp", "ep") if name in sizes}
-        found["gpus"] = math.prod(size for name, size in sizes.items() if name != "ep") * reader.replica_groups
-    return found
+        values |= {name: sizes[name] for name in ("pp", "cp", "tp", "ep") if name in sizes}
+        values["gpus"] = math.prod(size for name, size in sizes.items() if name != "ep") * reader.replica_groups
+    return values
 
 
 FORMAT = Format(
