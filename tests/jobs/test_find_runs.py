@@ -12,7 +12,7 @@ from timed_runs import write_run
 
 from llmb.base.errors import UsageError
 from llmb.jobs.find_runs import MOST_NEAR, earlier_runs, find_ended_runs, find_runs
-from llmb.runs.analyzed_run import FoundRuns
+from llmb.runs.analyzed_run import RunSet
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
@@ -42,15 +42,15 @@ def nemo_log(path: Path, *, steps: int = 50, logged: int | None = None, loss: fl
     return path
 
 
-def found(selector: object, install: Path) -> FoundRuns:
+def found(selector: object, install: Path) -> RunSet:
     return find_runs(str(selector), install, lambda _: None)
 
 
-def folder_names(runs: FoundRuns) -> list[str]:
+def folder_names(runs: RunSet) -> list[str]:
     return [run.path.parent.name.rpartition("_")[2] for run in runs.runs]
 
 
-def reasons(runs: FoundRuns) -> list[str]:
+def reasons(runs: RunSet) -> list[str]:
     return sorted(one.reason for one in runs.left_out)
 
 

@@ -9,7 +9,7 @@ from llmb.base.errors import UsageError
 from llmb.launch.ranks import how_it_ended
 from llmb.runs.failure import (
     Beat,
-    Seen,
+    RankStatus,
     Wait,
     failure_line,
     find_stall,
@@ -33,11 +33,11 @@ def beat(rank: int, *waits: Wait, idle_s: float = 101, **more: object) -> Beat:
     return Beat(**{**given, "rank": rank, "idle_s": idle_s, "waits": waits, "begun": begun, **more})
 
 
-def seen(*beats: Beat, silent: dict[int, float] | None = None) -> list[Seen]:
-    return [Seen(one.rank, one, (silent or {}).get(one.rank, 0.5)) for one in beats]
+def seen(*beats: Beat, silent: dict[int, float] | None = None) -> list[RankStatus]:
+    return [RankStatus(one.rank, one, (silent or {}).get(one.rank, 0.5)) for one in beats]
 
 
-def find(ranks: list[Seen]) -> str | None:
+def find(ranks: list[RankStatus]) -> str | None:
     return find_stall(ranks, LIMIT_S, PATIENCE_S)
 
 
@@ -103,8 +103,8 @@ def test_a_process_that_is_stopped_while_others_save_is_noticed_in_the_usual_tim
 
 def test_a_rank_that_never_came_has_the_time_of_a_start() -> None:
     others = seen(beat(0, phase="start", idle_s=399))
-    assert find([*others, Seen(1, None, 399)]) is None
-    assert find([*others, Seen(1, None, 401)]).startswith("rank 1 never responded")
+    assert find([*others, RankStatus(1, None, 399)]) is None
+    assert find([*others, RankStatus(1, None, 401)]).startswith("rank 1 never responded")
 
 
 def test_ranks_that_have_ended_are_not_missed() -> None:

@@ -21,7 +21,7 @@ from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profiling import Profile, Profiling, listed
 from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.steps import Step
-from llmb.runs.trace_reports import keep_breakdown, report_profile
+from llmb.runs.trace_reports import report_profile, write_breakdown
 
 
 def gpu_plan(profiling: Profiling, steps: int | None = None) -> Plan:
@@ -179,7 +179,7 @@ def test_the_breakdown_is_of_the_typical_step(tmp_path: Path, tiny_plan: Callabl
     assert report.breakdown
     assert (report.breakdown.step, report.breakdown.rank) == (47, 0)
     assert report.breakdown.matrix_product_s == pytest.approx(12.5e-6)
-    keep_breakdown(folder, report)
+    write_breakdown(folder, report)
     assert json.loads(folder.breakdown.read_text())["step"] == 47
     write_trace(folder.torch_profile / "rank-0.json.gz", [1])
     assert report_profile(folder, plan) == report, "a breakdown that is kept is not made anew"

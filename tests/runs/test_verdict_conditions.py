@@ -27,9 +27,9 @@ def effects(own: dict[str, str], reference: dict[str, str], kind: ReferenceKind 
 
 def test_every_rule_has_an_effect_on_every_kind_of_reference_and_says_why() -> None:
     for rule, kind, known in product(condition_rules(), KINDS, (True, False)):
-        assert rule.effect(kind, known=known) in (None, "prevents", "weakens", "noted")
+        assert rule.effect(kind, both=known) in (None, "prevents", "weakens", "noted")
         assert rule.why
-    assert rule_of("anything.else").effect("baseline", known=True) == "noted"
+    assert rule_of("anything.else").effect("baseline", both=True) == "noted"
 
 
 def test_no_rule_is_hidden_by_an_earlier_one() -> None:

@@ -22,7 +22,7 @@ from llmb.predict.search import Goal
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
 from llmb.report.doctor_report import DriftReport
-from llmb.runs.analyzed_run import LeftOut
+from llmb.runs.analyzed_run import ExcludedRun
 from llmb.runs.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.runs.choices import DpSharding, Recompute
 from llmb.runs.plan import PredictedStep
@@ -236,7 +236,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "judged[].step_time_s": float | None,
         "judged[].runs": tuple[JudgedRun, ...],
         "judged[].explanation": Explanation | None,
-        "left_out": tuple[LeftOut, ...],
+        "left_out": tuple[ExcludedRun, ...],
     },
     "doctor": {"": CheckedNodes},
     "doctor --against": {"": DriftReport},

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llmb.report.verdict_report import judge_document
-from llmb.runs.analyzed_run import AnalyzedRun, LeftOut
+from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun
 from llmb.runs.identity import RunIdentity
 from llmb.verdict.judge_run import Judged
 from llmb.verdict.judgement import without_reference
@@ -14,4 +14,4 @@ from llmb.verdict.judgement import without_reference
 def sample_judgement() -> dict[str, Any]:
     run = AnalyzedRun(id="", path=Path("run"), identity=RunIdentity(configuration={}), status="success")
     verdict = without_reference("not comparable", "")
-    return judge_document([Judged("", (run,), verdict, None)], [LeftOut("", "")])
+    return judge_document([Judged("", (run,), verdict, None)], [ExcludedRun("", "")])

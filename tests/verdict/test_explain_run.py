@@ -23,7 +23,7 @@ from llmb.readers.samples.node_settings import NodeSettings, together
 from llmb.readers.samples.sample_records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.report.table import Table, plain_lines
 from llmb.report.verdict_report import explanation_tables
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns
+from llmb.runs.analyzed_run import AnalyzedRun, RunSet
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
@@ -249,7 +249,7 @@ def test_a_drifted_sysctl_is_the_first_cause_of_what_nothing_measured_explains(t
     assert found.causes[0].name == "settings"
     assert found.causes[0].share_s == pytest.approx(found.gap_s)
     assert found.causes[0].evidence == ("sysctl.vm.zone_reclaim_mode: 1, reference 0",), "dirty_ratio costs no time"
-    compared = compare_runs(FoundRuns("before", tuple(before)), FoundRuns("after", judged.runs)).differences
+    compared = compare_runs(RunSet("before", tuple(before)), RunSet("after", judged.runs)).differences
     assert [item.key for item in compared[:2]] == ["sysctl.vm.zone_reclaim_mode", "sysctl.vm.dirty_ratio"]
 
 
@@ -266,7 +266,7 @@ def test_settings_that_one_side_does_not_tell_are_no_cause(tmp_path: Path) -> No
     before = run(tmp_path, gpu_record(scale=32, nodes=NODES), 13.0)
     after = run(tmp_path, with_settings({"cpu.governor": "powersave"}), 14.0)
     assert "settings" not in shares(explain(after, before))
-    found = compare_runs(FoundRuns("before", (before,)), FoundRuns("after", (after,)))
+    found = compare_runs(RunSet("before", (before,)), RunSet("after", (after,)))
     assert "cpu.governor" not in [item.key for item in found.differences]
 
 

@@ -52,7 +52,7 @@ from llmb.report.predict_report import (
 from llmb.runs.choices import Choices
 from llmb.runs.folder import new_file
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.runs.rank_account import asked_ranks
+from llmb.runs.rank_account import ranks_to_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Hardware = Annotated[
@@ -312,7 +312,7 @@ def memory(
     recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda")
     plan = settle_sharding(plan, choices.parallelism)
-    ranks = asked_ranks(recipe.layout, rank, all_stages=all_stages)
+    ranks = ranks_to_count(recipe.layout, rank, all_stages=all_stages)
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, say)
     found = remedies(plan, partial(predicted_seconds, catalogue)) if use.fits is False else []
     shown = memory_document(recipe, use, found) if json else memory_tables(recipe, use, found)

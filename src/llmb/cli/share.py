@@ -20,7 +20,7 @@ from llmb.report.verdict_report import left_out_lines
 from llmb.runs.folder import write_atomically, writing
 
 if TYPE_CHECKING:
-    from llmb.runs.analyzed_run import FoundRuns
+    from llmb.runs.analyzed_run import RunSet
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -93,7 +93,7 @@ def report(
 
 
 def _content(
-    found: "FoundRuns", against: str | None, install: Path, form: Format, plot: str, *, full: bool
+    found: "RunSet", against: str | None, install: Path, form: Format, plot: str, *, full: bool
 ) -> str | bytes:
     from llmb.report.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.report.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text

@@ -36,8 +36,8 @@ from llmb.runs.failure import (
     Wait,
     find_stall,
     overdue,
+    parse_heartbeats,
     ranks_text,
-    see,
     time_to_notice,
 )
 from llmb.runs.folder import RunFolder
@@ -315,7 +315,7 @@ class Watchdog:
             )
         if beat.idle_s < self.limit_s:
             return None
-        seen = see({rank: (heard.text, heard.silent_s) for rank, heard in self.heartbeats.heard.items()})
+        seen = parse_heartbeats({rank: (heard.text, heard.silent_s) for rank, heard in self.heartbeats.heard.items()})
         return find_stall(seen, self.limit_s, self.patience_s)
 
     def _end(self, beat: Beat, verdict: str | None = None) -> None:

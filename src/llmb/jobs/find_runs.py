@@ -32,7 +32,7 @@ from llmb.jobs.read_run import (
     runs_of_engines,
 )
 from llmb.readers.logs.log_files import parse_file
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
+from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet, needs_catalogue, without_unmeasured
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
@@ -64,12 +64,12 @@ _Alike = tuple[str, frozenset[str]]
 """What repeats have in common: the key of their identity, and their nodes."""
 
 
-def find_runs(selector: str, install: Path, say: Say) -> FoundRuns:
+def find_runs(selector: str, install: Path, say: Say) -> RunSet:
     """The runs that measure how fast a step is, by the time they started; the others are left out, with the reason.
 
     ``say`` takes messages for people. Raises UsageError if the selector stands for nothing, or for several things.
     """
-    return measured(find_ended_runs(selector, install, say))
+    return without_unmeasured(find_ended_runs(selector, install, say))
 
 
 def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
@@ -149,11 +149,11 @@ def earlier_runs(install: Path, say: Say) -> Earlier:
         return _alike(run.record), run
 
     @lru_cache(MOST_RECORDS)
-    def analyzed(folder: RunFolder) -> FoundRuns:
+    def analyzed(folder: RunFolder) -> RunSet:
         known = read(folder)
         return _analyzed("earlier runs", [known[1]] if known else ())
 
-    def near(some: Iterable[RunFolder], alike: _Alike) -> Iterator[FoundRuns]:
+    def near(some: Iterable[RunFolder], alike: _Alike) -> Iterator[RunSet]:
         same = (folder for folder in some if (known := read(folder)) and known[0] == alike)
         return islice((found for folder in same if (found := analyzed(folder)).runs), MOST_NEAR)
 
@@ -166,7 +166,7 @@ def earlier_runs(install: Path, say: Say) -> Earlier:
         place = bisect_left(folders, _made_at(RunFolder(run.path)), key=_made_at)
         found = (*near(reversed(folders[:place]), alike), *near(folders[place:], alike))
         runs = tuple(sorted((one for each in found for one in each.runs), key=_order))
-        return measured(*once_in(FoundRuns("earlier runs", runs))).runs
+        return without_unmeasured(*once_in(RunSet("earlier runs", runs))).runs
 
     return find
 
@@ -175,22 +175,22 @@ def _alike(record: RunRecord) -> _Alike:
     return identity_of(record).key, frozenset(record.environment.nodes if record.environment else ())
 
 
-def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
+def find_ended_runs(selector: str, install: Path, say: Say) -> RunSet:
     """Finds every run that ended, once, however it did; leaves out those that are still running or cannot be read."""
     return find_all_runs((selector,), install, say)
 
 
-def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> FoundRuns:
+def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> RunSet:
     """Finds the runs of several selections together, without any every run of the root."""
     found = [_find(selector, install, say) for selector in selectors or ()]
     if not found:
         found = [_found_in("All runs", _folders_below(install, say), say)]
     runs = tuple(run for one in found for run in one.runs)
     left_out = tuple(item for one in found for item in one.left_out)
-    return once_in(FoundRuns(", ".join(one.title for one in found), runs, left_out))[0]
+    return once_in(RunSet(", ".join(one.title for one in found), runs, left_out))[0]
 
 
-def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[FoundRuns, FoundRuns | None]:
+def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[RunSet, RunSet | None]:
     """Finds the runs of one or two selections, which may have runs in common."""
     first, *others = once_in(*(_find(selector, install, say) for selector in (before, after) if selector is not None))
     return first, others[0] if others else None
@@ -213,7 +213,7 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     return replace(found, faults={**run.faults, **found.faults})
 
 
-def _find(selector: str, install: Path, say: Say) -> FoundRuns:
+def _find(selector: str, install: Path, say: Say) -> RunSet:
     text = selector.strip()
     if not text:  # a variable of a script that is not set; as a path it would be the current folder
         raise UsageError("no runs are selected: the name is empty", choices=SELECTORS)
@@ -237,7 +237,7 @@ def _find(selector: str, install: Path, say: Say) -> FoundRuns:
     return _only_meaning(text, meanings, path, say)
 
 
-def _only_meaning(text: str, meanings: Mapping[str, Sequence[RecordedRun]], path: Path, say: Say) -> FoundRuns:
+def _only_meaning(text: str, meanings: Mapping[str, Sequence[RecordedRun]], path: Path, say: Say) -> RunSet:
     different = {tuple(run.folder.path for run in runs) for runs in meanings.values()}
     if len(different) > 1 or os.path.lexists(path):
         choices = [f"{spelled} ({_runs_text(len(runs))})" for spelled, runs in meanings.items()]
@@ -333,7 +333,7 @@ def _folders_below(install: Path, say: Say) -> list[RunFolder]:
     return [RunFolder(folder) for folder in folders]
 
 
-def _at(text: str, path: Path, say: Say) -> FoundRuns:
+def _at(text: str, path: Path, say: Say) -> RunSet:
     """The runs of a path: of a run folder, of its log, of an archive, or of all run folders and logs below."""
     check_reachable(path)
     if path.is_file() and path.name.endswith(ENDINGS):
@@ -351,7 +351,7 @@ def _at(text: str, path: Path, say: Say) -> FoundRuns:
     if not folders and not logged.runs and not logged.left_out:
         raise UsageError(f"no run folder and no '*.out' file in or below '{text}'", choices=SELECTORS)
     runs = sorted((*recorded.runs, *_possible(logged.runs)), key=_order)
-    return FoundRuns(text, tuple(runs), (*recorded.left_out, *logged.left_out))
+    return RunSet(text, tuple(runs), (*recorded.left_out, *logged.left_out))
 
 
 def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
@@ -377,15 +377,15 @@ def _run_folders(root: Path) -> Iterator[RunFolder]:
     yield from (RunFolder(Path(error.filename).absolute()) for error in there)
 
 
-def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> FoundRuns:
+def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> RunSet:
     runs, broken = [], []
     for folder in folders:
         try:
             runs.append(read_folder(folder))
         except (OSError, BrokenRecord) as error:
-            broken.append(LeftOut(str(folder.path), _unreadable(error)))
+            broken.append(ExcludedRun(str(folder.path), _unreadable(error)))
     found = _analyzed(title, _concluded(runs, say))
-    return FoundRuns(title, found.runs, (*found.left_out, *broken))
+    return RunSet(title, found.runs, (*found.left_out, *broken))
 
 
 def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:
@@ -394,17 +394,17 @@ def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:
     return [read_folder(run.folder) for run in runs] if conclude_ended(without, say) else runs
 
 
-def _analyzed(title: str, recorded: Iterable[RecordedRun]) -> FoundRuns:
+def _analyzed(title: str, recorded: Iterable[RecordedRun]) -> RunSet:
     runs, left_out = [], []
     for one in recorded:
         try:
             if one.has_ended:
                 runs.append(recorded_run(one))
             else:
-                left_out.append(LeftOut(one.id, f"it is {one.record.status}"))
+                left_out.append(ExcludedRun(one.id, f"it is {one.record.status}"))
         except (OSError, BrokenRecord) as error:
-            left_out.append(LeftOut(one.id, _unreadable(error)))
-    return FoundRuns(title, tuple(sorted(runs, key=_order)), tuple(left_out))
+            left_out.append(ExcludedRun(one.id, _unreadable(error)))
+    return RunSet(title, tuple(sorted(runs, key=_order)), tuple(left_out))
 
 
 def _order(run: AnalyzedRun) -> tuple[float, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from llmb.base.errors import unknown
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.find_runs import earlier_runs, find_runs, in_window
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, grouped, measured
+from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped, without_unmeasured
 from llmb.verdict.copies import once_in
 from llmb.verdict.expectations_file import read_expectations
 from llmb.verdict.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
@@ -49,8 +49,8 @@ def _judge_runs(
 
     known = earlier_runs(install, say)
     if against.runs is not None:
-        _, baseline = once_in(FoundRuns("", tuple(runs)), find_runs(against.runs, install, say))
-        baseline = measured(replace(baseline, runs=in_window(baseline.runs, against.window)))
+        _, baseline = once_in(RunSet("", tuple(runs)), find_runs(against.runs, install, say))
+        baseline = without_unmeasured(replace(baseline, runs=in_window(baseline.runs, against.window)))
         for one in baseline.left_out:
             say(f"left out of {baseline.title}: {one.run}: {one.reason}")
         judged = {run.counted_as for run in runs}

@@ -30,8 +30,8 @@ from llmb.readers.logs.outcome import FINISHED, LOG_WARNING, LogOutcome, Status,
 from llmb.readers.logs.reader import PlainText
 from llmb.readers.nccl.nccl_network import Network, beginning, read_network
 from llmb.readers.samples.host import usable_cores
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, told_by, without_figures
-from llmb.runs.attempts import cut, window_began, with_steady_window
+from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet, log_fields, without_figures
+from llmb.runs.attempts import split_window_reason, window_began, with_steady_window
 from llmb.runs.conditions import conditions_of, faults_of, identity_of
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder, log_name
@@ -169,7 +169,7 @@ def _in_window_of_steps(run: AnalyzedRun, asked: RunRecord, steps: Sequence[Step
     asked, unsteady = with_steady_window(asked, steps)
     plan = asked.plan
     inside = [step for step in steps if step.step in plan.window]
-    times = statistics_of_window(plan, inside, unsteady or cut(asked))
+    times = statistics_of_window(plan, inside, unsteady or split_window_reason(asked))
     flaw = no_measurement(plan, window_began(asked)) if times else None
     return _measured(run, plan.window, [step for step in inside if not step.profiled], times, flaw)
 
@@ -304,7 +304,7 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
         faults={name: texts for name, texts in found.items() if texts},
         source=outcome.digest,
         content=outcome.digest,
-        **told_by(file),
+        **log_fields(file),
     )
 
 
@@ -345,13 +345,13 @@ def _network(path: Path) -> Network | None:
         return None
 
 
-def logged_runs(root: Path, recorded: Collection[Path]) -> FoundRuns:
+def logged_runs(root: Path, recorded: Collection[Path]) -> RunSet:
     """The runs of a log, or of all logs below a folder but those in the run folders ``recorded``."""
     logs = _logs_outside(root, recorded)
     files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
     runs = tuple(logged_run(file) for file in files if _is_run(file))
-    unread = tuple(LeftOut(str(file.path), file.outcome.reason) for file in files if not _is_run(file))
-    return FoundRuns(str(root), runs, unread)
+    unread = tuple(ExcludedRun(str(file.path), file.outcome.reason) for file in files if not _is_run(file))
+    return RunSet(str(root), runs, unread)
 
 
 def _logs_outside(root: Path, recorded: Collection[Path]) -> LogFiles:
@@ -417,7 +417,7 @@ class EngineDocument(BaseModel):
     cases: tuple[EngineCase, ...]
 
 
-def runs_of_engines(path: Path, title: str) -> FoundRuns:
+def runs_of_engines(path: Path, title: str) -> RunSet:
     """One run for each case and round. Raises UsageError if the file is not such a document."""
     text = read_text_file(path)
     try:
@@ -425,7 +425,7 @@ def runs_of_engines(path: Path, title: str) -> FoundRuns:
     except ValidationError as error:
         do = "give the file that 'python -m benchmarks.engine --out FILE' wrote, or a folder of runs or logs"
         raise UsageError("this JSON file is not a comparison of engines", where=str(path), do=do) from error
-    return FoundRuns(title, tuple(_engine_run(path, document, case) for case in document.cases))
+    return RunSet(title, tuple(_engine_run(path, document, case) for case in document.cases))
 
 
 def _engine_run(path: Path, document: EngineDocument, case: EngineCase) -> AnalyzedRun:

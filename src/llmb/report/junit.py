@@ -19,7 +19,7 @@ from llmb.runs.verdict import VerdictName
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
     from llmb.jobs.campaigns.campaign import Campaign
     from llmb.jobs.job import Job
-    from llmb.runs.analyzed_run import LeftOut
+    from llmb.runs.analyzed_run import ExcludedRun
     from llmb.verdict.compare_runs import Comparison
     from llmb.verdict.judge_run import Judged
 
@@ -101,7 +101,7 @@ def node_cases(reports: Iterable[NodeReport]) -> Iterator[JunitCase]:
         yield from (JunitCase(report.node, one.name, "skipped", one.reason) for one in report.not_checked)
 
 
-def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[LeftOut]") -> Iterator[JunitCase]:
+def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[ExcludedRun]") -> Iterator[JunitCase]:
     for one in judged:
         ids = ", ".join(run.id for run in one.runs) or "no run"
         yield JunitCase(one.title, ids, VERDICTS[one.verdict.verdict], one.verdict.sentence)

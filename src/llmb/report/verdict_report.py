@@ -21,7 +21,7 @@ from llmb.report.table import (
     shortened,
     table_of,
 )
-from llmb.runs.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
+from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, by_reason, flaw_of
 from llmb.runs.identity import Difference
 from llmb.runs.verdict import WORST, Condition, Verdict, title_of, worst, worth
 from llmb.verdict.compare_runs import Comparison, LeftOutRun, Row, Unmatched
@@ -39,7 +39,7 @@ NOTHING = "nothing that was measured costs 1 % of a step or more"
 
 def judge_document(
     judged: Sequence[Judged],
-    left_out: Sequence[LeftOut],
+    left_out: Sequence[ExcludedRun],
     explanations: Sequence[Explanation | None] = (),
     acceptance: AcceptanceSet | None = None,
 ) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Tab
     return table
 
 
-def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+def left_out_lines(left_out: Sequence[ExcludedRun]) -> list[str]:
     """One for each reason: what a development version left may be dozens of runs."""
     groups = by_reason(left_out).items()
     several = "{} runs, such as {}"

@@ -108,8 +108,8 @@ class AnalyzedRun:
     @property
     def key(self) -> str | None:
         """Equal for repeats with the same software. None if nothing is known of the run."""
-        known = {**self.configuration, **self.software}
-        return key_of(known) if known else None
+        values = {**self.configuration, **self.software}
+        return key_of(values) if values else None
 
     def text(self, key: str) -> str | None:
         value = self.configuration.get(key)
@@ -139,8 +139,8 @@ class AnalyzedRun:
 
     @property
     def layout(self) -> dict[str, int]:
-        known = self.configuration
-        return {name: value for key, name in _LAYOUT.items() if isinstance(value := known.get(key), int)}
+        values = self.configuration
+        return {name: value for key, name in _LAYOUT.items() if isinstance(value := values.get(key), int)}
 
     @property
     def layout_source(self) -> Literal["record", "log", "recipe"] | None:
@@ -162,7 +162,7 @@ class AnalyzedRun:
         return replace(self, identity=RunIdentity(configuration=configuration))
 
     def with_outcome(self, log: ParsedFile) -> "AnalyzedRun":
-        return replace(self, **told_by(log, self.figures or "rounded"))
+        return replace(self, **log_fields(log, self.figures or "rounded"))
 
     def with_figures(self, mfu_pct: Mapping[str, float | None], tokens_per_s_per_gpu: float | None) -> "AnalyzedRun":
         """Add the catalogue's figures for the log's configuration."""
@@ -177,7 +177,7 @@ class AnalyzedRun:
         return replace(bare.with_figures({}, None), anomalies=None)
 
 
-def told_by(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
+def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
     """The fields of a run that are in its log: the reason of a success is only which steps it has."""
     outcome = log.outcome
     return {
@@ -207,12 +207,12 @@ def layout_text(layout: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ExcludedRun:
     run: str
     reason: str
 
 
-def by_reason(left_out: Iterable[LeftOut]) -> dict[str, list[str]]:
+def by_reason(left_out: Iterable[ExcludedRun]) -> dict[str, list[str]]:
     runs: dict[str, list[str]] = {}
     for one in left_out:
         runs.setdefault(one.reason, []).append(one.run)
@@ -220,20 +220,20 @@ def by_reason(left_out: Iterable[LeftOut]) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundRuns:
+class RunSet:
     title: str
     runs: tuple[AnalyzedRun, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedRun, ...] = ()
 
 
-def measured(found: FoundRuns) -> FoundRuns:
+def without_unmeasured(some: RunSet) -> RunSet:
     """Without the runs that failed, are invalid, or whose steps do not tell how fast they are."""
-    kept = tuple(run for run in found.runs if why_left_out(run) is None)
-    dropped = [LeftOut(run.id, reason) for run in found.runs if (reason := why_left_out(run))]
-    return FoundRuns(found.title, kept, (*found.left_out, *dropped))
+    runs = tuple(run for run in some.runs if exclusion_reason(run) is None)
+    dropped = [ExcludedRun(run.id, reason) for run in some.runs if (reason := exclusion_reason(run))]
+    return RunSet(some.title, runs, (*some.left_out, *dropped))
 
 
-def why_left_out(run: AnalyzedRun) -> str | None:
+def exclusion_reason(run: AnalyzedRun) -> str | None:
     """None for a run that is a measurement."""
     flaw = flaw_of(run)
     return (

@@ -68,8 +68,8 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
 
 def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
     """The last complete checkpoint that this run has saved."""
-    found = saved_checkpoints(folder.checkpoints_of(plan))
-    return found[-1] if found else None
+    checkpoints = saved_checkpoints(folder.checkpoints_of(plan))
+    return checkpoints[-1] if checkpoints else None
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
@@ -92,10 +92,10 @@ def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRec
     plan = record.plan
     if plan.window.rule != STEADY:
         return record, None
-    found = _steady(max(_attempts(record, steps), key=len)[1:])  # the first step of an attempt includes warm-up
-    if found is None:
+    steady = _steady(max(_attempts(record, steps), key=len)[1:])  # the first step of an attempt includes warm-up
+    if steady is None:
         return record, NO_STEADY_STATE
-    return record.model_copy(update={"plan": plan.model_copy(update={"window": found})}), None
+    return record.model_copy(update={"plan": plan.model_copy(update={"window": steady})}), None
 
 
 def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
@@ -110,13 +110,13 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 def _steady(steps: Sequence[Step]) -> Window | None:
     """Steps that are left out of ``steps`` may lie inside of the window."""
-    found = steady_window([step.step_time_s for step in steps], 0)
-    if found is None:
+    steady = steady_window([step.step_time_s for step in steps], 0)
+    if steady is None:
         return None
-    return Window(first=steps[found.first].step, last=steps[found.last].step, rule=STEADY)
+    return Window(first=steps[steady.first].step, last=steps[steady.last].step, rule=STEADY)
 
 
-def cut(record: RunRecord) -> str | None:
+def split_window_reason(record: RunRecord) -> str | None:
     """Why the window holds steps of more than one attempt; else None."""
     window = record.plan.window
     for attempt in record.attempts[1:]:
@@ -151,10 +151,10 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
     """Copies the steps of attempt ``number`` to their own file, and keeps those that the next one does not repeat."""
     if not folder.steps.exists():
         return
-    kept = folder.steps_of_attempt(number)
-    if not kept.exists():  # else this start was itself interrupted here, and the steps were kept before
-        write_atomically(kept, folder.steps.read_text())
-    lines = [step_to_json(step) for step in read_steps(kept) if step.step < first_step]
+    path = folder.steps_of_attempt(number)
+    if not path.exists():  # else this start was itself interrupted here, and the steps were kept before
+        write_atomically(path, folder.steps.read_text())
+    lines = [step_to_json(step) for step in read_steps(path) if step.step < first_step]
     write_atomically(folder.steps, "".join(f"{line}\n" for line in lines))
 
 

@@ -131,8 +131,8 @@ def check_weights(plan: Plan) -> None:
         if problems := list(weights_problems(plan, checkpoint.record)):
             raise UsageError(f"a run cannot start with these weights:{itemized(problems)}", where=plan.weights.path)
     if plan.lora and plan.start:
-        recorded, given = read_checkpoint_record(Path(plan.start.path)).base, base_weights(plan)
-        if recorded and given and (problem := base_problem(recorded, given)):
+        recorded, base = read_checkpoint_record(Path(plan.start.path)).base, base_weights(plan)
+        if recorded and base and (problem := base_problem(recorded, base)):
             raise UsageError(problem, where=plan.start.path, do="give the weights that the adapters were trained with")
 
 
@@ -158,13 +158,13 @@ def base_weights(plan: Plan) -> WeightsOrigin | None:
     return WeightsOrigin(kind="checkpoint", path=path, name=name, identity=identity_of(record.crc32))
 
 
-def base_problem(recorded: WeightsOrigin, given: WeightsOrigin) -> str | None:
-    """Why adapters of ``recorded`` weights cannot be used with ``given`` ones; None if they can. Pure."""
+def base_problem(recorded: WeightsOrigin, base: WeightsOrigin) -> str | None:
+    """Why adapters of ``recorded`` weights cannot be used with ``base``; None if they can. Pure."""
     belong = f"these adapters belong to {base_text(recorded)}"
-    if recorded.kind != given.kind:
-        return f"{belong}, but the run has {base_text(given)}"
-    if recorded.identity and given.identity and recorded.identity != given.identity:
-        return f"{belong} with the identity {recorded.identity}, but those in {given.path} have {given.identity}"
+    if recorded.kind != base.kind:
+        return f"{belong}, but the run has {base_text(base)}"
+    if recorded.identity and base.identity and recorded.identity != base.identity:
+        return f"{belong} with the identity {recorded.identity}, but those in {base.path} have {base.identity}"
     return None
 
 

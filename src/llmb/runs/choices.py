@@ -372,8 +372,8 @@ class Choices(Record):
     def _routing_problems(self, recipe: Recipe) -> Iterator[str]:
         moe, factor = recipe.model.moe, self.capacity_factor
         if moe is None:
-            given = {"--force-load-balancing": self.force_load_balancing, "--capacity-factor": factor is not None}
-            for option in (name for name, is_given in given.items() if is_given):
+            options = {"--force-load-balancing": self.force_load_balancing, "--capacity-factor": factor is not None}
+            for option in (name for name, is_set in options.items() if is_set):
                 yield f"{option} is for models with experts; {recipe.model.model} has none"
         elif factor and self.force_load_balancing:
             yield "--capacity-factor drops tokens of uneven routers, and --force-load-balancing evens them; choose one"
@@ -393,8 +393,8 @@ class Choices(Record):
             ("--nccl-trace", self.profiling.nccl_trace, alone),
             ("--profile-ranks", self.profiling.profile_ranks, "is the only one"),
         )
-        for option, given, why in refused:
-            if given:
+        for option, is_set, why in refused:
+            if is_set:
                 yield f"{option} is given, but a rank that pretends the others {why}; leave it out"
 
     def label_problems(self) -> Iterator[str]:

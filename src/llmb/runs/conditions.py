@@ -80,7 +80,7 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
     nodes = environment.nodes if environment else ()
     network = record.result.network if record.result else None
     settings = record.settings.of_all() if record.settings else {}
-    known = flat(
+    values = flat(
         {
             "software": _software(record),
             "hardware": _hardware(environment or None),
@@ -98,7 +98,7 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
             "expectations": {"release": _releases(plan)},
         }
     )
-    return {**known, **{key: value for key, value in settings.items() if known.get(key) is None}}
+    return {**values, **{key: value for key, value in settings.items() if values.get(key) is None}}
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -112,16 +112,16 @@ def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 def _software(record: RunRecord) -> dict[str, Any]:
     environment = record.environment
-    seen = {name: getattr(environment, name) if environment else None for name in VERSIONS}
-    own = {"llmb_version": record.llmb_version, "llmb_commit": record.llmb_commit}
-    return {**seen, **own, "llmb_modified": record.llmb_modified, "image": record.image}
+    versions = {name: getattr(environment, name) if environment else None for name in VERSIONS}
+    llmb = {"llmb_version": record.llmb_version, "llmb_commit": record.llmb_commit}
+    return {**versions, **llmb, "llmb_modified": record.llmb_modified, "image": record.image}
 
 
 def _hardware(environment: Environment | None) -> dict[str, Any]:
     gpus = (environment.gpus if environment else None) or ()
-    seen = {name: getattr(environment, name) if environment else None for name in MACHINE}
+    machine = {name: getattr(environment, name) if environment else None for name in MACHINE}
     return {
-        **seen,
+        **machine,
         "gpu_uuids": tuple(gpu.uuid for gpu in gpus if gpu.uuid) or None,
         **{name: _common([getattr(gpu, name) for gpu in gpus]) for name in GPU_LIMITS},
     }
@@ -129,8 +129,8 @@ def _hardware(environment: Environment | None) -> dict[str, Any]:
 
 def _common(values: Sequence[Value]) -> Value | tuple[Value, ...]:
     """The value that all have, else all that occur, in order; None if none is known."""
-    known = sorted({value for value in values if value is not None}, key=str)
-    return known[0] if len(known) == 1 else tuple(known) or None
+    different = sorted({value for value in values if value is not None}, key=str)
+    return different[0] if len(different) == 1 else tuple(different) or None
 
 
 def _releases(plan: Plan) -> tuple[str, ...] | None:
@@ -178,8 +178,8 @@ def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
     """The important first. A node that was not there is compared with what was usual."""
-    found = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
-    return tuple(sorted(found, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
+    changes = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
+    return tuple(sorted(changes, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
 
 
 def _of_node(node: str, before: dict[str, str], now: dict[str, str]) -> Iterable[Drift]:
@@ -194,7 +194,7 @@ def is_comparable(key: str, *values: object) -> bool:
     return key.startswith(SET_OR_NOT) or None not in values
 
 
-def known_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
+def definite_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
     """Differences between conditions of runs, without those of settings that one side does not tell.
 
     A side without any setting does not tell either which variables were set.
@@ -209,10 +209,10 @@ def known_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -
 def faults_of(record: RunRecord, result: Result) -> Faults:
     """Return the disturbances of the run, by its result and by its record."""
     unlike, code = unlike_nodes(record), record.exit_code
-    known = {**result.faults, **({UNLIKE_NODES: unlike} if unlike else {})}
+    faults = {**result.faults, **({UNLIKE_NODES: unlike} if unlike else {})}
     if result.status != "success" or not code:
-        return known
-    return {**known, ERROR_AT_END: (f"exit code {code}", *known.get(ERROR_AT_END, ()))}
+        return faults
+    return {**faults, ERROR_AT_END: (f"exit code {code}", *faults.get(ERROR_AT_END, ()))}
 
 
 def unlike_nodes(record: RunRecord) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ def unlike_nodes(record: RunRecord) -> tuple[str, ...]:
     settings = settings_of_run(record)
     if not settings:
         return ()
-    keys = sorted({key for own in settings.unlike.values() for key in own if rule_of(key).important})
+    keys = sorted({key for values in settings.unlike.values() for key in values if rule_of(key).important})
     texts = [_unlike(title_of(key), settings.nodes_by_value(key)) for key in keys if _all_known(settings, key)]
     more = len(texts) - MOST_LISTED
     return (*texts[:MOST_LISTED], *([f"{more} other settings differ, too"] if more > 0 else []))
@@ -233,8 +233,8 @@ def _all_known(settings: NodesSettings, key: str) -> bool:
 def _unlike(title: str, groups: dict[str | None, list[str]]) -> str:
     """The fewest first: they are the ones to look at."""
     each = sorted(groups.items(), key=lambda group: len(group[1]))
-    return f"{title} is " + " and ".join(f"{value or 'unset'} on {named_nodes(nodes)}" for value, nodes in each)
+    return f"{title} is " + " and ".join(f"{value or 'unset'} on {nodes_text(nodes)}" for value, nodes in each)
 
 
-def named_nodes(nodes: Sequence[str]) -> str:
+def nodes_text(nodes: Sequence[str]) -> str:
     return ", ".join(nodes) if len(nodes) <= MOST_NAMED else f"{len(nodes)} nodes"

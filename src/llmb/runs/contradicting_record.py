@@ -26,14 +26,14 @@ def why_contradicting(
 
     ``log_gpus`` is their number by the log, if that tells it itself, and ``log_gbs`` its global batch size.
     """
-    found = (
+    texts = (
         *[step.values_text() for step in steps if not step.finite][:1],
         *_wrong_steps(record.plan, steps),
         *_other_sizes(record, steps, log_gpus, log_gbs),
         *_longer_than_the_run(record, steps),
         *_other_result(record, steps),
     )
-    return "the record contradicts itself: " + "; ".join(found) if found else None
+    return "the record contradicts itself: " + "; ".join(texts) if texts else None
 
 
 def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
@@ -83,10 +83,10 @@ def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None,
     workers = sum(record.environment.ranks_per_node.values()) if record.environment else None
     gpus = {"layout": record.plan.processes, "environment": workers, "log": log_gpus}
     batches = {"layout": layout.gbs, "log": None if is_alone else log_gbs}
-    for what, told in (("number of GPUs", gpus), ("global batch size", batches)):
-        known = {who: count for who, count in told.items() if count}
-        if len(set(known.values())) > 1:
-            yield f"the {what} is " + ", ".join(f"{count} in the {who}" for who, count in known.items())
+    for what, sources in (("number of GPUs", gpus), ("global batch size", batches)):
+        counts = {who: count for who, count in sources.items() if count}
+        if len(set(counts.values())) > 1:
+            yield f"the {what} is " + ", ".join(f"{count} in the {who}" for who, count in counts.items())
     tokens = layout.gbs * layout.seq_len // (layout.dp if is_alone else 1)
     if bad := next((step for step in steps if step.padded_tokens != tokens), None):
         yield f"step {bad.step} has {bad.padded_tokens:,} tokens, and the layout {tokens:,}"

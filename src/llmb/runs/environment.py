@@ -156,18 +156,18 @@ def command(fields: Iterable[str]) -> list[str]:
 def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
     """Parse the output for ``fields``; unsupported or unknown values are None, and other lines are skipped."""
     rows = [dict(zip(fields, values, strict=True)) for values in _rows(text) if len(values) == len(fields)]
-    found = [row for row in rows if row["index"].isdecimal()]
-    drivers = (_text(row["driver_version"]) for row in found)
-    return NodeGpus(next(filter(None, drivers), None), tuple(_state(row, node) for row in found))
+    gpus = [row for row in rows if row["index"].isdecimal()]
+    drivers = (_text(row["driver_version"]) for row in gpus)
+    return NodeGpus(next(filter(None, drivers), None), tuple(_state(row, node) for row in gpus))
 
 
 def of_run(gpus: Iterable[GpuState], uuids: Iterable[str | None]) -> tuple[GpuState, ...]:
     """States of the run's devices; all of them if an id is unknown, as that of a part of a GPU (MIG) is."""
-    listed, wanted = tuple(gpus), {uuid and uuid.removeprefix("GPU-") for uuid in uuids}
-    known = {gpu.uuid and gpu.uuid.removeprefix("GPU-") for gpu in listed}
-    if not wanted <= known:
+    listed, ids = tuple(gpus), {uuid and uuid.removeprefix("GPU-") for uuid in uuids}
+    listed_ids = {gpu.uuid and gpu.uuid.removeprefix("GPU-") for gpu in listed}
+    if not ids <= listed_ids:
         return listed
-    return tuple(gpu for gpu in listed if gpu.uuid and gpu.uuid.removeprefix("GPU-") in wanted)
+    return tuple(gpu for gpu in listed if gpu.uuid and gpu.uuid.removeprefix("GPU-") in ids)
 
 
 def _rows(text: str) -> Iterable[list[str]]:
@@ -179,9 +179,9 @@ def _state(row: dict[str, str], node: str) -> GpuState:
     values: dict[str, Any] = {name: _text(row[field]) for name, field in TEXTS.items()}
     values |= {name: _number(row[field]) for name, field in NUMBERS.items()}
     counts = {name: _number(row.get(field, "")) for name, field in zip(COUNTED, _COUNTERS, strict=True)}
-    known = {name: count for name, count in counts.items() if count is not None}
+    numbers = {name: count for name, count in counts.items() if count is not None}
     return GpuState(
-        node=node, index=int(row["index"]), **values, throttle_reasons=_reasons(reasons), throttled_us=known or None
+        node=node, index=int(row["index"]), **values, throttle_reasons=_reasons(reasons), throttled_us=numbers or None
     )
 
 
@@ -196,5 +196,5 @@ def _text(value: str) -> str | None:
 
 def _number(value: str) -> float | None:
     """Some drivers print a unit even where none is asked for."""
-    found = re.match(r"\d+(\.\d+)?(?=\s|$)", value)
-    return float(found[0]) if found else None
+    match = re.match(r"\d+(\.\d+)?(?=\s|$)", value)
+    return float(match[0]) if match else None

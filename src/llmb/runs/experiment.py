@@ -99,16 +99,16 @@ def _engine_parts(plan: Plan) -> Iterator[str]:
     if not isinstance(plan, EnginePlan):
         return
     recipe, training = plan.recipe, plan.recipe.training
-    kept = keeps_logits(recipe)
-    named = {
+    logits = keeps_logits(recipe)
+    parts = {
         str(plan.fp8_recipe): plan.fp8_recipe not in (None, Choices().fp8_recipe_of(recipe)),
         "emulated": plan.emulate_fp8,
         f"recompute-{plan.recompute}": plan.recompute != "none",
         "compiled": plan.compiled and plan.device == "cpu",
         "eager": not plan.compiled and plan.device == "cuda",
         f"attention-{plan.attention_backend}": plan.attention_backend != "auto",
-        "logits": plan.keep_logits and not kept,
-        "chunked-logits": kept and not plan.keep_logits,
+        "logits": plan.keep_logits and not logits,
+        "chunked-logits": logits and not plan.keep_logits,
         "balanced": plan.force_load_balancing,
         "dropless": plan.capacity_factor is None and recipe.capacity_factor and not plan.force_load_balancing,
         f"capacity{plan.capacity_factor or 0:g}": plan.capacity_factor not in (None, recipe.capacity_factor),
@@ -116,7 +116,7 @@ def _engine_parts(plan: Plan) -> Iterator[str]:
         f"documents{training.document_tokens}": training.document_tokens is not None
         and training.document_lengths == "uniform",
     }
-    yield from (text for text, differs in named.items() if differs)
+    yield from (text for text, differs in parts.items() if differs)
     chosen, usual = plan.parallelism.settled(recipe), Parallelism().settled(recipe)
     if chosen.dp_sharding != usual.dp_sharding:
         yield f"shard-{chosen.dp_sharding}"
@@ -137,8 +137,8 @@ def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> Run
 
     ``name`` is that of the experiment, by default that of llmb's own engine.
     """
-    own = name or experiment_name(plan)
-    return stamped_folder(run_parent(install, plan, own), own, lambda run: claim_checkpoints(run, plan))
+    prefix = name or experiment_name(plan)
+    return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
 
 
 def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object] = lambda _run: None) -> RunFolder:

@@ -73,7 +73,7 @@ class Beat(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RankStatus:
     """The last sign of a rank: its last heartbeat, if there was one, and the time since."""
 
     rank: int
@@ -81,20 +81,20 @@ class Seen:
     silent_s: float
 
 
-def find_stall(ranks: Sequence[Seen], limit_s: float, patience_s: float) -> str | None:
+def find_stall(ranks: Sequence[RankStatus], limit_s: float, patience_s: float) -> str | None:
     """The ranks that block the run, for the log; None while the run makes progress, or may do so.
 
     A rank without a heartbeat for ``patience_s`` is not responding. The run is hung if no rank that responds has made
     progress within its limit, or, if some rank has not responded for the limit, if none has made progress since.
     """
-    silent = [seen for seen in ranks if seen.silent_s > patience_s and not _left(seen)]
-    awake = [seen.beat for seen in ranks if seen.beat and seen.silent_s <= patience_s]
-    lost = any(seen.silent_s > limit_s * (1 if seen.beat else PHASE_LIMITS["start"]) for seen in silent)
+    silent = [status for status in ranks if status.silent_s > patience_s and not _left(status)]
+    awake = [status.beat for status in ranks if status.beat and status.silent_s <= patience_s]
+    lost = any(status.silent_s > limit_s * (1 if status.beat else PHASE_LIMITS["start"]) for status in silent)
     if not awake or not all(overdue(beat, limit_s) or (lost and beat.idle_s > limit_s) for beat in awake):
         return None
     if silent:
         return _join(_silent_text(silent, awake), _waits_text(awake))
-    culprits = held_up_by(awake)
+    culprits = culprits_of(awake)
     others = [beat for beat in awake if beat not in culprits]
     if not culprits:
         step, idle = min(beat.step for beat in awake), min(beat.idle_s for beat in awake)
@@ -107,14 +107,14 @@ def overdue(beat: Beat, limit_s: float) -> bool:
     return beat.idle_s > limit_s * PHASE_LIMITS[beat.phase]
 
 
-def held_up_by(beats: Sequence[Beat]) -> list[Beat]:
+def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
     """The ranks that are in no collective, or else those that others wait for and that wait for no other rank."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
     waited_for = {beat.rank: _waits_for(beat, beats) for beat in beats}
-    held = set().union(*waited_for.values())
-    return [beat for beat in beats if beat.rank in held and not waited_for[beat.rank]]
+    blocking = set().union(*waited_for.values())
+    return [beat for beat in beats if beat.rank in blocking and not waited_for[beat.rank]]
 
 
 def _waits_for(beat: Beat, beats: Sequence[Beat]) -> set[int]:
@@ -130,19 +130,19 @@ def _begun(beat: Beat, wait: Wait) -> int:
     return beat.begun.get(wait.group, 0)
 
 
-def _left(seen: Seen) -> bool:
+def _left(status: RankStatus) -> bool:
     """Return whether a rank is exiting, and thus need not respond any more."""
-    return seen.beat is not None and seen.beat.phase == "end"
+    return status.beat is not None and status.beat.phase == "end"
 
 
-def _silent_text(silent: Sequence[Seen], awake: Sequence[Beat]) -> str:
+def _silent_text(silent: Sequence[RankStatus], awake: Sequence[Beat]) -> str:
     """The step is the one that the others wait in: the last heartbeat of the silent ranks is older."""
-    known = [seen.beat for seen in silent if seen.beat]
+    beats = [status.beat for status in silent if status.beat]
     parts = []
-    if known:
-        parts.append(f"{_who(known)} stopped responding at step {min(beat.step for beat in awake or known)}")
-    if len(known) < len(silent):
-        parts.append(f"{_ranks(seen.rank for seen in silent if not seen.beat)} never responded")
+    if beats:
+        parts.append(f"{_who(beats)} stopped responding at step {min(beat.step for beat in awake or beats)}")
+    if len(beats) < len(silent):
+        parts.append(f"{_ranks(status.rank for status in silent if not status.beat)} never responded")
     return " and ".join(parts)
 
 
@@ -207,10 +207,10 @@ def parse_ranks(text: str) -> set[int]:
     return set(numbers_of(parse_ranges(text.replace(", ", ",")))) if text else set()
 
 
-def see(raw: Mapping[int, tuple[bytes | None, float]]) -> list[Seen]:
+def parse_heartbeats(raw: Mapping[int, tuple[bytes | None, float]]) -> list[RankStatus]:
     """Parses the heartbeats of ranks, each with the seconds since it changed."""
     return [
-        Seen(rank, Beat.model_validate_json(text) if text else None, silent_s)
+        RankStatus(rank, Beat.model_validate_json(text) if text else None, silent_s)
         for rank, (text, silent_s) in sorted(raw.items())
     ]
 
@@ -262,14 +262,14 @@ def failure_line(rank: int, host: str, error: BaseException) -> str:
 
 def first_failure(log: str) -> str | None:
     """The rank that most likely failed first, and how; None if the log names none."""
-    found = _find(log)
-    return found.sentence if found else None
+    failure = _find(log)
+    return failure.sentence if failure else None
 
 
 def failed_host(log: str) -> str | None:
     """The node of the rank that failed first; None if only its victims are known."""
-    found = _find(log)
-    return found.host if found and not VICTIM.search(found.how) else None
+    failure = _find(log)
+    return failure.host if failure and not VICTIM.search(failure.how) else None
 
 
 def latest_attempt(log: str) -> str:
@@ -280,8 +280,8 @@ def latest_attempt(log: str) -> str:
 
 def last_lines(log: str, most: int) -> list[str]:
     """The lines that lead to the first failure, without the output of its victims and the launcher after it."""
-    found = _find(log)
-    end = found.end if found else None
+    failure = _find(log)
+    end = failure.end if failure else None
     if end is None:
         after = [match.start() for pattern in (_TRACEBACK, _ENDED_LINE) if (match := pattern.search(log))]
         end = min(after, default=len(log))
@@ -322,13 +322,13 @@ def _find(log: str) -> _Failure | None:
     if killed_rank:  # SIGTERM is how the others are ended
         return _ended(killed_rank)
     lines = sorted(_WORKER_LINE.finditer(log), key=lambda line: bool(VICTIM.search(line["error"])))
-    own = [line for line in lines if not VICTIM.search(line["error"])]
+    causes = [line for line in lines if not VICTIM.search(line["error"])]
     killed = next((task for task in _TASK.finditer(log) if not task["how"].startswith(_EXPECTED)), None)
-    if killed and not own:
+    if killed and not causes:
         return _Failure(f"ended: {killed['how'].strip()}", f"task {killed['tasks']}", killed["host"])
     spoke = {line["rank"] for line in lines}
     silent = [line for line in ended if line["signal"] is None and line["rank"] not in spoke]
-    if silent and not own:
+    if silent and not causes:
         return _ended(silent[0])
     if lines:
         line = lines[0]

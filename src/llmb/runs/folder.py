@@ -147,21 +147,21 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     that of the user's defaults, else ~/.llmb. As in the reference scripts, an empty variable is unset. Raises
     UsageError if both name different folders, if the defaults cannot be read, or if another user owns what was found.
     """
-    found = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
-    named = {name: Path(text).expanduser().absolute() for name, text in found.items()}
-    if len(set(named.values())) > 1:
-        what = ", but ".join(f"{name} is '{text}'" for name, text in found.items())
+    texts = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
+    roots = {name: Path(text).expanduser().absolute() for name, text in texts.items()}
+    if len(set(roots.values())) > 1:
+        what = ", but ".join(f"{name} is '{text}'" for name, text in texts.items())
         raise UsageError(what, do="unset one of them")
-    for name, path in named.items():
+    for name, path in roots.items():
         return InstallRoot(path, name)
     for folder in (start, *start.parents):
         if (folder / CLUSTER_CONFIG).is_file():
             for place in (folder, folder / CLUSTER_CONFIG):
                 check_owner(place, do=f"set {ROOT_VARIABLES[0]}={folder} to use it on purpose, or call llmb elsewhere")
             return InstallRoot(folder, CLUSTER_CONFIG)
-    own = user_config(environ)
-    if own and own.exists() and (root := user_root(own)):
-        return InstallRoot(root, str(own))
+    config = user_config(environ)
+    if config and config.exists() and (root := user_root(config)):
+        return InstallRoot(root, str(config))
     return InstallRoot(Path(environ.get("HOME", "~")).expanduser() / ".llmb", None)
 
 

@@ -49,13 +49,13 @@ class Difference(Record):
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
     """Nested values under dotted keys; a sequence becomes text."""
-    found: dict[str, Value] = {}
+    flat_values: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{above}{name}.")
+            flat_values |= flat(value, f"{above}{name}.")
         else:
-            found[intern(above + name)] = value if isinstance(value, Value) else ",".join(map(str, value))
-    return found
+            flat_values[intern(above + name)] = value if isinstance(value, Value) else ",".join(map(str, value))
+    return flat_values
 
 
 def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:

@@ -258,12 +258,12 @@ def make_plan(
 
     Raises UsageError with all reasons why it cannot.
     """
-    saved, found = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
+    saved, ready = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
     training = chosen_training(recipe, choices, saved)
     problems = list(choices.problems(recipe, device, saved.lora if saved else None))
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices, saved))
-    packs = training.document_tokens is None and (found.packing or recipe.packing)
+    packs = training.document_tokens is None and (ready.packing or recipe.packing)
     problems.extend(_packing_problems(recipe, choices, training, packed=bool(packs or training.document_tokens)))
     steps, first_step = choices.steps_of(recipe, resumes=saved is not None), saved.step if saved else 0
     recorded = (device, steps, first_step, recipe.scale, recipe.documented_profile)
@@ -271,11 +271,11 @@ def make_plan(
     if problems:
         raise UsageError(f"this run cannot be planned:{itemized(problems)}", do="see 'llmb run --help'")
     return EnginePlan(
-        recipe=with_packing(recipe, training, found.packing) if found.packing else with_documents(recipe, training),
+        recipe=with_packing(recipe, training, ready.packing) if ready.packing else with_documents(recipe, training),
         device=device,
         steps=steps,
         window=resolve_window(choices.window, steps, first_step, recipe.documented_window),
-        seed=next(given for given in (choices.seed, saved and saved.seed, DEFAULT_SEED) if given is not None),
+        seed=next(seed for seed in (choices.seed, saved and saved.seed, DEFAULT_SEED) if seed is not None),
         fp8_recipe=choices.fp8_recipe_of(recipe),
         emulate_fp8=choices.emulate_fp8,
         recompute=choices.recompute,
@@ -290,8 +290,8 @@ def make_plan(
         checkpoint_dir=choices.checkpoint_dir,
         start=_start(checkpoint) if checkpoint else None,
         lora=chosen_lora(recipe, choices, saved),
-        weights=found.weights or (saved_base(saved) if saved else None),
-        dataset=found.dataset,
+        weights=ready.weights or (saved_base(saved) if saved else None),
+        dataset=ready.dataset,
         verify_checkpoint=choices.verify_checkpoint,
         stall_limit_s=choices.stall_limit_s,
         resource_interval_s=choices.resource_interval_s if choices.resources else None,
@@ -332,15 +332,15 @@ def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | Non
     return "squad" if choices.synthetic and recipe.task != "pretrain" else None
 
 
-def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:
+def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype:
     """Part of the precision, like the dtype, so not taken from a checkpoint."""
-    return "fp32" if recipe.dtype is Dtype.FP32 else given or recipe.training.grad_reduce_dtype
+    return "fp32" if recipe.dtype is Dtype.FP32 else chosen or recipe.training.grad_reduce_dtype
 
 
 def chosen_lora(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Lora | None:
     """The adapters of the recipe, or those that a run continues, with what was chosen otherwise; None without any."""
-    own = (saved and saved.lora) or recipe.lora
-    return own and own.model_copy(update=choices.lora_changes())
+    lora = (saved and saved.lora) or recipe.lora
+    return lora and lora.model_copy(update=choices.lora_changes())
 
 
 def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRecord) -> Iterator[str]:

@@ -68,8 +68,8 @@ class Search:
 
     def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
         """Return the inputs that exist. ``resumed`` is the checkpoint that the run resumes from."""
-        if self.choices.synthetic and (given := self._explicit()):
-            self.problems.append(f"{given} is given, but {SYNTHETIC} does without; leave one of them out")
+        if self.choices.synthetic and (explicit := self._explicit()):
+            self.problems.append(f"{explicit} is given, but {SYNTHETIC} does without; leave one of them out")
             return TrainingInputs()
         imported = resumed if resumed and resumed.record.imported_from else None
         if resumed and not imported:
@@ -249,8 +249,8 @@ class Search:
         """Empty if all layouts of the size have the run's sequence length."""
         tables = find_workload(self.catalogue, self.recipe.workload).layouts
         lengths = {table.seq_len for table in tables if table.size == self.recipe.size}
-        wanted = self.recipe.layout.seq_len
-        return "" if lengths == {wanted} else f" --seq-len {wanted}"
+        length = self.recipe.layout.seq_len
+        return "" if lengths == {length} else f" --seq-len {length}"
 
 
 def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: Choices) -> Search:
@@ -262,21 +262,21 @@ def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialW
     """``name`` is the model's, by default that of the folder it was imported from, or of the run that saved it."""
     record = saved.record
     source = record.imported_from
-    own = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"
-    return InitialWeights(path=str(saved.path), name=name or own, identity=identity_of(record.crc32))
+    origin_name = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"
+    return InitialWeights(path=str(saved.path), name=name or origin_name, identity=identity_of(record.crc32))
 
 
 def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
     """The mean statistics of the packs, for the attention of ``model``. Raises OSError and ValueError."""
     chunked = model.chunked_attention
-    cut = None
+    squares = None
     if chunked and packed.longest_document > chunked.chunk_size:
         ends = map_arrays(path).documents
-        cut = chunked_squares((ends[1:] - ends[:-1] - 1).tolist(), chunked.chunk_size) / packed.packs
+        squares = chunked_squares((ends[1:] - ends[:-1] - 1).tolist(), chunked.chunk_size) / packed.packs
     return Packing(
         tokens=packed.places_per_pack,
         sum_of_squares=packed.squares_per_pack,
-        chunked_sum_of_squares=cut,
+        chunked_sum_of_squares=squares,
         source=f"mean of the {packed.packs:,} packs of {dataset_title(packed.name, packed.seq_len)}",
     )
 
@@ -288,16 +288,16 @@ def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> b
 
 
 def _dataset_problems(packed: PackedDataset, recipe: Recipe, source: Source | None) -> list[str]:
-    found = []
+    problems = []
     if source and packed.tokenizer.name != source.model:
-        found.append(f"has tokens of {packed.tokenizer.name}; the run trains {source.model}")
+        problems.append(f"has tokens of {packed.tokenizer.name}; the run trains {source.model}")
     if packed.seq_len != recipe.layout.seq_len:
-        found.append(f"has packs of {packed.seq_len} tokens; the run has sequences of {recipe.layout.seq_len}")
+        problems.append(f"has packs of {packed.seq_len} tokens; the run has sequences of {recipe.layout.seq_len}")
     if packed.split != "training":
-        found.append(f"is the {packed.split} split; training needs the split 'training'")
+        problems.append(f"is the {packed.split} split; training needs the split 'training'")
     if packed.tokenizer.vocab_size > recipe.model.vocab_size:
-        found.append(f"has a vocabulary of {packed.tokenizer.vocab_size}; the model's is {recipe.model.vocab_size}")
-    return found
+        problems.append(f"has a vocabulary of {packed.tokenizer.vocab_size}; the model's is {recipe.model.vocab_size}")
+    return problems
 
 
 class NotPrepared(UsageError):

@@ -111,7 +111,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
     return plan.model_copy(update=changes), tuple(assumptions)
 
 
-def asked_ranks(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
+def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
     """One rank, one of every stage, or else those among which the fullest is.
 
     Raises UsageError for both, and for a rank that the layout does not have.
@@ -137,6 +137,6 @@ def fullest_ranks(layout: Layout) -> list[int]:
     loss.
     """
     layers = stage_layers(layout)
-    own = [sum(len(layers[number]) for number in rank_stages(layout, stage)) for stage in range(layout.pp)]
+    counts = [sum(len(layers[number]) for number in rank_stages(layout, stage)) for stage in range(layout.pp)]
     ranks = stage_ranks(layout)
-    return [ranks[at] for at in range(layout.pp) if at == layout.pp - 1 or own[at] > max(own[:at], default=-1)]
+    return [ranks[at] for at in range(layout.pp) if at == layout.pp - 1 or counts[at] > max(counts[:at], default=-1)]

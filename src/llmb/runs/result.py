@@ -163,13 +163,13 @@ class Result(ReasonedRecord):
     @property
     def faults(self) -> dict[str, tuple[str, ...]]:
         """Return the disturbances of the run by the keys of their conditions, the most important first."""
-        found = {
+        faults = {
             NETWORK_FAULT: self.network.faults if self.network else (),
             MACHINE_FAULT: self.machine.faults if self.machine else (),
             OTHER_WORK: self.other_work.disturbing if self.other_work else (),
             ERROR_AT_END: (self.error_at_end,) if self.error_at_end else (),
         }
-        return {key: texts for key, texts in found.items() if texts}
+        return {key: texts for key, texts in faults.items() if texts}
 
     @property
     def verdict_name(self) -> VerdictName | None:
@@ -265,43 +265,43 @@ def if_possible(result: Result) -> Result:
     why = why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)
     if why is None:
         return result
-    kept = {name: getattr(result, name) for name in NO_FIGURES}
-    return without_figures("invalid", why, result.steps).model_copy(update=kept)
+    values = {name: getattr(result, name) for name in NO_FIGURES}
+    return without_figures("invalid", why, result.steps).model_copy(update=values)
 
 
 def conclude(evidence: RunEvidence) -> Result:
     """The result of a run, but for its verdict."""
-    found = if_possible(_conclude(evidence))
-    return found if evidence.plan.recipe.pretended_rank is None else _pretended(evidence.plan, found)
+    result = if_possible(_conclude(evidence))
+    return result if evidence.plan.recipe.pretended_rank is None else _pretended(evidence.plan, result)
 
 
-def _pretended(plan: Plan, found: Result) -> Result:
-    """``found``, which takes a rank's steps for those of a run, with what they are: nothing else is known."""
+def _pretended(plan: Plan, result: Result) -> Result:
+    """``result``, which takes a rank's steps for those of a run, with what they are: nothing else is known."""
     layout, rank = plan.recipe.layout, plan.recipe.pretended_rank
     assert rank is not None, "it is pretended"
     why = Missing(f"{plan.recipe.pretended_text}: other ranks did nothing")
     return Result(
-        status=found.status,
-        reason=found.reason,
-        steps=found.steps,
-        step_time_s=why if found.step_time_s else found.step_time_s,
+        status=result.status,
+        reason=result.reason,
+        steps=result.steps,
+        step_time_s=why if result.step_time_s else result.step_time_s,
         loss=None,
         peak_memory_gib=None,
-        window=found.window,
-        measurement_reason=found.measurement_reason,
-        profile=found.profile,
-        attention_backend=found.attention_backend,
+        window=result.window,
+        measurement_reason=result.measurement_reason,
+        profile=result.profile,
+        attention_backend=result.attention_backend,
         reasons=dict.fromkeys(NOT_OF_ONE_RANK, why.reason),
         resources=why,
-        other_work=found.other_work,
-        machine=found.machine,
+        other_work=result.other_work,
+        machine=result.machine,
         pretended=PretendedRank(
             rank=rank,
             ranks=layout.gpus,
             pp_stage=layout.pp * rank // layout.gpus,
             micro_batches=layout.ga,
-            compute_time_s=found.step_time_s,
-            peak_memory_gib=found.peak_memory_gib,
+            compute_time_s=result.step_time_s,
+            peak_memory_gib=result.peak_memory_gib,
         ),
     )
 
@@ -310,8 +310,8 @@ def _conclude(evidence: RunEvidence) -> Result:
     plan, steps, window = evidence.plan, evidence.steps, evidence.plan.window
     status, reason = _status(evidence)
     inside = [step for step in steps if step.step in window]
-    done = status == "success"
-    statistics = statistics_of_window(plan, inside, evidence.no_window) if done else NOT_SUCCESSFUL
+    success = status == "success"
+    statistics = statistics_of_window(plan, inside, evidence.no_window) if success else NOT_SUCCESSFUL
     inside = [step for step in inside if not step.profiled]
     resources, other_work = _used(evidence, inside, statistics)
     samples, nodes = evidence.samples, evidence.environment.nodes if evidence.environment else ()
@@ -359,17 +359,17 @@ def _loss(steps: Sequence[Step]) -> Loss | None:
 
 
 def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
-    done = f"{len(evidence.steps)} of {evidence.plan.steps} steps"
+    progress = f"{len(evidence.steps)} of {evidence.plan.steps} steps"
     if evidence.interrupted:
-        return "failed", f"interrupted by {evidence.interrupted} after {done}"
+        return "failed", f"interrupted by {evidence.interrupted} after {progress}"
     spoiled = next((step for step in evidence.steps if not step.finite), None)
     if spoiled:
         return "invalid", spoiled.values_text()
     if evidence.exit_code:
         why = first_failure(evidence.log_tail) or f"the workers ended with exit code {evidence.exit_code}"
-        return "failed", f"{why}, after {done}"
+        return "failed", f"{why}, after {progress}"
     if len(evidence.steps) != evidence.plan.steps:
-        return "failed", f"the workers ended after {done}"
+        return "failed", f"the workers ended after {progress}"
     return ("invalid", evidence.contradiction) if evidence.contradiction else ("success", None)
 
 

@@ -46,8 +46,8 @@ def source_version(package: Path = PACKAGE) -> SourceVersion:
 
 def _git(checkout: Path, *words: str) -> str | None:
     """Return the output of git; None if it fails or cannot be run."""
-    said = ask_program(["git", "--no-optional-locks", "-C", str(checkout), *words], PATIENCE_S)
-    return None if said.problem else said.text.strip()
+    output = ask_program(["git", "--no-optional-locks", "-C", str(checkout), *words], PATIENCE_S)
+    return None if output.problem else output.text.strip()
 
 
 def installed_version(text: str | None) -> SourceVersion:

@@ -106,8 +106,8 @@ class Step:
     def values_text(self) -> str:
         """Describe the values that make a step invalid."""
         values = {"loss": self.loss, "gradient norm": self.grad_norm}
-        known = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
-        return f"step {self.step}: {known}"
+        texts = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
+        return f"step {self.step}: {texts}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,16 +167,16 @@ def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
     """Every line as ``read`` returns it, which raises ValueError for one that is not complete, as the last may be."""
     if not path.exists():
         return []
-    found: list[Line] = []
+    records: list[Line] = []
     lines = read_regular(path, MOST_BYTES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             check_values(line, MOST_VALUES_IN_LINE)
-            found.append(read(line))
+            records.append(read(line))
         except ValueError as error:
             if number < len(lines):
                 raise BrokenRecord("the line is not a complete step", where=f"{path}:{number}") from error
-    return found
+    return records
 
 
 class StepNews(NamedTuple):
@@ -273,12 +273,12 @@ def read_rank_times(path: Path) -> list[RankTimes]:
 
     Raises BrokenRecord as ``read_steps`` does, OSError if the file cannot be read.
     """
-    kept: list[RankTimes] = []
+    times: list[RankTimes] = []
     for line in read_lines(path, _rank_times_adapter().validate_json):
-        while kept and kept[-1].last_step >= line.first_step:
-            kept.pop()
-        kept.append(line)
-    return kept
+        while times and times[-1].last_step >= line.first_step:
+            times.pop()
+        times.append(line)
+    return times
 
 
 @cache

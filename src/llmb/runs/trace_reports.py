@@ -37,9 +37,9 @@ def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
     """The file with the profile of ``rank``: the newest one, if several jobs have run the plan."""
     if not plan.profile or plan.profile.profiler != "nsys":
         return folder.torch_profile / f"rank-{rank}.json.gz"
-    named = folder.nsys_profile.glob(report_name(plan, rank, job="*", node="*"))
-    own = folder.nsys_profile / report_name(plan, rank)
-    return max(named, key=lambda path: path.stat().st_mtime, default=own)
+    reports = folder.nsys_profile.glob(report_name(plan, rank, job="*", node="*"))
+    report = folder.nsys_profile / report_name(plan, rank)
+    return max(reports, key=lambda path: path.stat().st_mtime, default=report)
 
 
 def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, str]) -> Path:
@@ -70,13 +70,13 @@ def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = N
     """
     if plan.profile is None:
         return None
-    wanted = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]
-    there = [path for path in wanted if path.exists() and path.stat().st_size]
-    missing = [path.name for path in wanted if path not in there]
+    expected = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]
+    there = [path for path in expected if path.exists() and path.stat().st_size]
+    missing = [path.name for path in expected if path not in there]
     warnings = [plan.profile.reason] if plan.profile.reason else []
     warnings += [f"profiles were not written: {', '.join(missing)}; the log may say why"] if missing else []
     try:
-        breakdown = kept_breakdown(folder)
+        breakdown = read_breakdown(folder)
     except (OSError, BrokenRecord) as error:
         warnings.append(f"the saved breakdown of a step cannot be read: {why_unreadable(error)}")
         breakdown = None
@@ -94,13 +94,13 @@ def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = N
     return ProfileReport(plan.profile.profiler, files, breakdown, tuple(warnings))
 
 
-def keep_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
+def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
     """Writes the breakdown of a step, if there is one, to the run folder. Raises OSError if that fails."""
     if profile and profile.breakdown:
         write_atomically(folder.breakdown, json.dumps(asdict(profile.breakdown), indent=2) + "\n")
 
 
-def kept_breakdown(folder: RunFolder) -> StepBreakdown | None:
+def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
     """The breakdown that was saved when the run ended, if it was. Raises BrokenRecord."""
     return read_record_file(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
 
@@ -128,13 +128,13 @@ def find_faults(network: Network, environment: Environment | None, gpu: Gpu | No
 
     The variables of the run that may be the reason are named.
     """
-    found = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
+    faults = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
     if fault := _differing(network.nodes):
-        found.append(fault)
-    known = environment.variables if environment else {}
-    chosen = [f"{name}={known[name]}" for name in DECIDING if name in known]
-    yield from found
-    if found and chosen:
+        faults.append(fault)
+    variables = environment.variables if environment else {}
+    chosen = [f"{name}={variables[name]}" for name in DECIDING if name in variables]
+    yield from faults
+    if faults and chosen:
         yield f"the run has {' '.join(chosen)}"
 
 
@@ -170,9 +170,9 @@ def _few_devices(
     devices = nodes.devices_used if nodes.idle_devices is not None else nodes.devices
     used, unused = _by_use([port for port in ports if port.node == ports[0].node], devices or ())
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks
-    wanted_gb_s = (gpu and gpu.network_gb_s) or 0.0
-    if 0 < each_gb_s < LEAST_SHARE * wanted_gb_s:
-        text = f"NCCL used {counted(len(used), 'device')} {where} with {each_gb_s:.3g} of {wanted_gb_s:g} GB/s a GPU"
+    network_gb_s = (gpu and gpu.network_gb_s) or 0.0
+    if 0 < each_gb_s < LEAST_SHARE * network_gb_s:
+        text = f"NCCL used {counted(len(used), 'device')} {where} with {each_gb_s:.3g} of {network_gb_s:g} GB/s a GPU"
         yield text + (f", without {_named(unused)}" if unused else "")
     elif unused and len(used) < ranks:
         yield f"NCCL used {len(used)} of {len(used) + len(unused)} devices {where}, without {_named(unused)}"
@@ -236,8 +236,8 @@ def report_network(folder: RunFolder, plan: Plan, environment: Environment | Non
 
 def _logs(folder: RunFolder) -> Sequence[Path]:
     """Return the logs; if the user requested NCCL's lines, they may be in the run's own log."""
-    kept = (sorted(path.glob(f"*{NCCL_LOG_END}")) for path in (folder.nccl_network, folder.nccl_trace))
-    return next(filter(None, kept), [folder.log] if folder.log.exists() else [])
+    logs = (sorted(path.glob(f"*{NCCL_LOG_END}")) for path in (folder.nccl_network, folder.nccl_trace))
+    return next(filter(None, logs), [folder.log] if folder.log.exists() else [])
 
 
 def _texts(paths: Sequence[Path]) -> Iterator[bytes]:

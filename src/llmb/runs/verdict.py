@@ -117,9 +117,9 @@ class ConditionRule(Record):
     """True if a change of the setting of a node is likely to change the time of a step."""
     why: str
 
-    def effect(self, kind: ReferenceKind, *, known: bool) -> Effect | None:
-        """``known`` if both sides tell. None for what is ignored."""
-        effect = self.unknown if not known else self.differs[kind] if isinstance(self.differs, dict) else self.differs
+    def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
+        """Return the effect; ``both``: neither side is None. None for ignored keys."""
+        effect = self.unknown if not both else self.differs[kind] if isinstance(self.differs, dict) else self.differs
         return None if effect == "ignored" else effect
 
 
@@ -159,21 +159,21 @@ def worth(condition: Condition) -> str:
 
 def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tuple[Condition, ...]:
     """Return differences, and important conditions that only one side has; the most important first."""
-    found = []
+    conditions = []
     for key in own.keys() | reference.keys():
         values = own.get(key), reference.get(key)
         if values[0] == values[1]:
             continue
-        effect = rule_of(key).effect(kind, known=None not in values)
+        effect = rule_of(key).effect(kind, both=None not in values)
         if effect:
-            found.append(Condition(key=key, own=values[0], reference=values[1], effect=effect))
-    return tuple(sorted(found, key=lambda condition: (ORDER.index(condition.effect), condition.key)))
+            conditions.append(Condition(key=key, own=values[0], reference=values[1], effect=effect))
+    return tuple(sorted(conditions, key=lambda condition: (ORDER.index(condition.effect), condition.key)))
 
 
 def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
     """Yield disturbances of either side's runs; even the same one on both sides makes conditions unequal."""
     for key in dict.fromkeys((*own, *reference)):
-        effect = rule_of(key).effect("baseline", known=False)
+        effect = rule_of(key).effect("baseline", both=False)
         assert effect, "the data file does not ignore it"
         yield Condition(key=key, own=own.get(key), reference=reference.get(key), effect=effect)
 
@@ -188,10 +188,10 @@ def together(sides: Iterable[Values]) -> dict[str, str]:
     """Texts of several runs as one by key."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
-    found = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
-    if OTHER_WORK in found and len(every) > 1:
-        found[OTHER_WORK] = _ranges([side[OTHER_WORK] for side in every if OTHER_WORK in side], len(every))
-    return found
+    texts = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
+    if OTHER_WORK in texts and len(every) > 1:
+        texts[OTHER_WORK] = _ranges([side[OTHER_WORK] for side in every if OTHER_WORK in side], len(every))
+    return texts
 
 
 def _ranges(texts: Iterable[str], runs: int) -> str:
@@ -209,9 +209,9 @@ def _range(figures: tuple[str, ...]) -> str:
     return " to ".join(dict.fromkeys((min(figures, key=float), max(figures, key=float))))
 
 
-def condition_values(known: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:
+def condition_values(values: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:
     """Format values. A None means ``unset``, or that the value is not known."""
-    texts = {key: unset if value is None else _text(value) for key, value in known.items()}
+    texts = {key: unset if value is None else _text(value) for key, value in values.items()}
     return {key: text for key, text in texts.items() if text is not None}
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 from llmb.base.errors import UsageError
 from llmb.base.shown_text import value_text
 from llmb.catalogue.records import Record
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, why_left_out
-from llmb.runs.conditions import known_differences
+from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet, exclusion_reason, without_unmeasured
+from llmb.runs.conditions import definite_differences
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.verdict import BETTER, CHANGED_COPY, WORST, VerdictName, rule_of, title_of, together
 from llmb.verdict.group_difference import RunMean, decide, group_difference
@@ -139,8 +139,8 @@ Side = Literal["before", "after"]
 
 
 def compare_runs(
-    before: FoundRuns,
-    after: FoundRuns | None,
+    before: RunSet,
+    after: RunSet | None,
     *,
     vary: Sequence[str] = (),
     tolerance_pct: float | None = None,
@@ -154,7 +154,7 @@ def compare_runs(
     """
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
-    old, new = measured(before), measured(after) if after else None
+    old, new = without_unmeasured(before), without_unmeasured(after) if after else None
     left_out = [_left_out(one, "before") for one in old.left_out]
     if after is None or new is None or sources(before) == sources(after):
         if not vary:
@@ -183,7 +183,7 @@ def compare_runs(
     )
 
 
-def _left_out(one: LeftOut, side: Side) -> LeftOutRun:
+def _left_out(one: ExcludedRun, side: Side) -> LeftOutRun:
     return LeftOutRun(run=one.run, reason=one.reason, side=side)
 
 
@@ -290,8 +290,8 @@ def _scaling(before: Configuration, after: Configuration) -> Scaling | None:
     return "weak" if numbers[2] * numbers[1] == numbers[3] * numbers[0] else "mixed"
 
 
-def _unmatched(matches: Matches, after: FoundRuns, may_vary: Varied) -> Iterator[Unmatched]:
-    spoiled = [run for run in after.runs if why_left_out(run)]
+def _unmatched(matches: Matches, after: RunSet, may_vary: Varied) -> Iterator[Unmatched]:
+    spoiled = [run for run in after.runs if exclusion_reason(run)]
     for group in matches.only_before:
         same = [run for run in spoiled if same_but(group.configuration, run.identity.configuration, may_vary)]
         yield _alone("before", group, matches.only_after, same)
@@ -302,7 +302,7 @@ def _unmatched(matches: Matches, after: FoundRuns, may_vary: Varied) -> Iterator
 def _alone(side: Side, group: MatchedRuns, others: Sequence[MatchedRuns], spoiled: Sequence[AnalyzedRun]) -> Unmatched:
     near = nearest(group, others)
     sides = [group.configuration, near.configuration] if near else []
-    reasons = dict.fromkeys(why_left_out(run) or "" for run in spoiled)
+    reasons = dict.fromkeys(exclusion_reason(run) or "" for run in spoiled)
     return Unmatched(
         side=side,
         recipe=group_title(group),
@@ -315,7 +315,7 @@ def _alone(side: Side, group: MatchedRuns, others: Sequence[MatchedRuns], spoile
 def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
     before = [run for pair in pairs for run in pair.before.runs]
     after = [run for pair in pairs for run in pair.after.runs]
-    known = known_differences(_merged(before), _merged(after))
+    known = definite_differences(_merged(before), _merged(after))
     every = (one for one in known if rule_of(one.key).differs != "ignored")
     found = [*every, *resource_differences(before, after)]
     return tuple(sorted(found, key=lambda one: not rule_of(one.key).important))

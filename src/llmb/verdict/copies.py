@@ -14,7 +14,7 @@ from pathlib import Path
 
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.readers.logs.log_files import parse_file
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
+from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet
 from llmb.runs.folder import RunFolder
 from llmb.runs.verdict import CHANGED_COPY
 
@@ -43,7 +43,7 @@ def digest_of(*facts: object) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def once_in(*found: FoundRuns) -> tuple[FoundRuns, ...]:
+def once_in(*found: RunSet) -> tuple[RunSet, ...]:
     """Each selection with every run once. Of a run whose copies differ, one is kept, as invalid, and the other runs of
     the recipe carry the fault.
 
@@ -63,12 +63,12 @@ def _recipe(run: AnalyzedRun) -> tuple[object, ...]:
     return tuple(run.configuration.get(key) for key in RECIPE)
 
 
-def _once(found: FoundRuns, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> FoundRuns:
+def _once(found: RunSet, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> RunSet:
     copied = _further_copies(map(_place, found.runs))
     kept = {run.path: _in_doubt(run, why_changed, doubtful) for run in found.runs if run.path not in copied}
     sources = {run.path: run.counted_as for run in found.runs}
-    dropped = (LeftOut(str(path), why_changed.get(sources[path], why)) for path, why in copied.items())
-    return FoundRuns(found.title, tuple(kept.values()), (*found.left_out, *dropped))
+    dropped = (ExcludedRun(str(path), why_changed.get(sources[path], why)) for path, why in copied.items())
+    return RunSet(found.title, tuple(kept.values()), (*found.left_out, *dropped))
 
 
 def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:

@@ -10,7 +10,7 @@ from llmb.catalogue.records import Recipe, Record, Window
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.readers.samples.sample_records import GpuUse
 from llmb.runs.analyzed_run import AnalyzedRun
-from llmb.runs.conditions import known_differences
+from llmb.runs.conditions import definite_differences
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference, Value, differences
@@ -19,7 +19,7 @@ from llmb.runs.record import LOCAL
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
-from llmb.runs.trace_reports import kept_breakdown
+from llmb.runs.trace_reports import read_breakdown
 from llmb.runs.verdict import Condition, Verdict, rule_of
 from llmb.verdict.causes import (
     FINDERS,
@@ -295,7 +295,7 @@ def _steps_of(run: AnalyzedRun) -> list[Step]:
 def _trace(folder: RunFolder) -> StepBreakdown | None:
     """None also if it is damaged: 'llmb result' says so."""
     try:
-        return kept_breakdown(folder)
+        return read_breakdown(folder)
     except (OSError, BrokenRecord):
         return None
 
@@ -359,7 +359,7 @@ def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> 
     scale = own / other if own and other else 1.0
     found = (
         *differences(against.identity.configuration, run.identity.configuration),
-        *known_differences(_kept(against.conditions), _kept(run.conditions)),
+        *definite_differences(_kept(against.conditions), _kept(run.conditions)),
     )
     window = against.window if against.window != run.window else None
     return ReferenceTime(

@@ -13,7 +13,7 @@ from llmb.base.errors import unknown
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.readers.logs.configuration import ARGUMENTS
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, grouped
+from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped
 from llmb.runs.identity import Value, differences
 from llmb.verdict.group_difference import KnownSpread, known_spread
 from llmb.verdict.judgement import Tolerance
@@ -205,7 +205,7 @@ def _agrees(one: MatchedRuns, other: MatchedRuns, varied: Varied) -> bool:
     return needed <= shared and all(values[key] == others[key] for key in shared)
 
 
-def sources(found: FoundRuns) -> set[str]:
+def sources(found: RunSet) -> set[str]:
     return {run.counted_as for run in found.runs}
 
 

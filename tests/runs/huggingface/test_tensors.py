@@ -7,13 +7,13 @@ from llmb.runs.huggingface.tensors import (
     StoredTensor,
     hugging_face_name,
     hugging_face_shape,
-    known_formats,
     match_tensors,
     stored_tensors,
+    weights_formats,
 )
 
 LLAMA, LLAMA4, MIXTRAL, QWEN = (
-    next(form for form in known_formats() if form.model_type == name)
+    next(form for form in weights_formats() if form.model_type == name)
     for name in ("llama", "llama4_text", "mixtral", "qwen3")
 )
 GATE_UP = "layers.1.mlp.experts.gate_up_proj"

@@ -46,7 +46,7 @@ from llmb.runs.huggingface.tensors import (
     format_of,
     index_document,
     matrices_of_expert,
-    own_names,
+    matrix_names,
     peft_layers,
     peft_tensor,
     plan_shards,
@@ -114,13 +114,13 @@ def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[s
     layers = adapted_layers(shapes, lora.targets)
     for layer in layers:
         sizes = adapter_shapes(shapes[f"{layer}.weight"], lora.rank)
-        for matrix, name in own_names(layer, lora).items():
+        for matrix, name in matrix_names(layer, lora).items():
             wanted.setdefault(MODEL + name, torch.empty(sizes[matrix]))
     try:
         load(wanted, storage_reader=TensorReader(path / WEIGHTS), no_dist=True)
     except (CheckpointException, OSError) as error:
         raise UsageError(f"the adapters cannot be read: {torch_message(error)}", where=str(path)) from error
-    names = {layer: own_names(layer, lora) for layer in layers}
+    names = {layer: matrix_names(layer, lora) for layer in layers}
     return {layer: LowRank(*(wanted[MODEL + names[layer][matrix]] for matrix in "AB")) for layer in layers}
 
 
@@ -232,7 +232,7 @@ def import_adapters(job: AdapterImportJob) -> ImportedWeights:
     lora, adapters = read_peft(stored, shapes, job)
     state: dict[str, Tensor] = {}
     for layer, adapter in adapters.items():
-        for matrix, name in own_names(layer, lora).items():
+        for matrix, name in matrix_names(layer, lora).items():
             state[MODEL + name] = adapter.a if matrix == "A" else adapter.b
     writer = Writer(Path(job.folder) / WEIGHTS)
     save(state, storage_writer=writer, no_dist=True)

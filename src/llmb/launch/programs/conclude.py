@@ -22,7 +22,7 @@ from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record,
 from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
 from llmb.runs.result import Result, without_figures
 from llmb.runs.steps import Step, read_steps
-from llmb.runs.trace_reports import keep_breakdown, report_network
+from llmb.runs.trace_reports import report_network, write_breakdown
 from llmb.verdict.published_verdict import with_verdict
 
 NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
@@ -84,7 +84,7 @@ def judge_run(record: RunRecord) -> RunRecord:
 def remove_merged_files(folder: RunFolder, result: Result) -> None:
     """Removes what the record has now; the breakdown of a step also has a file of its own."""
     with suppress(OSError):
-        keep_breakdown(folder, result.profile)
+        write_breakdown(folder, result.profile)
     for file in (folder.environment, folder.vboost, folder.stall):
         with suppress(OSError):
             file.unlink()

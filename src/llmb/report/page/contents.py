@@ -20,7 +20,7 @@ from llmb.report.run_report import cv_pct, machine_table, run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, rows_table, table_of
 from llmb.report.trace_report import network_table
 from llmb.report.verdict_report import explanation_tables, verdict_table
-from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, by_reason, flaw_of, grouped
+from llmb.runs.analyzed_run import AnalyzedRun, RunSet, by_reason, flaw_of, grouped
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Value
 from llmb.runs.plan import EnginePlan
@@ -118,7 +118,7 @@ class Contents:
         return [(SYMBOLS[name], name, names.count(name)) for name in WORST if name in names]
 
 
-def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[str], None]) -> Contents:
+def gather(found: RunSet, against: str | None, install: Path, say: Callable[[str], None]) -> Contents:
     """Judges the newest run of each recipe; with ``against``, all its runs against those that this selects."""
     groups = grouped(found.runs)
     titles = _titles(groups)

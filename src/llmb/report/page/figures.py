@@ -38,11 +38,11 @@ from llmb.report.page.charts import (
 from llmb.report.table import Table, cut, interval_of, known, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
-from llmb.runs.conditions import known_differences
+from llmb.runs.conditions import definite_differences
 from llmb.runs.folder import RunFolder
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
-from llmb.runs.trace_reports import kept_breakdown
+from llmb.runs.trace_reports import read_breakdown
 from llmb.runs.verdict import rule_of
 from llmb.verdict.judge_run import Judged
 from llmb.verdict.judgement import percent
@@ -222,7 +222,7 @@ def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     if run.record is None or run.record.plan.profile is None:
         return Missing("the run was not profiled: llmb run --profile")
     try:
-        step = kept_breakdown(RunFolder(run.path))
+        step = read_breakdown(RunFolder(run.path))
     except BrokenRecord as error:
         return Missing(error.what)
     if step is None:
@@ -466,7 +466,7 @@ def _changed(before: AnalyzedRun, after: AnalyzedRun) -> str:
     """What of software and hardware differs between two runs, in a line; empty if nothing does."""
     found = (
         one
-        for one in known_differences(before.conditions, after.conditions)
+        for one in definite_differences(before.conditions, after.conditions)
         if one.key.startswith(CHANGING) or rule_of(one.key).important
     )
     return ", ".join(f"{one.key.rpartition('.')[2]} {one.before} to {one.after}" for one in found)

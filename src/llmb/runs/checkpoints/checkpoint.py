@@ -57,9 +57,9 @@ def describe_folder(path: Path) -> Description:
     if (path.parent / RECORD).is_file():
         return Description("it is the inside of a checkpoint", (str(path.parent),))
     inside = [*path.glob(f"*/{RECORD}"), *path.glob(f"checkpoints/*/{RECORD}")]
-    named = [str(found.parent.relative_to(path)) for found in inside if not found.parent.name.startswith(".")]
-    if named:
-        return Description("it is a folder that holds some", tuple(sorted(named, key=lambda name: (len(name), name))))
+    names = [str(record.parent.relative_to(path)) for record in inside if not record.parent.name.startswith(".")]
+    if names:
+        return Description("it is a folder that holds some", tuple(sorted(names, key=lambda name: (len(name), name))))
     for pattern, what in SIGNS:
         if next(path.glob(pattern), None):
             return Description(what)
@@ -161,14 +161,14 @@ def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
 
 def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """The complete checkpoints in ``folder``, by step."""
-    found = []
+    checkpoints = []
     for path in folder.glob(f"*/{RECORD}"):
         if not path.parent.name.startswith("."):
             try:
-                found.append(read_checkpoint(path.parent))
+                checkpoints.append(read_checkpoint(path.parent))
             except UsageError:
                 continue
-    return sorted(found, key=lambda checkpoint: checkpoint.record.step)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.record.step)
 
 
 def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
@@ -293,12 +293,12 @@ def read_checkpoint_times(path: Path) -> list[CheckpointTime]:
 
     Raises OSError if the file cannot be read, ValueError if any other line is not complete.
     """
-    found = []
+    times = []
     lines = read_regular(path, MOST_JSON_BYTES).splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(CheckpointTime.model_validate_json(line))
+            times.append(CheckpointTime.model_validate_json(line))
         except ValidationError as error:
             if number < len(lines):
                 raise ValueError(f"line {number} is not a complete save or load") from error
-    return found
+    return times

@@ -137,10 +137,10 @@ def damaged_files(
     def damage(item: tuple[str, str]) -> str | None:
         name, expected = item
         try:
-            found = file_checksum(folder / name, on_block)
+            checksum = file_checksum(folder / name, on_block)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        return None if found == expected else f"{name} has the checksum {found}, not {expected}"
+        return None if checksum == expected else f"{name} has the checksum {checksum}, not {expected}"
 
     with ThreadPoolExecutor(max(1, threads), thread_name_prefix="checksum") as pool:
         yield from filter(None, pool.map(damage, checksums.items()))

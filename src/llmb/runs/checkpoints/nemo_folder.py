@@ -85,7 +85,7 @@ def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
 
 def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
     """Settings that make another model of the same weights, or of weights of the same shape."""
-    wanted = {
+    expected = {
         "num_layers": model.layers,
         "hidden_size": model.hidden_size,
         "ffn_hidden_size": model.ffn_hidden_size,
@@ -95,7 +95,7 @@ def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
         "layernorm_epsilon": model.norm_eps,
         "share_embeddings_and_output_weights": model.tied_embeddings,
     }
-    for name, value in wanted.items():
+    for name, value in expected.items():
         if config.get(name) != value:
             yield f"{name} is {config.get(name)}; here it is {value}"
     for name, value in SAME.items():
@@ -112,13 +112,13 @@ def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
 def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
     """NeMo has these settings in the classes of Llama 3.1 alone."""
     scaling = model.rope_scaling
-    wanted = {
+    expected = {
         "scale_factor": scaling and scaling.factor,
         "low_freq_factor": scaling and scaling.low_freq_factor,
         "high_freq_factor": scaling and scaling.high_freq_factor,
         "old_context_len": scaling and scaling.original_max_position,
     }
-    for name, value in wanted.items():
+    for name, value in expected.items():
         if config.get(name) != value:
             yield f"{name} is {config.get(name)}; here it is {value}"
 

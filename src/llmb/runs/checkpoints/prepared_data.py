@@ -152,9 +152,9 @@ class PackedArrays:
 def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:
     """Describe each file that is missing, or has another size in bytes."""
     for name, size in sizes.items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if found != size:
-            yield f"{name} is missing" if found is None else f"{name} has {found} of {size} bytes"
+        actual = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if actual != size:
+            yield f"{name} is missing" if actual is None else f"{name} has {actual} of {size} bytes"
 
 
 def map_arrays(folder: Path) -> PackedArrays:

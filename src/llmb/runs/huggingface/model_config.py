@@ -80,11 +80,11 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
     text = _text_config(config, form)
     if config.get("quantization_config") or text.get("quantization_config"):
         yield "quantization_config is set: quantized weights are unsupported"
-    (wanted,) = _readings(config_of(model, "fp32"), form)
+    (expected,) = _readings(config_of(model, "fp32"), form)
     readings = _readings(text, form)
-    for name, value in wanted.items():
-        for found in dict.fromkeys(_shown(reading[name]) for reading in readings if reading[name] != value):
-            yield f"{name} is {found}; in {model.model} {model.size} it is {value}"
+    for name, value in expected.items():
+        for reading_text in dict.fromkeys(_shown(reading[name]) for reading in readings if reading[name] != value):
+            yield f"{name} is {reading_text}; in {model.model} {model.size} it is {value}"
 
 
 def unknown_keys(model: Model, config: Config) -> Iterator[str]:
@@ -94,15 +94,15 @@ def unknown_keys(model: Model, config: Config) -> Iterator[str]:
     """
     form = format_of(model)
     common = {key for ignored in common_settings().ignored for key in ignored.keys}
-    own = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.compared, *form.unused}
-    own |= set(LAYER_LISTS) if form.lists_layers else set()
+    keys = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.compared, *form.unused}
+    keys |= set(LAYER_LISTS) if form.lists_layers else set()
     if config.get("model_type") == form.multimodal_type:
-        levels = [(config, {TIED, *form.multimodal_keys}), (config.get("text_config") or {}, own)]
+        levels = [(config, {TIED, *form.multimodal_keys}), (config.get("text_config") or {}, keys)]
     else:
-        levels = [(config, own)]
-    for settings, known in levels:
+        levels = [(config, keys)]
+    for settings, keys in levels:
         for name, value in settings.items():
-            if value is not None and name not in known | common and name != "quantization_config":
+            if value is not None and name not in keys | common and name != "quantization_config":
                 if name not in common_settings().fixed:
                     yield f"{name} is {_shown(value)}"
                 elif value != common_settings().fixed[name]:
@@ -158,8 +158,8 @@ def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
     There are two if it has rotary settings both where transformers 5 writes them and where older versions did: it
     depends on the version which of the two counts.
     """
-    said = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
-    values = {**SILENT_EVERYWHERE, **form.silent, **said}
+    set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
+    values = {**SILENT_EVERYWHERE, **form.silent, **set_values}
     heads = _count(values, "num_attention_heads")
     if not form.lists_layers and _has_full_attention(values):
         del values["layer_types"]  # as if not specified

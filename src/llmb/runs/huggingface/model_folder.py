@@ -85,7 +85,7 @@ def _indexed_files(index: Path) -> tuple[str, ...]:
 
 
 def _no_weights(path: Path) -> UsageError:
-    pickles = sorted(found.name for pattern in PICKLES for found in path.glob(pattern))
+    pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
     if pickles:
         return UsageError(
             f"the weights are pickle files ({', '.join(pickles[:3])}), which are unsupported: "
@@ -119,8 +119,8 @@ LOCAL_METADATA = Path(".cache", "huggingface", "download")
 
 def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """SHA-256 of those files of which the hub's is known: in its cache, a file is a link to its checksum."""
-    found = {name: _linked(folder / name) or _recorded(folder, name) for name in names}
-    return {name: checksum for name, checksum in found.items() if checksum}
+    checksums = {name: _linked(folder / name) or _recorded(folder, name) for name in names}
+    return {name: checksum for name, checksum in checksums.items() if checksum}
 
 
 def corrupt_files(folder: Path, checksums: dict[str, str], threads: int, on_block: Callable[[int], None]) -> list[str]:

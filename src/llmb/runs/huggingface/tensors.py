@@ -20,16 +20,16 @@ Parts = Mapping[str, object]
 
 def part(model: Model, name: str) -> object:
     """A field of ``model``; None if it belongs to a part that the model lacks."""
-    found: object = model
+    value: object = model
     for step in name.split("."):
-        found = getattr(found, step) if isinstance(found, Record) else None
-    return found
+        value = getattr(value, step) if isinstance(value, Record) else None
+    return value
 
 
 def part_differences(model: Model, parts: Parts) -> Iterator[str]:
-    for name, wanted in parts.items():
-        if (found := part(model, name)) != wanted:
-            yield f"{name} is {found}, not {wanted}"
+    for name, expected in parts.items():
+        if (value := part(model, name)) != expected:
+            yield f"{name} is {value}, not {expected}"
 
 
 DATA = Path(__file__).with_name("formats.yaml")
@@ -81,7 +81,7 @@ class FormatsFile(Record):
 
 
 @cache
-def known_formats() -> tuple[WeightsFormat, ...]:
+def weights_formats() -> tuple[WeightsFormat, ...]:
     return read_file(DATA, FormatsFile, wrap="formats").formats
 
 
@@ -92,26 +92,26 @@ def common_settings() -> CommonSettings:
 
 def format_of(model: Model) -> WeightsFormat:
     """Return the form. Raises UsageError for a model without one, with its differences from the nearest form."""
-    problems = {known.model_class: list(obstacles(model, known)) for known in known_formats()}
-    found = next((known for known in known_formats() if not problems[known.model_class]), None)
-    if found is None:
+    problems = {form.model_class: list(obstacles(model, form)) for form in weights_formats()}
+    fitting = next((form for form in weights_formats() if not problems[form.model_class]), None)
+    if fitting is None:
         nearest = min(problems, key=lambda name: len(problems[name]))
         what = f"{model.model} {model.size} has no form in Hugging Face's formats; it is no {nearest}:"
         raise UsageError(what + itemized(problems[nearest]))
-    return found
+    return fitting
 
 
-def obstacles(model: Model, known: WeightsFormat) -> Iterator[str]:
+def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
     """Fields that the form does not name must have their default, so that a part that is new is not overlooked."""
-    yield from part_differences(model, known.parts)
-    named = {name.partition(".")[0] for name in (*IN_EVERY_FORM, *known.parts, *known.equal, *known.settings.values())}
+    yield from part_differences(model, form.parts)
+    names = {name.partition(".")[0] for name in (*IN_EVERY_FORM, *form.parts, *form.equal, *form.settings.values())}
     for name, field in Model.model_fields.items():
-        if name not in named and not field.is_required() and (found := getattr(model, name)) != field.default:
-            yield f"{name} is {found}, not {field.default}"
-    for name, other in known.equal.items():
+        if name not in names and not field.is_required() and (value := getattr(model, name)) != field.default:
+            yield f"{name} is {value}, not {field.default}"
+    for name, other in form.equal.items():
         if part(model, name) != part(model, other):
             yield f"{name} is {part(model, name)}, not {part(model, other)} as {other}"
-    for name in known.needed:
+    for name in form.needed:
         if part(model, name) is None:
             yield f"it has no {name}"
 
@@ -182,29 +182,29 @@ def stored_tensors(name: str, shape: Shape, form: WeightsFormat) -> dict[str, Sh
 
 
 def match_tensors(
-    parameters: Mapping[str, Shape], found: Mapping[str, StoredTensor], form: WeightsFormat, *, tied: bool = False
+    parameters: Mapping[str, Shape], available: Mapping[str, StoredTensor], form: WeightsFormat, *, tied: bool = False
 ) -> Match:
     """Finds every parameter, given with its shape, among the stored tensors. None may be missing or unknown.
 
     ``tied``: a head that is stored beside the embedding is not a parameter.
     """
-    multimodal = any(name.startswith(LANGUAGE_MODEL) for name in found)
+    multimodal = any(name.startswith(LANGUAGE_MODEL) for name in available)
     prefix = LANGUAGE_MODEL if multimodal else ""
-    wanted = {
+    expected = {
         name: {prefix + stored: needed for stored, needed in stored_tensors(name, shape, form).items()}
         for name, shape in parameters.items()
     }
-    known = {stored for tensors in wanted.values() for stored in tensors}
-    left_out = tuple(name for name in found if _can_be_left_out(name, multimodal=multimodal, tied=tied))
-    unknown = found.keys() - known - set(left_out)
+    names = {stored for tensors in expected.values() for stored in tensors}
+    left_out = tuple(name for name in available if _can_be_left_out(name, multimodal=multimodal, tied=tied))
+    unknown = available.keys() - names - set(left_out)
     problems = [
         problem
-        for tensors in wanted.values()
+        for tensors in expected.values()
         for stored, needed in tensors.items()
-        for problem in _problems(stored, needed, found)
+        for problem in _problems(stored, needed, available)
     ]
     problems += [f"{name} is not a tensor of this model" for name in sorted(unknown)]
-    return Match({name: tuple(tensors) for name, tensors in wanted.items()}, left_out, tuple(problems))
+    return Match({name: tuple(tensors) for name, tensors in expected.items()}, left_out, tuple(problems))
 
 
 def _can_be_left_out(name: str, *, multimodal: bool, tied: bool) -> bool:
@@ -213,8 +213,8 @@ def _can_be_left_out(name: str, *, multimodal: bool, tied: bool) -> bool:
     return name.endswith(ROTARY_TABLE) or (multimodal and name.startswith(VISION))
 
 
-def _problems(name: str, shape: Shape, found: Mapping[str, StoredTensor]) -> Iterator[str]:
-    stored = found.get(name)
+def _problems(name: str, shape: Shape, available: Mapping[str, StoredTensor]) -> Iterator[str]:
+    stored = available.get(name)
     if stored is None:
         yield f"{name} is missing"
         return
@@ -323,7 +323,7 @@ def peft_tensor(layer: str, matrix: str) -> str:
     return f"{layer}.lora_{matrix}.weight"
 
 
-def own_names(layer: str, lora: Lora) -> dict[str, str]:
+def matrix_names(layer: str, lora: Lora) -> dict[str, str]:
     """The parameters that hold A and B of a layer, by peft's names of the matrices."""
     if not lora.fused:
         return {matrix: f"{layer}.adapter.{ours}.weight" for matrix, ours in MATRICES.items()}
@@ -339,10 +339,10 @@ def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
 
 def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
     """The targets of exactly the layers of these names (``q_proj``); ``shared``: query, key and value have one A."""
-    found = set(layers)
+    names = set(layers)
     fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "qv", "attention", "all-linear")
     for targets in fitting if shared else fitting[1:]:
-        if found in (set(ADAPTED[targets]), set(ADAPTED[targets]) - {"gate_proj"}):
+        if names in (set(ADAPTED[targets]), set(ADAPTED[targets]) - {"gate_proj"}):
             return targets
     return None
 

@@ -24,7 +24,7 @@ from llmb.predict.search import remedies
 from llmb.readers.logs.error_text import fault_at_end
 from llmb.readers.samples.host import Device
 from llmb.readers.samples.samples import samples_of_ended
-from llmb.runs.attempts import cut, is_done, window_began, with_steady_window
+from llmb.runs.attempts import is_done, split_window_reason, window_began, with_steady_window
 from llmb.runs.checkpoint_use import report_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
@@ -82,7 +82,7 @@ class EngineProgram(Program):
                 end.cause,
                 checkpoint=report_checkpoints(folder, plan, steps),
                 profile=report_profile(folder, plan, export_report(plan, folder)),
-                no_window=unsteady or cut(record),
+                no_window=unsteady or split_window_reason(record),
                 began=window_began(record),
                 contradiction=contradiction,
                 environment=record.environment or None,
