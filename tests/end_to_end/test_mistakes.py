@@ -34,7 +34,7 @@ MISTAKES = [
     (f"show {RECIPE} --scale eight", 2, "valid integer"),
     (f"show {RECIPE} --scale 12", 2, "has no layout for 12 GPUs"),
     (f"{TINY} --steps 0", 2, "--steps is 0; it must be at least 1"),
-    (f"{TINY} --recompute some", 2, "'some' is not one of 'none', 'selective', 'full'"),
+    (f"{TINY} --recompute some", 2, "--recompute is 'some'; it must be none or selective or full"),
     (f"{TINY} --label a..b", 2, "without '..'"),
     (f"metrics {RECIPE} --step-time nan", 2, "is invalid"),
     ("jobs list --since yesterday", 2, "yesterday"),

@@ -3,7 +3,9 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,9 @@ from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageErr
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.cli.main import app
-from llmb.cli.run import requests_of, run_several
+from llmb.cli.run import combined, run_several
 from llmb.jobs.history import open_history
-from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remaining, repeats_lock
+from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remaining, runs_lock
 from llmb.jobs.store import Filter
 from llmb.launch.programs.conclude import EndedRun
 from llmb.runs.choices import Choices
@@ -33,30 +35,34 @@ REQUEST = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", sca
 
 
 def test_every_second_round_is_backwards() -> None:
-    assert [turn.recipe for turn in interleaved(3, 3)] == [0, 1, 2, 2, 1, 0, 0, 1, 2]
-    assert [turn.repeat for turn in interleaved(3, 2)] == [1, 1, 1, 2, 2, 2]
+    assert [turn.recipe for turn in interleaved([3, 3, 3])] == [0, 1, 2, 2, 1, 0, 0, 1, 2]
+    assert [turn.repeat for turn in interleaved([2, 2, 2])] == [1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("repeats", [2, 4, 6])
 def test_a_linear_drift_adds_the_same_to_each(repeats: int) -> None:
-    turns = list(interleaved(2, repeats))
+    turns = list(interleaved([repeats, repeats]))
     places = [[place for place, turn in enumerate(turns) if turn.recipe == recipe] for recipe in (0, 1)]
     assert sum(places[0]) == sum(places[1])
 
 
 def test_what_was_run_before_is_left_out() -> None:
-    assert remaining(interleaved(2, 2), {0: 1, 1: 2}) == [Turn(0, 2)]
-    assert remaining(interleaved(2, 1), {}) == [Turn(0, 1), Turn(1, 1)]
+    assert remaining(interleaved([2, 2]), {0: 1, 1: 2}) == [Turn(0, 2)]
+    assert remaining(interleaved([1, 1]), {}) == [Turn(0, 1), Turn(1, 1)]
 
 
-def test_lists_of_sizes_and_dtypes_are_combined() -> None:
-    swept = requests_of(replace(REQUEST, size="tiny,8b", dtype="fp32, bf16"))
-    names = [("tiny", "fp32"), ("tiny", "bf16"), ("8b", "fp32"), ("8b", "bf16")]
-    assert [(one.size, one.dtype) for one in swept] == names
-    assert requests_of(REQUEST) == [REQUEST]
+def test_lists_of_options_are_combined() -> None:
+    values = {"size": "tiny,8b", "dtype": "fp32, bf16", "mbs": "2", "label": "a,b", "tp": None}
+    found = list(combined(values))
+    assert [(one["size"], one["dtype"]) for one in found] == [
+        ("tiny", "fp32"), ("tiny", "bf16"), ("8b", "fp32"), ("8b", "bf16")
+    ]  # fmt: skip
+    assert {(one["mbs"], one["label"], one["tp"]) for one in found} == {(2, "a,b", None)}
     for text in ("fp32,", "fp32,fp32", ","):
         with pytest.raises(UsageError, match="--dtype is"):
-            requests_of(replace(REQUEST, dtype=text))
+            list(combined({"dtype": text}))
+    with pytest.raises(UsageError, match="--mbs is 'x'; it must be a whole number"):
+        list(combined({"mbs": "1,x"}))
 
 
 @dataclass(slots=True)
@@ -118,7 +124,7 @@ class Caller:
         """The dtypes that were run, in order."""
         self.script.ran.clear()
         try:
-            run_several(self.locals_of(*dtypes, **values), repeats, start_new=start_new, json=True)
+            run_several(self.locals_of(*dtypes, **values), [repeats] * len(dtypes), start_new=start_new, json=True)
         finally:
             self.document = json.loads(self.capsys.readouterr().out)
         return list(self.script.ran)
@@ -190,12 +196,12 @@ def test_a_full_disk_ends_the_repeats_and_shows_those_before(call: Caller) -> No
 def test_progress_and_table_name_the_runs(call: Caller, capsys: pytest.CaptureFixture[str]) -> None:
     call.script.ends = ["success", "success", "failed"]
     with pytest.raises(RunFailed):
-        run_several(call.locals_of("fp32"), 3, start_new=False, json=False)
+        run_several(call.locals_of("fp32"), [3], start_new=False, json=False)
     out, err = capsys.readouterr()
     assert out.startswith("1.5 s a step, mean of 2 runs; median 1.5 s, std 0.7071 s (47.14 %), from 1 to 2 s\n")
     assert "llmb: repeat 3 of 3: pretrain_llama3.1 tiny fp32 on 1 x cpu\n" in err
     assert "did not succeed" in err
-    run_several(call.locals_of("fp32", "bf16"), 2, start_new=False, json=False)
+    run_several(call.locals_of("fp32", "bf16"), [2, 2], start_new=False, json=False)
     assert "llmb: run 2 of 4: pretrain_llama3.1 tiny bf16 on 1 x cpu, repeat 1 of 2\n" in capsys.readouterr().err
 
 
@@ -210,12 +216,21 @@ def test_a_dry_run_shows_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_client_with_the_same_label_is_rejected(call: Caller) -> None:
-    (local,) = call.locals_of("fp32", label="night")
-    with repeats_lock(local), pytest.raises(EnvironmentProblem, match="is running repeats with the label 'night'"):
-        run_several([local], 2, start_new=False, json=False)
-    assert call("fp32", repeats=2, label="other") == ["fp32"] * 2
-    assert call("fp32", repeats=2, label="night") == ["fp32"] * 2
+def test_a_second_client_waits_for_the_first(call: Caller) -> None:
+    said: list[str] = []
+
+    def make_runs() -> None:
+        with runs_lock(call.install, said.append):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with runs_lock(call.install, said.append):
+            waiting = pool.submit(make_runs)
+            while not said:
+                time.sleep(0.01)
+            assert not waiting.done()
+        waiting.result()
+    assert said == ["another command makes runs one after another here: waiting for its end"]
 
 
 def test_a_copied_run_folder_is_no_other_repeat(call: Caller) -> None:

@@ -23,6 +23,8 @@ from llmb.base.secrets import has_secret
 _PART = r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?"
 Shape = TypeVar("Shape")
 REQUIRED = inspect.Parameter.empty
+SWEPT_NAMES = ("size", "dtype")
+"""Options of text that may have several values."""
 
 
 class Span(NamedTuple):
@@ -132,6 +134,13 @@ class Option:
     def listed(self) -> bool:
         """Values are separated by commas."""
         return get_origin(self.annotation) is tuple and not self.repeatable
+
+    @property
+    def swept(self) -> bool:
+        """Where several runs are asked for at once, it takes several values, separated by commas."""
+        if self.listed or self.repeatable or self.negates or self.folder:
+            return False
+        return self.type in (int, float) or get_origin(self.type) is Literal or self.name in SWEPT_NAMES
 
     @property
     def spellings(self) -> tuple[str, ...]:

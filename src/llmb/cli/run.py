@@ -4,16 +4,16 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
 from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
-from llmb.base.options import RANKS, arguments_of, numbers_of, parse_ranges
+from llmb.base.options import RANKS, Option, arguments_of, build, convert, numbers_of, options_of, parse_ranges
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import OPEN_CHOICES
 from llmb.catalogue.resolve import Request
@@ -21,18 +21,19 @@ from llmb.cli.common import Force, Json, is_verbose
 from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say, warn
 from llmb.cli.runs import print_repeats, print_result
-from llmb.cli.shared_options import recipe_options, record_options, takes
-from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, repeats_lock
+from llmb.cli.shared_options import request_of, selection_options, takes, value_options
+from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, runs_lock
 from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
 from llmb.report.output import print_output
 from llmb.report.plan_report import plan_document, plan_table, start_lines
+from llmb.report.sweep_report import titles_of
 from llmb.report.table import plain_lines
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, scale_warnings
 
-SWEPT = ("size", "dtype")
-"""Fields of a request that may be lists, with commas between the names."""
+REQUEST = selection_options(options_of(Request).values(), swept=True)
+CHOICES = value_options(options_of(Choices).values(), swept=True)
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 PretendScale = Annotated[
@@ -54,10 +55,10 @@ PretendedRanks = Annotated[
 
 
 @app.command()
-@takes(recipe_options(), record_options(Choices))
+@takes(REQUEST, CHOICES)
 def run(
-    request: Request,
-    choices: Choices,
+    requested: dict[str, Any],
+    chosen: dict[str, Any],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
     repeats: Annotated[
         int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
@@ -72,8 +73,8 @@ def run(
 ) -> None:
     """Train on this machine, now, with a progress bar, and print the result.
 
-    `--repeats`, and sizes or dtypes with commas between them, are run in turn; with `--label` the same command runs
-    what is missing.
+    `--repeats`, and options with commas between their values (`--mbs 1,2,4`), make several runs, one after another, and
+    a table that compares them; with `--label` the same command runs what is missing.
 
     One run that a GPU has too little memory for is refused before it starts, by the estimate and then the count of
     `llmb memory`; `--force` starts it all the same.
@@ -95,20 +96,24 @@ def run(
 
     - `llmb run -w pretrain_llama3.1 -s tiny --dtype fp32,bf16 --repeats 5 --label before`
 
+    - `llmb run -w pretrain_llama3.1 -s tiny --mbs 1,2 --scale 1,2`
+
     - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 0,448`
     """
-    if start_new and choices.label is None:
+    if start_new and chosen["label"] is None:
         raise UsageError("--new has no effect without --label: every run is new", do="leave it out, or add --label")
-    request, ranks = pretended_of(request, pretend_scale, rank)
-    catalogue, install, asked = Catalogue(), install_here(), list(product(requests_of(request), ranks))
+    catalogue, install = Catalogue(), install_here()
+    asked = []
+    for one in combined({**requested, **chosen}):
+        request, choices = request_of(one), build(Choices, one)
+        request, ranks = pretended_of(request, pretend_scale, rank)
+        asked += [(request, choices, alone) for alone in ranks]
     if len(asked) * repeats > 1:
-        locals_ = [plan_here(catalogue, one, choices, os.environ, install, alone) for one, alone in asked]
-        if dry_run:
-            print_order(locals_, repeats, start_new=start_new, json=json)
-        else:
-            run_several(locals_, repeats, start_new=start_new, json=json)
+        locals_ = [plan_here(catalogue, one, own, os.environ, install, alone) for one, own, alone in asked]
+        run_or_print(locals_, [repeats] * len(asked), dry_run=dry_run, start_new=start_new, json=json)
         return
-    local = plan_here(catalogue, request, choices, os.environ, install, ranks[0])
+    ((request, choices, alone),) = asked
+    local = plan_here(catalogue, request, choices, os.environ, install, alone)
     if dry_run:
         if local.missing:
             say(f"warning: {local.missing.warning}")
@@ -172,43 +177,61 @@ def _print_plan(local: LocalRun, same: str, *, json: bool) -> None:
         print_output(f"\nThe same run, with everything specified:\n{same}\n")
 
 
-def requests_of(request: Request) -> list[Request]:
-    """One for each combination of the listed values. Raises UsageError for a list with an empty or a double name."""
-    lists = [_names(name, getattr(request, name)) for name in SWEPT]
-    changes: list[dict[str, Any]] = [dict(zip(SWEPT, values, strict=True)) for values in product(*lists)]
-    return [replace(request, **change) for change in changes]
+def combined(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The values of options for each run: all combinations of what has commas between its values, converted from text.
+
+    Raises UsageError for a list with an empty or a double value, and for a value that is not valid.
+    """
+    options = {**options_of(Request), **options_of(Choices)}
+    texts = {name: value for name, value in values.items() if options[name].swept and isinstance(value, str)}
+    lists = [_values(options[name], text) for name, text in texts.items()]
+    for combination in product(*lists):
+        yield {**values, **dict(zip(texts, combination, strict=True))}
 
 
-def _names(option: str, text: str | None) -> list[str | None]:
-    if text is None or "," not in text:
-        return [text]
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        raise UsageError(f"--{option} is '{text}'; it must be names separated by commas, each of them once")
-    return list(names)
+def _values(option: Option, text: str) -> list[Any]:
+    items = [item.strip() for item in text.split(",")]
+    if len(items) > 1 and (not all(items) or len(set(items)) < len(items)):
+        what = f"{option.spelled} is '{text}'; it must be values separated by commas, each of them once"
+        raise UsageError(what)
+    unlimited = replace(option, minimum=None, above=None)  # limits are checked later, with all other problems
+    named = get_origin(option.type) is Literal
+    return [convert(unlimited, option.spelled, [item.lower() if named else item]) for item in items]
 
 
-def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, json: bool) -> None:
-    """Runs every recipe ``repeats`` times, in turn, and prints all that ended, also when it is interrupted.
+def run_or_print(
+    locals_: Sequence[LocalRun], repeats: Sequence[int], *, dry_run: bool, start_new: bool, json: bool
+) -> None:
+    """Makes several runs, or prints what they would be."""
+    if dry_run:
+        print_order(locals_, repeats, start_new=start_new, json=json)
+    else:
+        run_several(locals_, repeats, start_new=start_new, json=json)
 
-    With a label, successful runs of an earlier call count, unless ``start_new``, and a second client with that label is
-    rejected. Raises RunFailed or InvalidRun if one was not successful.
+
+def run_several(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool) -> None:
+    """Runs every recipe as often as its ``repeats``, in turn, and prints all that ended, also when it is interrupted.
+
+    With a label, successful runs of an earlier call count, unless ``start_new``. Another client of the install root
+    waits. Raises RunFailed or InvalidRun if one was not successful.
     """
     for local in locals_:
         local.check()
     warn(warning for local in locals_ for warning in memory_warnings(local.plan))
     say(*dict.fromkeys(line for local in locals_ for line in _before(local)))
-    with repeats_lock(locals_[0]):
+    titles = titles_of([local.plan for local in locals_])
+    with runs_lock(locals_[0].install, say):
         ended, turns = _turns(locals_, repeats, start_new=start_new)
         try:
-            for number, turn in enumerate(turns, start=1):
+            for count, turn in enumerate(turns, start=1):
                 local = locals_[turn.recipe]
-                title, repeat = local.plan.recipe.title(), f"repeat {turn.repeat} of {repeats}"
-                say(f"{repeat}: {title}" if len(locals_) == 1 else f"run {number} of {len(turns)}: {title}, {repeat}")
+                title, repeat = titles[turn.recipe], f"repeat {turn.repeat} of {repeats[turn.recipe]}"
+                one = f"run {count} of {len(turns)}: {title}, {repeat}"
+                say(f"{repeat}: {title}" if len(locals_) == 1 else one)
                 ended[turn.recipe].append(_run_repeat(local))
         except UserInterrupt as error:
             _print_ended(ended, json=json)
-            left, label = sum(repeats - len(runs) for runs in ended), locals_[0].label
+            left, label = sum(repeats) - sum(map(len, ended)), locals_[0].label
             do = f"the same command runs the {left} that are left" if label else "with --label it can be resumed"
             raise UserInterrupt(error.what, where=error.where, do=do) from error
         except EnvironmentProblem:
@@ -217,18 +240,22 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     print_repeats(ended, json=json)
 
 
-def _turns(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool) -> tuple[list[list[EndedRun]], list[Turn]]:
+def _turns(
+    locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool
+) -> tuple[list[list[EndedRun]], list[Turn]]:
     """The runs of an earlier call that count, by recipe, and what is left to run, in its order."""
-    ended = [[] if start_new else earlier_runs(local, say)[:repeats] for local in locals_]
-    for local, runs in zip(locals_, ended, strict=True):
+    ended: list[list[EndedRun]] = []
+    for local, count in zip(locals_, repeats, strict=True):
+        runs = [] if start_new else earlier_runs(local, say)[:count]
         if runs:
             ids = ", ".join(run.record.id for run in runs)
-            say(f"{local.plan.recipe.title()}: {len(runs)} of {repeats} were run before ({ids}); --new repeats them")
+            say(f"{local.plan.recipe.title()}: {len(runs)} of {count} were run before ({ids}); --new repeats them")
+        ended.append(runs)
     done = {number: len(runs) for number, runs in enumerate(ended)}
-    return ended, remaining(interleaved(len(locals_), repeats), done)
+    return ended, remaining(interleaved(repeats), done)
 
 
-def print_order(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, json: bool) -> None:
+def print_order(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool) -> None:
     """What ``run_several`` would run now, in its order."""
     _, turns = _turns(locals_, repeats, start_new=start_new)
     if json:
@@ -239,8 +266,8 @@ def print_order(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     for local in locals_:
         if local.missing:
             say(f"warning: {local.missing.warning}")
-    titles = (locals_[turn.recipe].plan.recipe.title() for turn in turns)
-    order = [f"{title}, repeat {turn.repeat} of {repeats}" for title, turn in zip(titles, turns, strict=True)]
+    titles = titles_of([local.plan for local in locals_])
+    order = [f"{titles[turn.recipe]}, repeat {turn.repeat} of {repeats[turn.recipe]}" for turn in turns]
     order = order or ["nothing: all were run before"]
     print_output("".join(f"{line}\n" for line in order))
 

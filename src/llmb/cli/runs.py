@@ -20,7 +20,9 @@ from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_output
 from llmb.report.run_report import answer_text, machine_table, repeats_document, repeats_tables, run_document, run_table
+from llmb.report.sweep_report import fp8_sentences, sweep_rows, sweep_table
 from llmb.report.table import step_chart
+from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import read_steps
 from llmb.runs.verdict import Verdict
@@ -111,7 +113,7 @@ def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
             problem = error
             say(f"left out: {error}")
         else:
-            recipes.setdefault(run.plan.recipe.title(), []).append(run)
+            recipes.setdefault(identity_of(run.record).key, []).append(run)
     if problem and not recipes:
         raise problem
     return list(recipes.values())
@@ -119,10 +121,13 @@ def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
 
 def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
     """Raises RunFailed or InvalidRun if one was not successful."""
+    rows = sweep_rows(recipes)
     if json:
-        print_output(repeats_document(recipes))
+        print_output({**repeats_document(recipes), "rows": rows})
     elif any(recipes):
-        print_output(repeats_tables(recipes))
+        repeated = len(rows) < 2 or any(len(runs) > 1 for runs in recipes)
+        print_output([*(repeats_tables(recipes) if repeated else ()), *([sweep_table(rows)] if len(rows) > 1 else ())])
+        sys.stdout.write("".join(f"{sentence}\n" for sentence in fp8_sentences(recipes)))
         sys.stderr.write("'llmb result ID' prints one of them\n")
     runs = [run for one in recipes for run in one]
     failed = [run for run in runs if run.result.status in ("failed", "cancelled")]

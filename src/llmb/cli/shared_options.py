@@ -83,10 +83,15 @@ OBVIOUS = ("at least 0", "at least 1")
 """Limits that go without saying."""
 
 
-def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
-    """The typer parameter of an option. Limits are shown, but checked later, with all other problems."""
+def parameter(option: Option, *, envvar: bool = True, swept: bool = False) -> inspect.Parameter:
+    """The typer parameter of an option. Limits are shown, but checked later, with all other problems.
+
+    With ``swept`` an option that may have several values is text.
+    """
     is_limited = option.limit and not option.listed and option.limit not in OBVIOUS
     metavar = "FOLDER" if option.folder else f"N ({option.limit})" if is_limited else option.metavar
+    if swept and option.swept:
+        metavar = metavar or ("N" if option.type in (int, float) else None)
     info = typer.Option(
         *option.spellings,
         help=option.help,
@@ -100,7 +105,7 @@ def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
     annotation, default = option.annotation, option.default
     if option.repeatable:
         annotation, default = list[str] | None, None
-    elif option.listed:
+    elif option.listed or (swept and option.swept):
         annotation, default = str | None, None
     elif option.negates:
         annotation, default = bool, False
@@ -116,9 +121,9 @@ def record_options(record: type) -> Maker:
     return _maker(map(parameter, options_of(record).values()), lambda **values: build(record, values))
 
 
-def value_options(options: Iterable[Option], *, envvar: bool = True) -> Maker:
+def value_options(options: Iterable[Option], *, envvar: bool = True, swept: bool = False) -> Maker:
     """A function that returns the options' values by name; without ``envvar`` it reads no environment variables."""
-    return _maker([parameter(option, envvar=envvar) for option in options], lambda **values: values)
+    return _maker([parameter(option, envvar=envvar, swept=swept) for option in options], lambda **values: values)
 
 
 def recipe_options() -> Maker:
@@ -132,7 +137,9 @@ def model_options() -> Maker:
     return selection_options(options, lambda values: tuple(map(_completed(values).get, PLACES)))
 
 
-def selection_options(options: Iterable[Option], make: Callable[[dict[str, Any]], Any] = dict) -> Maker:
+def selection_options(
+    options: Iterable[Option], make: Callable[[dict[str, Any]], Any] = dict, *, swept: bool = False
+) -> Maker:
     """A function of options that select recipes, whose workload and size may be arguments; by default of values."""
 
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
@@ -140,7 +147,7 @@ def selection_options(options: Iterable[Option], make: Callable[[dict[str, Any]]
             values[name] = given_once(name, values.pop(f"{name}_argument"), values[name])
         return make(values)
 
-    flags = [parameter(option) for option in options]
+    flags = [parameter(option, swept=swept) for option in options]
     return _maker(
         [*map(_argument, PLACES), *(flag.replace(default=None) if flag.name in PLACES else flag for flag in flags)],
         maker,

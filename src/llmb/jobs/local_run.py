@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs on this machine: of one recipe, from its request to its row in the history, and repeats of several in turn."""
 
-import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 DETECTED = "detected"
 NOT_SAVED = "no checkpoint was saved to continue from"
 Say = Callable[[str], None]
-LOCK_DIGITS = 16
+BUSY = "making several runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,12 +264,12 @@ class Turn(NamedTuple):
     repeat: int
 
 
-def interleaved(recipes: int, repeats: int) -> Iterator[Turn]:
+def interleaved(repeats: Sequence[int]) -> Iterator[Turn]:
     """Each recipe once in every round, and every second round backwards (A B B A ...): what drifts while they run,
-    such as the temperature, then adds the same to the mean of each."""
-    for repeat in range(1, repeats + 1):
-        order = range(recipes) if repeat % 2 else reversed(range(recipes))
-        yield from (Turn(recipe, repeat) for recipe in order)
+    such as the temperature, then adds the same to the mean of each. ``repeats`` are those of each recipe."""
+    for repeat in range(1, max(repeats, default=0) + 1):
+        order = range(len(repeats)) if repeat % 2 else reversed(range(len(repeats)))
+        yield from (Turn(recipe, repeat) for recipe in order if repeat <= repeats[recipe])
 
 
 def remaining(turns: Iterator[Turn], done: Mapping[int, int]) -> list[Turn]:
@@ -290,14 +290,22 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
     return list({run.record.run_id: run for run in reversed(runs)}.values())[::-1]
 
 
-def repeats_lock(local: LocalRun) -> AbstractContextManager[object]:
-    """Held while repeats run, so that clients with the same label do not measure each other. Without a label there is
-    nothing to share. Entering it raises EnvironmentProblem if another client holds it."""
-    if local.label is None:
-        return nullcontext()
-    name = hashlib.sha256(local.label.encode()).hexdigest()[:LOCK_DIGITS]
-    path = local.install / STATE_FOLDER / f"repeats-{name}.lock"
-    return file_lock(path, 0, f"running repeats with the label '{local.label}'")
+@contextmanager
+def runs_lock(install: Path, say: Say) -> Iterator[None]:
+    """Held while several runs are made in turn, so that clients of an install root do not measure each other.
+
+    Another client waits, as long as it takes, and says so. Raises EnvironmentProblem where there are no locks.
+    """
+    path = install / STATE_FOLDER / "runs.lock"
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(path, 0, BUSY))
+        except EnvironmentProblem as error:
+            if BUSY not in error.what:
+                raise
+            say("another command makes runs one after another here: waiting for its end")
+            held.enter_context(file_lock(path, inf, BUSY))
+        yield
 
 
 def _ended(job: Job) -> EndedRun | None:

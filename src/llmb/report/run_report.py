@@ -18,6 +18,7 @@ from llmb.readers.samples.other_work import run_text
 from llmb.readers.samples.sample_records import HostUse, ResourceUse
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
+from llmb.report.sweep_report import titles_of
 from llmb.report.table import (
     Column,
     Table,
@@ -398,10 +399,11 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
         Column("verdict", lambda run: run.result.verdict_name, optional=True),
         Column("reason", _reason, optional=True),
     ]
-    for runs in filter(None, recipes):
+    some = [runs for runs in recipes if runs]
+    for runs, title in zip(some, titles_of([runs[0].plan for runs in some]), strict=True):
         spread = _spread(runs)
         answer = _spread_text(spread) if spread else "no run has a step time"
-        yield table_of(f"{answer}\n{runs[0].plan.recipe.title()}", runs, columns)
+        yield table_of(f"{answer}\n{title}", runs, columns)
 
 
 def cv_pct(times: Statistics | Missing | None) -> float | None:
