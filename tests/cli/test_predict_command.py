@@ -48,7 +48,9 @@ def test_tables_fit_a_terminal_and_name_the_largest_cause_first(llmb: Run) -> No
     text = llmb(*ASKED).stdout
     assert "PREDICTED pretrain_llama3.1 70b" in text
     causes = text[text.index("cause") :].splitlines()
-    assert causes[1].startswith("products bf16")
+    assert causes[1].startswith("GEMMs, BF16")
+    assert "TP all-gather and reduce-scatter" in "\n".join(causes)
+    assert "58.7 of 80  fits: rank 0 of stage 0 needs the most" in text
     assert all(len(line) <= 80 for line in causes)
 
 

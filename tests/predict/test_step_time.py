@@ -12,6 +12,7 @@ from llmb.catalogue.throughput import model_flops
 from llmb.predict.prediction import MeasuredStep, calibrate, default_calibration, predict
 from llmb.predict.step_time import TERMS, Kept, computed_seconds, nominal_step
 from llmb.predict.work import filled
+from llmb.report.predict_report import TERM_TITLES
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 
@@ -63,6 +64,7 @@ def test_terms_sum_to_the_step_and_all_have_a_name() -> None:
     step = nominal_step(planned("405b", 512), H100, USUAL.rates)
     assert sum(step.terms(USUAL.rates).values()) == pytest.approx(step.seconds(USUAL.rates))
     assert set(TERMS) == set(CATALOGUE.rates.rates)
+    assert set(TERM_TITLES) < set(TERMS.values())
 
 
 def test_published_steps_are_predicted() -> None:

@@ -120,6 +120,27 @@ def fits_text(use: MemoryUse) -> str:
     return f"{verb}: rank {fullest.rank} needs {needs}, {tensors} and about {number(MARGIN_GIB)} beside them"
 
 
+TERM_TITLES = {
+    "products bf16": "GEMMs, BF16",
+    "products fp8": "GEMMs, FP8",
+    "outputs of products": "GEMM outputs to memory",
+    "products cut for overlap": "GEMMs split for TP overlap",
+    "attention cut for overlap": "attention split for CP overlap",
+    "tensor-parallel messages": "TP all-gather and reduce-scatter",
+    "context-parallel messages": "CP exchange of keys and values",
+    "messages of experts": "EP all-to-all",
+    "messages between stages": "PP send and receive",
+    "data-parallel messages beside work": "DP communication, hidden",
+    "data-parallel messages waited for": "DP communication, exposed",
+    "once a step": "optimizer step, fixed part",
+}
+"""What tables call terms whose names in documents are not what engineers say."""
+
+
+def term_title(name: str) -> str:
+    return TERM_TITLES.get(name, name)
+
+
 SECONDS_PER_HOUR = 3600
 BAR = 24
 """Letters of the longest bar."""
@@ -208,9 +229,7 @@ def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
     days = figures.days_per_1t_tokens
     table.add_row("days per 1T tokens", known(days), figures.reasons.get("days_per_1t_tokens", ""))
     memory = foreseen.memory
-    text = memory.reason if isinstance(memory, Missing) else fits_text(memory)
-    gib = "n/a" if isinstance(memory, Missing) else number(memory.fullest.peak_bytes / GIB)
-    table.add_row("memory GiB", gib, text)
+    table.add_row("memory GiB", *(("n/a", memory.reason) if isinstance(memory, Missing) else _memory_figure(memory)))
     if foreseen.energy_j_per_token is not None:
         table.add_row("J per token", number(foreseen.energy_j_per_token), "at most: GPUs alone, at their power limit")
     if good := foreseen.goodput:
@@ -220,9 +239,15 @@ def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
     for each in prediction.unvalidated:
         table.add_row("not validated", "", each)
     yield table
-    yield waterfall(prediction)
+    yield waterfall("Where the step goes", prediction.terms)
     if foreseen.curve:
         yield _curve_table(foreseen.curve)
+
+
+def _memory_figure(use: MemoryUse) -> tuple[str, str]:
+    fullest = f"rank {use.fullest.rank} of stage {use.fullest.pp_stage} needs the most"
+    needed = f"{use.needed_gib:.1f} of {known(use.capacity_gib)}"
+    return needed, f"{'fits' if use.fits else 'does not fit'}: {fullest}"
 
 
 def _curve_table(curve: Curve) -> Table:
@@ -234,7 +259,10 @@ def _curve_table(curve: Curve) -> Table:
             number_column("batch", lambda each: each.prediction.plan.recipe.layout.gbs, lambda batch: f"{batch:,}"),
             number_column("step s", lambda each: each.prediction.seconds),
             Column("efficiency %", lambda each: f"{100 * each.efficiency:.1f}", right=True),
-            Column("grew most", lambda each: f"{each.grew[0]}, +{100 * each.grew[1]:.1f} %" if each.grew else ""),
+            Column(
+                "grew most",
+                lambda each: f"{term_title(each.grew[0])}, +{100 * each.grew[1]:.1f} %" if each.grew else "",
+            ),
         ],
     )
     above = f"; above {PUBLISHED_GPUS:,} GPUs no published step checks it" if curve.goes_beyond else ""
@@ -242,21 +270,20 @@ def _curve_table(curve: Curve) -> Table:
     return table
 
 
-def waterfall(prediction: Prediction) -> Table:
-    """Where the time of the step goes."""
-    shares = {name: seconds / prediction.seconds for name, seconds in prediction.terms.items()}
-    shown = {name: share for name, share in shares.items() if share >= LEAST}
-    rows = sorted(shown.items(), key=lambda each: -each[1])
-    if (rest := 1 - sum(shown.values())) > 0 and len(shown) < len(shares):
-        rows.append(("others", rest))
+def waterfall(title: str, terms: Mapping[str, float]) -> Table:
+    """Where the time of a predicted step goes."""
+    seconds = sum(terms.values())
+    rows = sorted(((name, each) for name, each in terms.items() if each >= LEAST * seconds), key=lambda row: -row[1])
+    if len(rows) < len(terms):
+        rows.append(("others", seconds - sum(each for _, each in rows)))
     return table_of(
-        "Where the step goes",
+        title,
         rows,
         [
-            Column("cause", lambda each: each[0]),
-            Column("s", lambda each: number(each[1] * prediction.seconds), right=True),
-            Column("%", lambda each: f"{100 * each[1]:.1f}", right=True),
-            Column("", lambda each: "█" * max(1, round(BAR * each[1] / rows[0][1]))),
+            Column("cause", lambda row: term_title(row[0])),
+            Column("s", lambda row: number(row[1]), right=True),
+            Column("%", lambda row: f"{100 * row[1] / seconds:.1f}", right=True),
+            Column("", lambda row: "█" * max(1, round(BAR * row[1] / rows[0][1]))),
         ],
     )
 
@@ -452,7 +479,7 @@ def _differences(best: Prediction, own: Prediction) -> Table:
         "The first beside the layout of the recipe",
         [*rows, "step"],
         [
-            Column("cause", lambda name: name),
+            Column("cause", term_title),
             number_column("recipe s", lambda name: _of(own, name)),
             number_column("first s", lambda name: _of(best, name)),
             Column("difference s", lambda name: f"{_of(best, name) - _of(own, name):+.3f}", right=True),

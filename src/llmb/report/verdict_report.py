@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from llmb.base.shown_text import counted, listed, printable
+from llmb.report.predict_report import waterfall
 from llmb.report.table import (
     Column,
     Table,
@@ -228,16 +229,7 @@ def explanation_tables(explanation: Explanation) -> list[Table]:
         tables.append(_unknown_table(explanation))
     if explanation.predicted_s:
         seconds = sum(explanation.predicted_s.values())
-        parts = sorted(explanation.predicted_s.items(), key=lambda each: -each[1])
-        table = table_of(
-            "what a step was predicted to consist of",
-            [each for each in parts if each[1] >= seconds / 100],
-            [
-                Column("part", lambda each: each[0]),
-                number_column("s/step", lambda each: each[1]),
-                Column("%", lambda each: f"{100 * each[1] / seconds:.0f}", right=True),
-            ],
-        )
+        table = waterfall("what a step was predicted to consist of", explanation.predicted_s)
         table.caption = f"predicted {number(seconds)} s, measured {number(explanation.step_time_s)} s"
         tables.append(table)
     return tables
