@@ -92,7 +92,7 @@ class Manifest(Record):
 
 
 def is_kept(name: str) -> bool:
-    """Whether a file of a run folder, by its path there, is for archives; a trace only if traces are wanted."""
+    """Return whether a file of a run folder, by its path there, is for archives; a trace only with ``traces``."""
     return bool(_KEPT.fullmatch(name))
 
 
@@ -101,7 +101,7 @@ def is_trace(name: str) -> bool:
 
 
 def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
-    """Where a run is in an archive: as in a root, wherever it is now. Raises UsageError for names that are not kept."""
+    """Return a run's folder in an archive: as in a root, wherever it is now. Raises UsageError for invalid names."""
     experiment = re.sub(r"\.\d+$", "", folder.name)
     group = folder.path.parent.name
     group = group if group.startswith(experiment) else f"{experiment}_{started_s}"
@@ -112,7 +112,7 @@ def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
 
 
 def read_manifest(text: bytes) -> Manifest:
-    """Raises ValueError with what is wrong with it: its form, its version, or a path that leads elsewhere."""
+    """Parse the manifest. Raises ValueError for a wrong form or version, or a path that leads elsewhere."""
     check_values(text, MOST_VALUES)
     try:
         manifest = Manifest.model_validate_json(text)
@@ -149,7 +149,7 @@ LEVEL = 10
 """Effort of zstd. Runs take a twentieth of their size; with 19 a quarter less, in seven times the time."""
 _KEY_END = "-----END"
 _TOLD = re.compile(r'"(?:reason|note)": "((?:[^"\\]|\\.)*+)"')
-"""What a record says of its end, which may be a line of its log."""
+"""A record's text on its end, which may be a line of its log."""
 _WORD = HIDDEN.encode()
 _ENCODING = ("utf-8", "surrogateescape")
 _Span = tuple[int, int]
@@ -158,7 +158,7 @@ _Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What was written."""
+    """The archive that was written."""
 
     path: Path
     manifest: Manifest
@@ -213,7 +213,7 @@ def _archived_run(folder: RunFolder) -> ArchivedRun:
 
 
 def _kept_files(folder: Path, *, traces: bool) -> Iterator[tuple[str, Path]]:
-    """By their names in the folder of the run, the record first. Links are not followed."""
+    """Yield files by their names in the folder of the run, the record first. Links are not followed."""
     places = [folder, folder / "resources", *((folder / name for name in TRACES) if traces else ())]
     found = {path for place in places for path in (place.rglob("*") if place.name in TRACES else place.glob("*"))}
     for path in sorted(found, key=lambda path: (path.name != "run.json", path)):
@@ -328,7 +328,7 @@ MOST_BYTES = 1 << 36
 MOST_RATIO = 1000
 """Bytes of the files over bytes of the archive; steps and logs have some ten, and what only fills a disk far more."""
 ALWAYS_BYTES = 1 << 26
-"""So much may come out of an archive of any size."""
+"""The bytes that an archive of any size may expand to."""
 MOST_WINDOW_BYTES = 1 << 27
 LONGEST_NAME = 4096
 TAR_RECORD = 20 * BLOCK
@@ -346,12 +346,12 @@ class _Refused(ValueError):
 
 
 def default_ending() -> str:
-    """That of the smaller archives, where the library that compresses them is installed."""
+    """Return that of the smaller archives, where the library that compresses them is installed."""
     return GZIP if find_spec("zstandard") is None else ZSTD
 
 
 def check_library(path: Path) -> None:
-    """Raises EnvironmentProblem if the library that an archive of this name needs is not installed."""
+    """Raise EnvironmentProblem if the library that an archive of this name needs is not installed."""
     if path.name.endswith(ZSTD) and find_spec("zstandard") is None:
         do = f"{pip_install('export')}, or use a name that ends in {GZIP}"
         raise EnvironmentProblem(f"archives that end in {ZSTD} need zstandard, which is not installed", do=do)
@@ -379,7 +379,7 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
 
 @contextmanager
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[_Stream]:
-    """Raises _Refused, also later, for what is not compressed as the name says, or is damaged."""
+    """Yield the stream. Raises _Refused, also later, for data that is not compressed as named, or is damaged."""
     if path.name.endswith(GZIP):
         try:
             with gzip.GzipFile(fileobj=file) as stream:
@@ -491,7 +491,7 @@ def _exactly(stream: _Stream, size: int) -> bytes:
 
 
 def _at_most(stream: _Stream, size: int) -> bytes:
-    """So many bytes, of which few are asked for at once; fewer at the end of the stream."""
+    """Read so many bytes, few at a time; fewer at the end of the stream."""
     blocks = []
     while size and (block := stream.read(min(size, CHUNK))):
         blocks.append(block)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job calls before its workers start: ``python -m llmb.jobs.begin RUN_FOLDER``."""
+"""The program that a job calls before its workers start: ``python -m llmb.jobs.begin RUN_FOLDER``."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
 
 
 def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:
-    """Raises UsageError if another job started the run, unless it was requeued since.
+    """Raise UsageError if another job started the run, unless it was requeued since.
 
     A requeued job keeps its id; a submission of the run in a new job sets its status back to queued.
     """

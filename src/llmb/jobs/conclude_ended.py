@@ -40,7 +40,7 @@ def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
 
 
 def lacks_result(folder: RunFolder) -> bool:
-    """Whether the run has no result, or one that its job wrote without knowing that it was cancelled."""
+    """Return whether the run has no result, or one that its job wrote without knowing that it was cancelled."""
     try:
         record, end = read_record(folder), read_job_end(folder)
     except (OSError, ValueError):
@@ -99,7 +99,7 @@ def _conclude(job: Job) -> None:
 
 
 def _begun_as(record: RunRecord, job: Job) -> RunRecord:
-    """With the job that the scheduler reports, of which nothing in it has written."""
+    """Add the job that the scheduler reports, which has not written anything itself."""
     handle = read_job(job.folder)
     if handle is None or job.started_s is None:
         return record

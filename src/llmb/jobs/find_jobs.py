@@ -54,7 +54,7 @@ def find_job(store: Store, text: str) -> Job:
 
 
 def find_run(store: Store, text: str) -> Job:
-    """As ``find_job``, of jobs that train. Raises UsageError for another one."""
+    """Find as ``find_job``, of jobs that train. Raises UsageError for another one."""
     job = find_job(store, text)
     if job.kind != "run":
         do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} what came of it"
@@ -146,7 +146,7 @@ class NodeRecord:
     runs: int
     """Jobs that ran on it, among others."""
     failures: int
-    """How many of them failed."""
+    """The number of failed ones."""
     blamed: int
     """Jobs in which it was the node at fault."""
     slowdown: float | None

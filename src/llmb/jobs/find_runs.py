@@ -49,19 +49,19 @@ MOST_NEAR = 10
 MOST_RECORDS = 256
 """Records of repeats that are kept for the next run."""
 MANY = 500
-"""From so many records on, reading them takes longer than people wait with no output."""
+"""The number of records whose reading takes longer than people wait with no output."""
 SELECTORS = (
     "a folder of runs or logs, a run folder, a log, an archive, the JSON document of a comparison of engines",
     "a label, a campaign, the id of a job or a run, 'latest'",
     "a date or a range of dates (2026-11-20, 2026-11-01..2026-11-07)",
 )
-"""What selects runs, for messages and helps."""
+"""The selectors of runs, for messages and helps."""
 _PLAIN = re.compile(r"[\w.:@+ -]*", re.ASCII)
 _RUN_ID = re.compile(rb'"run_id": ?"([0-9a-f]*)"')
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\.(\d{4}-\d{2}-\d{2}))?")
 Say = Callable[[str], None]
 _Alike = tuple[str, frozenset[str]]
-"""What repeats have in common: the key of their identity, and their nodes."""
+"""The properties that repeats share: the key of their identity, and their nodes."""
 
 
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
@@ -280,7 +280,7 @@ def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageErro
 
 
 def _days(first: str, last: str) -> tuple[float, float]:
-    """From the beginning of one day to the end of another, by this machine's clock. Raises UsageError."""
+    """Return the beginning of one day and the end of another, by this machine's clock. Raises UsageError."""
     try:
         start, end = (datetime.fromisoformat(day).astimezone() for day in (first, last))
     except ValueError as error:
@@ -306,7 +306,7 @@ def _recorded_below(install: Path, say: Say, words: Collection[str] | None = Non
 
 
 class _Forms:
-    """How words stand in the files of runs that they may name: as a label, a campaign, or the id of a run or a job."""
+    """The forms of words in the files of runs that they may name: a label, a campaign, or the id of a run or a job."""
 
     def __init__(self, words: Collection[str]) -> None:
         self.words = frozenset(words)

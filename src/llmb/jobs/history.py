@@ -32,7 +32,7 @@ def run_folders_below(install: Path) -> set[Path]:
 
 
 def _shown(install: Path, pattern: str) -> list[Path]:
-    """In order, without what is reached by a name that begins with a dot, unless the pattern has that."""
+    """List in order, without names that begin with a dot, unless the pattern has that."""
     named = {*pattern.split("/")}
     found = sorted(install.glob(pattern))
     return [path for path in found if not any(part[0] == "." for part in {*path.relative_to(install).parts} - named)]
@@ -69,7 +69,7 @@ def _job(folder: RunFolder, row: Mapping[str, Any], submitted: SubmittedJob) -> 
 
 
 def database_path(install: Path) -> Path:
-    """Raises UsageError if it is reached through another user's link."""
+    """Return the path. Raises UsageError if it is reached through another user's link."""
     path = install / STATE_FOLDER / DATABASE
     check_links(path)
     return path
@@ -86,7 +86,7 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
 
 
 def rebuild_history(install: Path, say: Callable[[str], None]) -> Store:
-    """As ``open_history``, with the jobs that it lacks; a damaged one is renamed, and made from the run folders."""
+    """Open as ``open_history``, and add missing jobs; a damaged one is renamed, and made from the run folders."""
     path = database_path(install)
     try:
         with open_history(install, say) as store:
@@ -138,7 +138,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _is_own(install: Path) -> bool:
-    """Whether files that are created there get the owner of the folder; also where it does not exist."""
+    """Return whether files that are created there get the owner of the folder; also where it does not exist."""
     try:
         return install.stat().st_uid == os.geteuid()
     except OSError:

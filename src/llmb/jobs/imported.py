@@ -26,7 +26,7 @@ from llmb.runs.record_file import read_record_file
 
 PATIENCE_S = 600.0
 STAGING = ".import-"
-"""How names of folders begin in which archives are unpacked, on the disk of the runs."""
+"""The prefix of folders in which archives are unpacked, on the disk of the runs."""
 STATES = {"success": COMPLETED, "cancelled": "CANCELLED"}
 """States of imported jobs by the status of the run; all others are failed."""
 
@@ -48,7 +48,7 @@ class ImportOrigin(Record):
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What came of it: run folders that were added, and those of runs that were there before."""
+    """The result: run folders that were added, and those of runs that existed before."""
 
     added: tuple[Path, ...]
     known: tuple[Path, ...]
@@ -159,7 +159,7 @@ def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
 
 
 def read_origin(folder: RunFolder) -> ImportOrigin | None:
-    """Where an imported run comes from; None for one of this root."""
+    """Return the source of an imported run; None for one of this root."""
     return read_record_file(folder.imported, ImportOrigin) if folder.imported.exists() else None
 
 

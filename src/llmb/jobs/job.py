@@ -32,7 +32,7 @@ class Job:
     """Assigned before the job is submitted; no key is submitted twice."""
     scheduler: str
     cluster: str | None = None
-    """If the scheduler serves several."""
+    """The cluster, if the scheduler serves several."""
     job_id: str | None = None
     run_dir: str
     experiment: str
@@ -56,9 +56,9 @@ class Job:
     started_s: float | None = None
     ended_s: float | None = None
     checked_s: float | None = None
-    """When the scheduler was last queried; the row is as of then."""
+    """The time at which the scheduler was last queried; the row is as of then."""
     retries: int = 0
-    """How often it may be resubmitted after failures of the infrastructure."""
+    """The number of times that it may be resubmitted after failures of the infrastructure."""
     retry_of: str | None = None
     """The key of the job that this one repeats."""
     fault: str | None = None
@@ -68,12 +68,12 @@ class Job:
     step_time_s: float | None = None
     """Mean over the window, of a success."""
     proxy: str = ""
-    """What runs in place of the model or of all ranks, in words; empty if these run themselves."""
+    """The replacement of the model or of all ranks; empty if these run themselves."""
     kind: Kind = "run"
     subject: str = ""
-    """What a job prepares or measures, or the node that it checks; empty for a run."""
+    """The subject that a job prepares or measures, or the node that it checks; empty for a run."""
     data: str = "synthetic"
-    """What it trains on, in a word or two."""
+    """The training data, in a word or two."""
     label: str | None = None
     """Given by the user."""
     run_id: str | None = None
@@ -81,9 +81,9 @@ class Job:
     identity: str | None = None
     """Equal for repeats; None for other jobs than runs."""
     verdict: str | None = None
-    """That of its result; None without one."""
+    """The verdict of its result; None without one."""
     origin: str | None = None
-    """Where its weights and data come from; None for other jobs than runs."""
+    """The source of its weights and data; None for other jobs than runs."""
 
     @property
     def folder(self) -> RunFolder:
@@ -147,7 +147,7 @@ CHANGING = (*ANSWERED, "status", "reason", "checked_s", "fault", "bad_nodes", "s
 
 
 def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
-    """Whether one of ``jobs`` may have changed since its scheduler was queried."""
+    """Return whether one of ``jobs`` may have changed since its scheduler was queried."""
     submitted = [job for job in jobs if job.live and job.state != SUBMITTING]
     # A query that was made in the future was made by a clock that was wrong.
     return any(abs(now_s - (job.checked_s or 0)) > older_than_s for job in submitted)

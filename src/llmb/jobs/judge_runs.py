@@ -17,10 +17,10 @@ from llmb.verdict.judgement import Tolerance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """What runs are judged against: at most one of ``runs`` and ``expectations``, else the published figure."""
+    """The reference to judge against: at most one of ``runs`` and ``expectations``, else the published figure."""
 
     runs: str | None = None
-    """What ``find_runs`` takes."""
+    """A selector for ``find_runs``."""
     expectations: Path | None = None
     tolerance: Tolerance | None = None
     """None for the default."""
@@ -33,7 +33,7 @@ class Against:
 def judge_runs(
     runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
 ) -> list[Judged]:
-    """Raises UsageError if there is nothing to judge them against, or for an unknown GPU type."""
+    """Judge runs. Raises UsageError if there is nothing to judge them against, or for an unknown GPU type."""
     if against.gpu_type and against.gpu_type not in (known := Catalogue().gpus):
         raise unknown("GPU type", against.gpu_type, known)
     pretended, others = [run for run in runs if is_pretended(run)], [run for run in runs if not is_pretended(run)]

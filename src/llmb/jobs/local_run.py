@@ -68,7 +68,7 @@ class LocalRun:
     environ: Mapping[str, str]
     label: str | None = None
     missing: NotPrepared | None = None
-    """What has to be prepared before it can be started."""
+    """The preparations before it can be started."""
 
     def sample(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The workers' command and variables, for a folder that need not exist."""
@@ -77,7 +77,7 @@ class LocalRun:
         return local_command(spec, folder), self._variables(spec)
 
     def check(self) -> None:
-        """Raises NotPrepared, and EnvironmentProblem if this machine cannot run it."""
+        """Raise NotPrepared, and EnvironmentProblem if this machine cannot run it."""
         if self.missing:
             raise self.missing
         check_machine(self.plan, self.machine)
@@ -86,7 +86,7 @@ class LocalRun:
         check_space(self.plan, saved_in)
 
     def beside(self) -> Iterator[str]:
-        """What else works on this machine now: other runs of llmb, and processes on its GPUs."""
+        """Describe other work on this machine now: other runs of llmb, and processes on its GPUs."""
         processes = NodeProcesses()
         processes.look()
         for run in processes.others():
@@ -246,7 +246,7 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
 
 
 def raise_unless_successful(run: EndedRun) -> None:
-    """Raises InvalidRun or RunFailed; of a run that failed by itself with the end of the log."""
+    """Raise InvalidRun or RunFailed; of a run that failed by itself with the end of the log."""
     folder, result = run.folder, run.result
     if result.status == "invalid":
         raise InvalidRun(f"the run is invalid: {result.reason}", where=str(folder.log))

@@ -105,13 +105,13 @@ def boost(
 
 
 def binding(options: JobOptions, config: ClusterConfig) -> Binding:
-    """What options ask for, each above the cluster's setting."""
+    """Merge options, each above the cluster's setting."""
     chosen = {"cpu": options.cpu_binding, "numa": options.numa_binding}
     return config.binding.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
 
 def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) -> None:
-    """Raises UsageError if the network needs a variable that is not set."""
+    """Raise UsageError if the network needs a variable that is not set."""
     known = {variable.name for variable in variables} | set(site.shell)
     missing = [name for name in fabric.needs if name not in known]
     if missing:
@@ -142,7 +142,7 @@ class Prepared:
     spec: JobSpec
     folder: RunFolder
     row: Mapping[str, Any] = field(default_factory=dict)
-    """What the history is to say of it."""
+    """The row for the history."""
     again: bool = False
     """It was submitted before."""
 
@@ -204,7 +204,7 @@ class Order(JobOrder):
     choices: Choices = field(default_factory=Choices)
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     missing: NotPrepared | None = None
-    """What has to be prepared before the job can be queued; only for a dry run."""
+    """The preparations before the job can be queued; only for a dry run."""
 
     def place(self) -> tuple[Path, str]:
         experiment = experiment_name(self.plan, self.program, self.framework.arguments)

@@ -46,7 +46,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceComparison:
-    """How the median of the pace stands to what was expected; a ``delta_pct`` above 0 is slower."""
+    """The median of the pace against the expectation; a ``delta_pct`` above 0 is slower."""
 
     expected: Expected
     standing: Standing
@@ -55,7 +55,7 @@ class PaceComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What is known of a run at one moment. Times are seconds since 1970, or seconds."""
+    """The state of a run at one moment. Times are seconds since 1970, or seconds."""
 
     at_s: float
     state: State
@@ -92,7 +92,7 @@ def compare_with(expected: Expected, pace: Pace | None) -> PaceComparison:
 
 
 def expectation(plan: Plan, given_s: float | None) -> Expected | None:
-    """What is given, else the published step time of the plan's recipe; each with the tolerance of a verdict."""
+    """Return the explicit step time, else the recipe's published one; each with the tolerance of a verdict."""
     if given_s is not None:
         return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
     figure = figure_of(plan.recipe)

@@ -46,7 +46,7 @@ from llmb.verdict.copies import digest_of
 
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16
-"""As many tell a run apart from all others."""
+"""The number that distinguishes a run from all others."""
 _AROUND_EXPERIMENT = re.compile(
     r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
 )
@@ -87,7 +87,7 @@ class RecordedRun:
 
 
 def read_folder(folder: RunFolder) -> RecordedRun:
-    """Raises BrokenRecord, or OSError if the record cannot be read."""
+    """Read a run. Raises BrokenRecord, or OSError if the record cannot be read."""
     return RecordedRun(folder, read_record(folder), read_job_if_whole(folder))
 
 
@@ -113,7 +113,7 @@ def recorded_run(run: RecordedRun) -> AnalyzedRun:
 
 
 def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
-    """As its record describes it, whether it has ended or not, without its figures."""
+    """Describe the run by its record, whether it has ended or not, without its figures."""
     record = run.record
     return AnalyzedRun(
         id=run.id,
@@ -139,7 +139,7 @@ def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
 
 
 def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
-    """With the statistics that it would have ended with, had it been planned with the window ``rule``."""
+    """Compute the statistics that it would have ended with, had it been planned with the window ``rule``."""
     record, folder = run.record, RunFolder(run.path)
     assert record, "it has a folder"
     if run.status != "success" or record.plan.recipe.pretended_rank is not None:
@@ -163,7 +163,7 @@ def planned_window(plan: Plan, rule: str) -> Window:
 
 
 def _in_window_of_steps(run: AnalyzedRun, asked: RunRecord, steps: Sequence[Step]) -> AnalyzedRun:
-    """In the window of the record ``asked``, which has not ended; that of the rule ``auto`` is found in ``steps``."""
+    """Use the window of the record ``asked``, which has not ended; that of the rule ``auto`` is found in ``steps``."""
     if contradiction := why_contradicting(asked, steps):
         return _measured(run, asked.plan.window, (), Missing(contradiction)).invalid(contradiction)
     asked, unsteady = with_steady_window(asked, steps)
@@ -268,7 +268,7 @@ def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
 
 
 def _as_measured(log: LogOutcome, run: AnalyzedRun, steps: Sequence[Step]) -> LogOutcome:
-    """As ``llmb result`` and ``llmb judge`` have the run, whatever of its steps the log shows."""
+    """Return the run as ``llmb result`` and ``llmb judge`` have it, whatever of its steps the log shows."""
     assert run.record, "it has a folder"
     plan, window, attempts = run.record.plan, run.window, len(run.record.attempts)
     if not run.step_time_s or not window:
@@ -337,7 +337,7 @@ def _anomalies(outcome: LogOutcome) -> Anomalies | None:
 
 
 def _network(path: Path) -> Network | None:
-    """By the beginning of a log, whichever program wrote it; None if it does not tell or cannot be read."""
+    """Read the beginning of a log, whichever program wrote it; None if it has no network or cannot be read."""
     try:
         with open_regular(path) as stream:
             return read_network((text for text in beginning(PlainText(stream)) if NCCL in text), str(path)) or None
@@ -372,7 +372,7 @@ def _is_run(file: ParsedFile) -> bool:
 LAYOUT = ("mbs", "gbs", "seq_len", "layers")
 SAME = ("workload", "size", "dtype", "gpu_type", "vocab_size", "experts")
 LLMB = "llmb"
-"""What the document calls the engine that its options are for."""
+"""The document's name for the engine that its options are for."""
 
 
 class EngineCase(BaseModel):

@@ -24,10 +24,10 @@ from llmb.runs.record import LOCAL
 
 TABLE = Path(__file__).parent / "data" / "faults.yaml"
 TIME_OUT_S = 60.0
-"""How long one query may take."""
+"""The time limit of one query."""
 SETTLE_S = 10.0
 PUT_BACK_S = 3600.0
-"""For this long after its end a job is queried again: it may have been requeued."""
+"""The time after its end in which a job is queried again: it may have been requeued."""
 NOT_CONCLUDED = "not concluded"
 """The run of an ended job has no result yet."""
 
@@ -71,7 +71,7 @@ def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
 
 
 def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
-    """Whether ``fault`` is a fault of the infrastructure."""
+    """Return whether ``fault`` is a fault of the infrastructure."""
     if fault in INFRASTRUCTURE:
         return True
     return any(entry.fault == fault and entry.kind == "infrastructure" for entry in table.faults)

@@ -219,7 +219,7 @@ def read_figures(run_dir: str) -> dict[str, Any]:
 
 
 def read_step_times(job: Job) -> list[float]:
-    """In seconds, in order; empty for a run that records no steps, that has too many to list, or cannot be read."""
+    """Return seconds, in order; empty for a run that records no steps, that has too many to list, or cannot be read."""
 
     def times(folder: RunFolder) -> list[float]:
         if folder.steps.stat().st_size > MOST_LISTED_BYTES:

@@ -115,11 +115,11 @@ class Store:
         self.db.close()
 
     def lock_changes(self) -> None:
-        """From here on every change raises NotWritable."""
+        """Make every later change raise NotWritable."""
         self.db.execute("PRAGMA query_only = ON")
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Raises KeyTaken, and adds none, if one of them exists already, unless it never reached its scheduler."""
+        """Add jobs. Raises KeyTaken, and adds none, if one exists already, unless it never reached its scheduler."""
         rows = [self._row(job) for job in jobs]
         try:
             with self._transaction():
@@ -235,7 +235,7 @@ class Store:
         return next(iter(self._select("WHERE key = ?", key)), None)
 
     def check(self) -> None:
-        """Raises Damaged if the file's pages are inconsistent."""
+        """Raise Damaged if the file's pages are inconsistent."""
         with self._reading() as cursor:
             cursor.row_factory = None
             (problem,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
@@ -324,7 +324,7 @@ def _column(item: "Field[Any]") -> str:
 
 
 def check_states(states: Sequence[str], store: Store) -> None:
-    """Raises UsageError if one is neither a state of a job nor a status of a run, and no job has it."""
+    """Raise UsageError if one is neither a state of a job nor a status of a run, and no job has it."""
     if not states:
         return
     known = sorted({*known_states(), *get_args(Status)})
@@ -376,12 +376,12 @@ def _where(selection: Filter) -> tuple[str, list[object]]:
 
 
 def _escaped(text: str) -> str:
-    """For LIKE with ``!`` to escape."""
+    """Escape for LIKE, with ``!`` as the escape character."""
     return "".join(f"!{letter}" if letter in "!%_" else letter for letter in text)
 
 
 def check_writable(path: Path) -> None:
-    """Raises NotWritable if ``path`` or its folder cannot be changed: SQLite would open it, and fail later."""
+    """Raise NotWritable if ``path`` or its folder cannot be changed: SQLite would open it, and fail later."""
     for place in (path, path.parent):
         if place.exists() and not os.access(place, os.W_OK):
             cause = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES

@@ -36,7 +36,7 @@ def new_key() -> str:
 
 @contextmanager
 def submission_lock(install: Path) -> Iterator[int]:
-    """While it is held, no other submission below ``install`` is in progress."""
+    """Hold a lock that keeps other submissions below ``install`` from being in progress."""
     with file_lock(install / STATE_FOLDER / "submit.lock", PATIENCE_S, "submitting jobs") as descriptor:
         yield descriptor
 

@@ -26,9 +26,9 @@ CHECKS = Path(STATE_FOLDER) / "health"
 FOLDERS = (f"{WORKLOADS}/*/{PREPARATIONS}/*/*", f"{BENCHMARKS}/*/*", f"{CHECKS}/*/.jobs/*/*")
 """Folders of such jobs, below the root of installation."""
 ERROR = "llmb: error: "
-"""What the message of a command that fails begins with."""
+"""The beginning of the message of a command that fails."""
 STARTER = "srun: "
-"""What follows the message, of the program that started the command."""
+"""The prefix after the message, of the program that started the command."""
 TaskKind = Literal["preparation", "benchmark", "check"]
 
 
@@ -68,7 +68,7 @@ class TaskOrder(JobOrder):
     work: tuple[Word, ...]
     finish: tuple[Word, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    """What its program reads, by name."""
+    """The files that its program reads, by name."""
     start: StartMode | Literal["once", "rounds"] = "once"
     node: str | None = None
     """The one that it is for."""
@@ -117,13 +117,13 @@ class TaskOrder(JobOrder):
 
 
 def read_task(folder: RunFolder) -> TaskRecord:
-    """Raises OSError, and ValueError for a file that is not a record."""
+    """Read the record. Raises OSError, and ValueError for a file that is not a record."""
     return read_record_file(folder.task, TaskRecord)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """How a task ended by itself."""
+    """The end of a task by itself."""
 
     status: Literal["success", "failed"]
     reason: str | None = None

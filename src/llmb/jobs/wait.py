@@ -41,12 +41,12 @@ SHORTEST_S, LONGEST_S = 1.0, 15.0
 """Between two queries of a scheduler; it grows with the time waited."""
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 600.0
-"""How long a scheduler may fail to answer."""
+"""The time that a scheduler may fail to answer."""
 WORST_FIRST = (RunFailed.exit_code, InfrastructureError.exit_code, InvalidRun.exit_code, UserInterrupt.exit_code, 0)
 
 
 def pause_s(waited_s: float) -> float:
-    """How long to wait for the next query."""
+    """Return the wait before the next query."""
     return min(max(waited_s / 20, SHORTEST_S), LONGEST_S)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who starts jobs: the scheduler of a cluster, or this machine."""
+"""Starting jobs by the scheduler of a cluster, or on this machine."""

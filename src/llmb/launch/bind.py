@@ -106,7 +106,7 @@ def share(
 
 
 def bind_memory(node: int) -> str | None:
-    """What keeps this process, and what it becomes, from being bound to the memory of ``node``; None if nothing."""
+    """Bind this process, and what it becomes, to the memory of ``node``; return the problem, if any."""
     number = SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"not known how on {platform.machine()}"

@@ -39,7 +39,7 @@ def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:
 
 
 def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the processes get on top of ``environ``; what the user has set stays."""
+    """Return the variables to add to ``environ``; those that the user has set stay."""
     threads = max(1, cores // spec.placement.processes_per_node)
     shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
     return {name: value for name, value in shipped.items() if name not in environ}
@@ -87,12 +87,12 @@ def is_here(process: Process) -> bool:
 
 
 def is_alive(process: Process) -> bool:
-    """Whether a process of this machine exists."""
+    """Return whether a process of this machine exists."""
     return started(process.pid) == process.started
 
 
 def started(pid: int) -> str | None:
-    """When a process of this machine was started; None for one that is not there, or has ended."""
+    """Return the start time of a process of this machine; None for one that does not exist, or has ended."""
     stat = Path(f"/proc/{pid}/stat")
     if not Path("/proc/self/stat").exists():
         listing = ["ps", "-o", "lstart=", "-p", str(pid)]

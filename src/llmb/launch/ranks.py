@@ -23,16 +23,16 @@ from llmb.readers.samples.host import host_name, usable_cores
 STORE = "LLMB_STORE"
 """The file in which the ranks of one node meet."""
 GRACE_S = 10.0
-"""How long ranks may take to end once asked to; then they are killed."""
+"""Time that ranks have to end after a request; then they are killed."""
 MOST_FILES = 65_536
-"""What a process may open, where its hard limit allows it. More would slow programs that try each possible file."""
+"""The number of files that a process may open, if its hard limit allows. More would slow programs that try each."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 FAILED = 1
 Process = subprocess.Popen[bytes]
 
 
 def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
-    """What follows the interpreter on each node, before the command of a rank. A script may count the nodes itself."""
+    """Return the words between interpreter and command of a rank on each node. A script may count nodes itself."""
     return ("-P", "-m", "llmb.launch.ranks", nodes if isinstance(nodes, str) else str(nodes), str(per_node))
 
 
@@ -61,7 +61,7 @@ def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: M
 
 
 def allow_open_files() -> None:
-    """Raises the soft limit, which is often 1,024, for this process and what it starts: sockets grow with the ranks."""
+    """Increase the soft limit, often 1,024, for this process and its children: sockets grow with the ranks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

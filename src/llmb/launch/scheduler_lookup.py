@@ -25,14 +25,14 @@ SCHEDULERS = {
     LOCAL: ("llmb.launch.local", "LocalScheduler"),
 }
 UNNAMED = next(iter(SCHEDULERS))
-"""That of a cluster whose settings name none."""
+"""The scheduler of a cluster whose settings name none."""
 USER_KEYS = ("gpu_type", "python", *SCHEDULERS)
 """Keys of cluster_config.yaml that a user may have a default for: what is the user's, and not the cluster's."""
 
 
 @cache
 def find_scheduler(name: str) -> Scheduler:
-    """Raises UsageError for a name that does not exist."""
+    """Find a scheduler. Raises UsageError for a name that does not exist."""
     if name not in SCHEDULERS:
         raise unknown("scheduler", name, SCHEDULERS)
     module, found = SCHEDULERS[name]
@@ -55,7 +55,7 @@ def scheduler_options() -> Mapping[str, Option]:
 
 
 def read_job_options(site: Site, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
-    """What the values of options ask of the site's scheduler, as its ``read_options``.
+    """Return the options for the site's scheduler, as its ``read_options``.
 
     Raises UsageError with all that is wrong, and for an option that only another scheduler has.
     """

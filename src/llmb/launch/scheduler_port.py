@@ -37,11 +37,11 @@ class Question:
     """Name of the answer's field."""
     text: ClassVar[str]
     closed: ClassVar[bool] = True
-    """If there are choices, no other answer is valid."""
+    """True if no answer but the choices, if there are any, is valid."""
     several: ClassVar[bool] = False
     """Answers are separated by commas."""
     is_asked: ClassVar[bool] = True
-    """On a terminal; what is assumed is taken otherwise."""
+    """True to ask on a terminal; the assumed value is used otherwise."""
 
     def applies(self) -> bool:
         return True
@@ -50,15 +50,15 @@ class Question:
         return ()
 
     def assumed(self) -> str | None:
-        """What holds without an answer; None if that cannot be known, and an answer is required."""
+        """Return the value without an answer; None if that cannot be known, and an answer is required."""
         return None
 
     def check(self, value: str) -> str | None:
-        """What is wrong with a value that is among the choices, or of a question without choices."""
+        """Return the problem of a value that is among the choices, or of a question without choices."""
         return None
 
     def problem(self, value: str) -> str | None:
-        """What is wrong with an answer."""
+        """Return the problem of an answer."""
         names = [choice.value for choice in self.choices()]
         given = [item.strip() for item in value.split(",")] if self.several else [value]
         wrong = [item for item in given if self.closed and names and item not in names]
@@ -80,12 +80,12 @@ class Partition:
     """GPUs of most of its nodes; None if the scheduler does not count GPUs there."""
     gres_type: str | None = None
     architecture: str | None = None
-    """As the kernel names it: x86_64, aarch64."""
+    """The kernel's name: x86_64, aarch64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a scheduler offers this user."""
+    """Accounts, partitions and GPUs that a scheduler offers this user."""
 
     partitions: tuple[Partition, ...] = ()
     accounts: tuple[str, ...] | None = None
@@ -130,22 +130,22 @@ INFRASTRUCTURE: frozenset[Phase] = frozenset(["node_fail", "preempted", "boot_fa
 
 
 class JobState(Record):
-    """What a scheduler reports of a job. Exit code and signal are of what it started; None where they are not known."""
+    """A scheduler's report on a job. Exit code and signal are of its processes; None where they are not known."""
 
     job_id: str
     state: str = UNKNOWN
     """The scheduler's own term."""
     phase: Phase = "unknown"
-    """What that means; unknown if the scheduler does not know the job, or has forgotten it, and unrecognized if it
-    reports a state that this llmb does not know: whether the job has ended is then asked again."""
+    """The meaning; unknown if the scheduler does not know the job, or has forgotten it, and unrecognized if it reports
+    a state that this llmb does not know: whether the job has ended is then queried again."""
     meaning: str | None = None
-    """In words: what the job waits for, or how it ended."""
+    """A text on what the job waits for, or how it ended."""
     may_be_told: bool = False
-    """For an unknown state: the job has ended, and how it ended may be known later."""
+    """True for an unknown state of a job that has ended, whose end may be known later."""
     exit_code: int | None = None
     signal: int | None = None
     nodes: str | None = None
-    """In the scheduler's syntax."""
+    """The nodes in the scheduler's syntax."""
     restarts: int = 0
     started_s: float | None = None
     """Seconds since 1970, as all times."""
@@ -157,7 +157,7 @@ class JobState(Record):
 
 
 class AskedJob(Protocol):
-    """What a scheduler has to know of a job of the history."""
+    """A job of the history, as a scheduler needs it."""
 
     @property
     def key(self) -> str: ...
@@ -184,26 +184,26 @@ class JobAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a cluster's settings choose where a job does not."""
+    """The choices of a cluster's settings where a job makes none."""
 
     gpu_type: str | None = None
-    """That of the job's nodes, as far as it is known."""
+    """The type of the job's nodes, as far as it is known."""
     gpus_per_node: int | None = None
     start: StartMode = "torchrun"
     retries: int = 0
 
 
 Trait = Literal["tracking", "binding", "selection", "gpus", "mpi", "containers"]
-"""What a job relies on: that all its processes are found, that tasks are bound to cores, that parts of nodes are
-allocated, that GPUs are counted, MPI's start-up protocols, and containers."""
+"""The traits that a job relies on: all its processes are tracked, tasks are bound to cores, parts of nodes are
+allocated, GPUs are counted, MPI's start-up protocols, and containers."""
 
 
 class Plugin(Record):
-    """How a scheduler provides a trait, in its own words."""
+    """The scheduler's implementation of a trait, in its own words."""
 
     value: str
     fit: bool
-    """Whether it does what jobs with GPUs on whole nodes rely on."""
+    """True if it suits jobs with GPUs on whole nodes."""
 
 
 class NodeState(Record):
@@ -213,7 +213,7 @@ class NodeState(Record):
     usable: bool
     reason: str | None = None
     gpus: int | None = None
-    """That it may allocate here; None if it counts none."""
+    """The number that it may allocate here; None if it counts none."""
     partitions: tuple[str, ...] = ()
 
     @property
@@ -223,7 +223,7 @@ class NodeState(Record):
 
 
 class SchedulerSetup(Record):
-    """How the scheduler of this machine is set up."""
+    """The setup of the scheduler of this machine."""
 
     version: str | None = None
     traits: dict[Trait, Plugin] = Field(default_factory=dict)
@@ -244,7 +244,7 @@ class Overlay(Record):
 
 
 class FaultPattern(Record):
-    """How the cause of a failure shows in a run's log."""
+    """A sign in a run's log of the cause of a failure."""
 
     fault: str
     kind: Literal["own", "infrastructure"]
@@ -321,7 +321,7 @@ class Queue(ABC):
 
 
 class Cluster:
-    """What a scheduler knows of its nodes, and what a cluster's settings say of them.
+    """The scheduler's view of its nodes, and their description in a cluster's settings.
 
     The defaults are those of a scheduler that shows nothing of its nodes, and has no settings.
     """
@@ -333,22 +333,22 @@ class Cluster:
     time_limit_key: str | None = None
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
-        """What the cluster's settings choose for a job with ``options`` that asks for ``gpu_type``, or for none.
+        """Return the settings' choices for a job with ``options`` that asks for ``gpu_type``, or for none.
 
         Raises UsageError where the nodes that the options name do not have it.
         """
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """What the shell, and the nodes of ``partition``, change of the cluster's settings. Raises UsageError."""
+        """Return changes of the cluster's settings by the shell, and the nodes of ``partition``. Raises UsageError."""
         return ()
 
     def offer(self) -> Offer:
-        """What this user can choose from."""
+        """Return the choices of this user."""
         return Offer()
 
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
-        """How it is set up, and in which state it sees ``node``."""
+        """Return its setup, and the state in which it sees ``node``."""
         return SchedulerSetup()
 
     def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
@@ -370,7 +370,7 @@ class Cluster:
 
 
 class Wording:
-    """What a scheduler calls things."""
+    """The scheduler's terms."""
 
     title: str
     """Its name for people."""
@@ -378,16 +378,16 @@ class Wording:
     """Every state that its jobs may have."""
 
     def cause(self, signal: str) -> str:
-        """Who ended a job by this signal."""
+        """Name the sender of this signal to a job."""
         return signal
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
-        """How its own messages in a log show the cause of a failure."""
+        """Return the signs of the cause of a failure in its own messages in a log."""
         return ()
 
 
 class InstallerPart:
-    """What a scheduler brings to an installation. ``answers`` are all answers so far, with those that it declares."""
+    """The scheduler's part of an installation. ``answers`` are all answers so far, with those that it declares."""
 
     answers: type[Record] = Record
     """Declares the answers that only it needs, as options."""
@@ -395,7 +395,7 @@ class InstallerPart:
     runtimes: Sequence[Choice] = ()
     """Runtimes of containers that it starts."""
     comments: Mapping[str, str] = MappingProxyType({})
-    """On keys of its section of cluster_config.yaml."""
+    """The comments on keys of its section of cluster_config.yaml."""
 
     def training_nodes(self, answers: Any, offer: Offer) -> Partition | None:  # noqa: ANN401 (with its own fields)
         """The nodes that train, as far as it shows them."""
@@ -418,8 +418,8 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
     """Declares its options, one per field."""
 
     def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
-        """What the values of options ask for, above the variables of the shell; ``python`` is the interpreter that
-        runs where nothing else is specified. Raises UsageError with all that is wrong."""
+        """Return the job options from the values of options, above the variables of the shell; ``python`` is the
+        interpreter that runs where nothing else is specified. Raises UsageError with all problems."""
         return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
@@ -427,7 +427,7 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return JobOptions()
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """With what a script needs to run on the nodes of the job that this process runs in, without secrets."""
+        """Add the needs of a script to run on the nodes of the job that this process runs in, without secrets."""
         return without_secrets(environ)
 
     def warnings(self, spec: JobSpec) -> Sequence[str]:

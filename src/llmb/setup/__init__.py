@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be there before a run: an installation, data and checkpoints."""
+"""Preparation of runs: an installation, data and checkpoints."""

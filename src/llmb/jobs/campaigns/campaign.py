@@ -27,7 +27,7 @@ from llmb.verdict.published_verdict import figure_of
 
 FOLDER = Path(STATE_FOLDER) / "campaigns"
 PATIENCE_S = 120.0
-"""How long to wait for another client."""
+"""The wait for another client."""
 State = Literal["planned", "submitting", "submitted", "refused"]
 
 
@@ -98,7 +98,7 @@ def campaigns_folder(install: Path) -> Path:
 
 
 def write_campaign(install: Path, campaign: Campaign) -> None:
-    """Raises EnvironmentProblem if it cannot be written."""
+    """Write the campaign. Raises EnvironmentProblem if it cannot be written."""
     folder = campaigns_folder(install)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def read_campaigns(install: Path) -> list[Campaign]:
 
 
 def read_campaign(install: Path, name: str) -> Campaign:
-    """Raises UsageError for a name that does not exist."""
+    """Read a campaign. Raises UsageError for a name that does not exist."""
     path = campaigns_folder(install) / f"{name}.json"
     if not path.is_file():
         raise unknown("campaign", name, (found.stem for found in campaigns_folder(install).glob("*.json")))
@@ -153,7 +153,7 @@ def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Cam
 
 
 def campaign_lock(install: Path, name: str) -> AbstractContextManager[object]:
-    """Raises EnvironmentProblem if another client holds it for long."""
+    """Lock the campaign. Raises EnvironmentProblem if another client holds it for long."""
     return file_lock(campaigns_folder(install) / f"{name}.lock", PATIENCE_S, "submitting this campaign")
 
 
@@ -187,7 +187,7 @@ class PlannedJob:
 
     @property
     def expected_gpu_hours(self) -> float | None:
-        """Only the steps at the published step time: the start comes on top. None if none is published."""
+        """Return the hours of steps at the published step time; the start comes on top. None without one."""
         figure = figure_of(self.recipe)
         if not figure or not figure.step_time_s:
             return None

@@ -33,7 +33,7 @@ _TUPLE = ("dtypes", "scales", "repeats", "profile")
 class _Cell(NamedTuple):
     text: str
     column: int
-    """From 1."""
+    """The column, from 1."""
 
 
 class _Wrong(Exception):
@@ -278,7 +278,7 @@ class YamlReader:
         self.problems: list[str] = []
 
     def read(self) -> None:
-        """Raises UsageError if the file cannot be parsed."""
+        """Read the file. Raises UsageError if it cannot be parsed."""
         try:
             file = read_file(self.path, CampaignFile, foreign=True)
             root = compose_file(self.path)
@@ -342,7 +342,7 @@ class FileEntries:
 
 
 def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileEntries:
-    """Raises UsageError if the file cannot be read, has no entries, or is another user's."""
+    """Read entries. Raises UsageError if the file cannot be read, has no entries, or is another user's."""
     check_owner(path)
     text = read_text_file(path)
     reader: YamlReader | TextReader

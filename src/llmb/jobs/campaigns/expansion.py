@@ -63,13 +63,13 @@ class Selection:
     ] = None
     """Doublings of the largest published scale are included up to this one."""
     min_scale: Annotated[bool, _selection(help="The smallest scale of each recipe.")] = False
-    """Only the smallest scale of each recipe."""
+    """True for the smallest scale of each recipe alone."""
     exact_scales: Annotated[bool, _selection(help="Published scales, no doublings.")] = False
     """Published scales only, no doublings."""
     proxy: Annotated[bool, _selection(help="Proxies: models of fewer layers, for few GPUs.")] = False
     """Proxies, at their own scales, and nothing else."""
     everything: bool = False
-    """For a single recipe, an empty field also means all values instead of the default."""
+    """True if an empty field of a single recipe also means all values instead of the default."""
     gpu_type: Annotated[str | None, _selection(help="GPU type of the catalogue, or cpu.", form=WORD)] = None
     release: Annotated[str | None, _selection(help="Release of the reference document. Default: the newest.")] = None
 
@@ -134,7 +134,7 @@ class SelectedJob:
 ALL = "all"
 ENVIRONMENT = "env."
 WORKLOAD = "workload"
-"""Not keys: files name workloads in other ways."""
+"""The words for workloads, which are not keys: files name workloads in other ways."""
 
 
 def entry_options() -> dict[str, Option]:
@@ -184,7 +184,7 @@ class Draft:
     repeatable: set[str] = field(default_factory=set)
 
     def set(self, key: str, values: Values) -> None:
-        """Raises UsageError for an unknown key or an invalid value."""
+        """Set a value. Raises UsageError for an unknown key or an invalid value."""
         if key.startswith(ENVIRONMENT):
             self.variables[key.removeprefix(ENVIRONMENT)] = str(convert(Option(), key, values))
             return
@@ -320,7 +320,7 @@ def _check(entry: Entry) -> None:
 
 
 def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> Iterator[_Recipe]:
-    """Raises UsageError for a name that does not exist."""
+    """Yield recipes. Raises UsageError for a name that does not exist."""
     selection = entry.selection
     gpu_type = selection.gpu_type or site_gpu_type
     models = list(_models(catalogue, selection, gpu_type))

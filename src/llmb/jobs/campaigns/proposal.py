@@ -66,7 +66,7 @@ class RequestedJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignContext:
-    """Where campaigns are planned and queued."""
+    """The place where campaigns are planned and queued."""
 
     catalogue: Catalogue
     site: Site
@@ -100,7 +100,7 @@ class CampaignContext:
 
 
 def campaign_context(install: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> CampaignContext:
-    """Raises UsageError with all problems of the cluster's settings."""
+    """Return the context. Raises UsageError with all problems of the cluster's settings."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)
     return CampaignContext(catalogue=catalogue, site=site, environ=environ, dry_run=dry_run)
@@ -272,8 +272,8 @@ POLL_S = 1.0
 
 
 def queue_one(context: CampaignContext, order: Order, say: Say) -> Job:
-    """Raises UsageError and EnvironmentProblem if it is rejected; InfrastructureError and UserInterrupt if it may be
-    queued all the same.
+    """Queue one job. Raises UsageError and EnvironmentProblem if it is rejected; InfrastructureError and UserInterrupt
+    if it may be queued all the same.
     """
     with open_history(context.install, say) as store, unanswered_is_explained():
         return submit_order(store, order, context.environ, key=new_key())

@@ -25,7 +25,7 @@ from llmb.runs.record import RunRecord
 
 COPIED_BYTES = 1 << 24
 NO_ACCOUNT = "default"
-"""In place of the account of a job that names none: Slurm then takes the user's default one."""
+"""The account of a job that names none: Slurm then takes the user's default one."""
 
 
 def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
@@ -110,7 +110,7 @@ class NemoItem:
     path: Path
     state: NemoState
     problem: str | None = None
-    """What is wrong with what is there."""
+    """The problem of an existing path."""
 
 
 def nemo_items(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> tuple[NemoItem, ...]:

@@ -39,7 +39,7 @@ class KnownLine(Record):
 
 
 class Need(Record):
-    """What has to exist before the script is called, and what makes it. ``path`` is a template."""
+    """A file that has to exist before the script is called, and the command that makes it. ``path`` is a template."""
 
     path: str
     by: str
@@ -63,11 +63,11 @@ class Fixed(Record):
     option: str
     variables: dict[str, str]
     note: str
-    """What differs from the document by it."""
+    """The difference from the document that results."""
 
 
 class LaunchScript(Record):
-    """What llmb has to know of the launch script of one recipe in one release. Paths are relative to the checkout."""
+    """The launch script of one recipe in one release, as llmb uses it. Paths are relative to the checkout."""
 
     release: str
     tag: str
@@ -95,7 +95,7 @@ class LaunchScript(Record):
     """Options that it gives the training program, and the line in ``options_file`` where."""
     options_file: str
     fixes_steps: bool = True
-    """Whether a profiled, traced or resumed run has a number of steps of its own, whatever MAX_STEPS says."""
+    """True if a profiled, traced or resumed run has a number of steps of its own, whatever MAX_STEPS says."""
     root: Literal["STAGE_PATH", "LLMB_INSTALL"]
     removed: tuple[str, ...] = ()
     """Variables that must not be set."""
@@ -135,7 +135,7 @@ def launch_scripts() -> tuple[LaunchScript, ...]:
 
 
 def scripts_of(release: str) -> tuple[LaunchScript, ...]:
-    """Raises UsageError for a release that is not known."""
+    """Return a release's scripts. Raises UsageError for an unknown release."""
     found = tuple(item for item in launch_scripts() if item.release == release)
     if not found:
         raise unknown("release", release, dict.fromkeys(item.release for item in launch_scripts()))
@@ -156,7 +156,7 @@ class CheckedFile:
     file: str
     state: FileState
     differs: tuple[str, ...] = ()
-    """What llmb relies on and is not as it was, each with its line; empty for other changes."""
+    """The changed lines that llmb relies on; empty for other changes."""
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
@@ -218,25 +218,25 @@ def _differences(script: LaunchScript, name: str, content: bytes) -> Iterator[st
 
 
 def changed_files(checkout: Path, script: LaunchScript) -> list[str]:
-    """What differs from the release, in words; empty for a checkout of its tag."""
+    """Describe the differences from the release; empty for a checkout of its tag."""
     found = [item for item in _check_script(checkout, script) if item.state != "as released"]
     return [f"{item.file} is {'; '.join((item.state, *item.differs))}" for item in found]
 
 
 def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """What has to be made before ``script`` is called, each with what makes it."""
+    """Describe the files to make before ``script`` is called, each with the command that makes it."""
     missing = [(need, path) for need in script.needs if not (path := Path(filled_path(need.path, values))).exists()]
     return [f"{path} does not exist: {filled_path(need.by, values)}" for need, path in missing]
 
 
 def is_met(script: LaunchScript, need: Need, values: Mapping[str, str]) -> bool:
-    """Whether what ``need`` names is there, and is what the release has."""
+    """Return whether the file of ``need`` exists, and is the release's."""
     path = Path(filled_path(need.path, values))
     return path.exists() and _problem_of(script, need, path) is None
 
 
 def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """What was made for ``script``, and is not what its release has."""
+    """Describe files that were made for ``script``, and are not those of its release."""
     found = []
     for need in script.needs:
         path = Path(filled_path(need.path, values))
@@ -279,7 +279,7 @@ def nemo_run_commit(environment: Path) -> str | None:
 
 SQUASHFS_MAGIC = b"hsqs"
 SQUASHFS_SIZE_AT = 40
-"""Where the superblock has the bytes used, in 8 bytes (Documentation/filesystems/squashfs.rst of Linux)."""
+"""The offset in the superblock of the bytes used, in 8 bytes (Documentation/filesystems/squashfs.rst of Linux)."""
 SUPERBLOCK_BYTES = 96
 
 

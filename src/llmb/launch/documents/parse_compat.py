@@ -91,7 +91,7 @@ _DIGITS = (3, 3, 2, 2)
 
 @dataclass(frozen=True, slots=True)
 class CompatForm:
-    """What differs between the reference suite's scripts."""
+    """The differences between the reference suite's scripts."""
 
     title: str
     unit: str

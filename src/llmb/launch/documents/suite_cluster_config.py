@@ -35,7 +35,7 @@ FLAG_OF = {
 
 
 class _Lenient(BaseModel):
-    """What else is in it does not concern jobs."""
+    """A section whose other content does not concern jobs."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -122,7 +122,7 @@ class Version1(_Common):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceForm:
-    """Which form a file has."""
+    """The form of a file."""
 
     title: str
     shape: type[Version1] | type[Version2]
@@ -330,7 +330,7 @@ def _workloads(given: _Workloads | None, found: Translation) -> Data:
 
 
 def _suite(given: Version1 | Version2) -> Data:
-    """Where the suite's own software is."""
+    """Read the places of the suite's own software."""
     launcher = given.launcher if isinstance(given, Version1) else None
     checkout = given.llmb_repo if isinstance(given, Version2) else launcher and launcher.llmb_repo
     config = (given.workloads and given.workloads.config) or {}
@@ -339,7 +339,7 @@ def _suite(given: Version1 | Version2) -> Data:
 
 
 def told(form: ReferenceForm, found: Translation) -> Iterator[str]:
-    """What is to be known wherever the file is read."""
+    """Yield the notes to show wherever the file is read."""
     what = f"cluster_config.yaml is the reference suite's ({form.title}), read as llmb's"
     yield f"{what}; 'llmb config migrate' writes it so"
     if found.secrets:

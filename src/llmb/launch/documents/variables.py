@@ -37,11 +37,11 @@ MOST_LETTERS_MORE = 1
 
 
 class VariableUse(Record):
-    """How llmb interprets a variable, for some workloads or for all."""
+    """The interpretation of a variable, for some workloads or for all."""
 
     workloads: tuple[str, ...] = ()
     framework: bool = False
-    """Only for jobs of another framework, not for llmb's engine."""
+    """Restricts to jobs of another framework, not llmb's engine."""
     sets: str | None = None
     """Name of the option that gets the value."""
     values: dict[str, str] = Field(default_factory=dict)
@@ -89,7 +89,7 @@ class LaunchVariable(Record):
     quiet: bool = False
     """Other programs read it too: if llmb ignores it, that is not reported."""
     preparation: VariableUse | None = None
-    """How ``llmb prepare submit`` interprets it, if not like a launch."""
+    """The interpretation by ``llmb prepare submit``, if not like a launch."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
@@ -112,7 +112,7 @@ class LaunchVariable(Record):
         return next((name for use in self.uses if (name := use.sets or use.read_for)), None)
 
     def value(self, text: str, options: Mapping[str, Option]) -> Value:
-        """Raises ValueError with the valid values."""
+        """Parse a value. Raises ValueError with the valid values."""
         if "none_is" in self.model_fields_set and text.lower() in NONE_WORDS:
             return self.none_is
         takes = self.takes(options)
@@ -142,7 +142,7 @@ def documented_variables(path: Path = VARIABLES) -> tuple[LaunchVariable, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the environment requests."""
+    """The requests of the environment."""
 
     options: Mapping[str, Value]
     """Values by option."""
@@ -161,7 +161,7 @@ def read_variables(
     *,
     framework: bool = False,
 ) -> Reading:
-    """What ``environ`` requests of a launch of ``workload``. As in the reference scripts, an empty value is unset.
+    """Return the requests of ``environ`` for a launch of ``workload``. As in the reference, an empty value is unset.
 
     ``options`` are those that variables may set. Options in ``given``, of the command line, take precedence: a variable
     that sets one of them is not checked. Raises UsageError with every variable that does not apply, is invalid, or
@@ -202,7 +202,7 @@ def read_preparation_variables(
 
 
 class _Readings:
-    """What was read so far."""
+    """The variables read so far."""
 
     def __init__(self, known: Mapping[str, Option]) -> None:
         self.known = known

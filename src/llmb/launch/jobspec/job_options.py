@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks of one job beside the run itself, and what its workers find on every node."""
+"""Options of one job beside the run itself, and the settings of its workers on every node."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ def text_problems(text: str) -> Iterator[str]:
 
 
 class ContainerSettings(Record):
-    """What the workers run in."""
+    """The container of the workers."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     image: str | None = None
@@ -62,11 +62,11 @@ class Boost(Record):
 
     level: int
     required: bool = True
-    """Whether a node where it cannot be set fails the job."""
+    """True if a node where it cannot be set fails the job."""
 
 
 class Binding(Record):
-    """Which CPU cores and which memory the worker processes of a node use."""
+    """The CPU cores and the memory that the worker processes of a node use."""
 
     cpu: CpuBinding = "none"
     """``cores`` gives each worker an equal share of the cores for itself, a number so many."""
@@ -88,7 +88,7 @@ _option = partial(Option, panel="Container and framework")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What was requested; None leaves a choice to the cluster's settings."""
+    """The user's requests; None leaves a choice to the cluster's settings."""
 
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -97,12 +97,12 @@ class JobOptions:
     gpus_per_node: int | None = None
     start: StartMode | None = None
     gpu_request: str | None = None
-    """How GPUs are requested, in the scheduler's terms."""
+    """The form of requests for GPUs, in the scheduler's terms."""
     vboost: Vboost | None = None
     cpu_binding: CpuBinding | None = None
     numa_binding: NumaBinding | None = None
     retries: int | None = None
-    """How often the run may be started again after failures that are not its own."""
+    """The number of times that the run may be started again after failures that are not its own."""
     python: str = "python3"
     """The interpreter on the nodes, where the cluster's settings name none."""
 
@@ -145,7 +145,7 @@ class FrameworkChoices(Record):
 
 
 class FrameworkOptions(Record):
-    """Which program trains, and what it is given. None is llmb's own engine."""
+    """The program that trains, and its arguments. None is llmb's own engine."""
 
     framework: FrameworkName | None = None
     suite: str | None = None
@@ -160,7 +160,7 @@ class FrameworkOptions(Record):
 
 
 def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
-    """Raises UsageError for an argument that is none, and for text that does not print."""
+    """Check the choices. Raises UsageError for an argument that is none, and for text that does not print."""
     arguments: dict[str, str] = {}
     texts = (text for text in (chosen.image, chosen.mounts) if text)
     problems = [problem for text in texts for problem in text_problems(text)]

@@ -125,7 +125,7 @@ def place(scale: int, gpus_per_node: int | None) -> Placement:
 
 
 class Placeholder(Record):
-    """What only whoever starts the job knows."""
+    """A value that is known only when the job starts."""
 
     slot: Literal["run_folder", "python"]
     """The run folder, or the interpreter that has llmb and torch where the process runs."""
@@ -156,7 +156,7 @@ class Launch(Record):
     queued_by: Literal["script", "scheduler"]
     """The script queues the job itself, or the scheduler takes it as a batch script."""
     folder: str
-    """Where it is called."""
+    """The folder in which it is called."""
     script: str
     named: dict[str, str] = Field(default_factory=dict)
     needed: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ class Launch(Record):
     logs: tuple[str, ...]
     """Patterns of the files where training writes, with ``{job_id}``; of several, the newest is the run's."""
     outputs: tuple[str, ...]
-    """Where its batch script writes, likewise."""
+    """The files that its batch script writes, likewise."""
 
 
 class JobSpec(Record):
@@ -183,7 +183,7 @@ class JobSpec(Record):
     scheduler: str
     program: str
     title: str
-    """For people, on top of a script."""
+    """The title on top of a script."""
     name: str
     """Equal runs share it."""
     placement: Placement
@@ -196,7 +196,7 @@ class JobSpec(Record):
     time_limit_min: float | None
     retries: int = 0
     start: StartMode | Literal["once", "rounds"]
-    """As torchrun: one task of the scheduler per node, which starts its processes; or one task per process, or one
+    """Like torchrun one task of the scheduler per node, which starts its processes; or one task per process, or one
     process for the whole job, whose placement then only counts its GPUs. ``rounds``: steps on some of the nodes, as
     ``rounds.txt`` in the run folder lists them, each of which may fail; ``work`` prints who takes part in the last."""
     cpus: int | None = None
@@ -206,7 +206,7 @@ class JobSpec(Record):
     step_flags: dict[str, str | None] = Field(default_factory=dict)
     """The scheduler's flags for the start of the workers alone."""
     excluded_nodes: str | None = None
-    """In the scheduler's syntax for lists of nodes."""
+    """The nodes in the scheduler's syntax for lists."""
     variables: tuple[Variable, ...] = ()
     secrets: tuple[str, ...] = ()
     """Names of variables that the job gets from the shell that submits although they may hold secrets. Their values are
@@ -225,9 +225,9 @@ class JobSpec(Record):
     """The interpreter on the nodes, outside of a container."""
     container: ContainerSettings = ContainerSettings()
     control_in_container: bool = True
-    """Whether ``begin`` and ``finish`` run in the container, too."""
+    """True if ``begin`` and ``finish`` run in the container, too."""
     sampled: bool = False
-    """Whether a sampler of llmb runs on every node beside workers that start none, outside of a container."""
+    """True if a sampler of llmb runs on every node beside workers that start none, outside of a container."""
     begin: tuple[Word, ...] = ()
     work: tuple[Word, ...] = ()
     launch: Launch | None = None
@@ -243,5 +243,5 @@ def write_spec(folder: RunFolder, spec: JobSpec) -> None:
 
 
 def read_spec(folder: RunFolder) -> JobSpec:
-    """Raises ValueError for a file that is not a specification, OSError without one."""
+    """Read the specification. Raises ValueError for a file that is not one, OSError without one."""
     return read_record_file(folder.job_spec, JobSpec)

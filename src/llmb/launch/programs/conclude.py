@@ -69,14 +69,14 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
 
 
 def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """With the network that the run used, by what NCCL said of it."""
+    """Add the network that the run used, by NCCL's log."""
     assert record.result, "it was concluded"
     network = report_network(folder, record.plan, record.environment or None)
     return record.model_copy(update={"result": record.result.model_copy(update={"network": network})})
 
 
 def judge_run(record: RunRecord) -> RunRecord:
-    """With the verdict of the result against the published figure."""
+    """Add the verdict of the result against the published figure."""
     assert record.result, "it was concluded"
     return record.model_copy(update={"result": with_verdict(record.result, record)})
 
@@ -92,7 +92,7 @@ def remove_merged_files(folder: RunFolder, result: Result) -> None:
 
 
 def _left_beside(folder: RunFolder) -> dict[str, Any]:
-    """What workers and the batch script wrote for the record."""
+    """Read the files that workers and the batch script wrote for the record."""
     found: dict[str, Any] = {}
     if (
         environment := read_or_missing("what the workers wrote", lambda: read_environment(folder.environment))
@@ -118,7 +118,7 @@ def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | No
 
 
 def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSettings | Missing:
-    """Where no sampler ran, the reason is why the nodes were not watched either."""
+    """Return the settings; without a sampler, the reason is that for which the nodes were not watched either."""
     nodes = record.environment.nodes if record.environment else ()
     read = read_or_missing("the settings of the nodes", lambda: settings_of_nodes(folder.resources, nodes))
     found = record.settings if read is None else read
@@ -145,7 +145,7 @@ class EndedRun:
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Raises UsageError if the run has not ended or there is none, EnvironmentProblem if it cannot be read."""
+    """Read the run. Raises UsageError if it has not ended or there is none, EnvironmentProblem if it cannot be read."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:

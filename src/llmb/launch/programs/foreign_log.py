@@ -29,9 +29,9 @@ from llmb.runs.trace_reports import ProfileReport
 NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
 NOT_SEPARATED = Missing("which processes of a node are the run's is not known: they are in the framework's container")
 CLOCK_S = 1.0
-"""What the clock of a log counts."""
+"""The resolution of the clock of a log."""
 FURTHEST_CLOCK_S = 900.0
-"""How long after the last step the samplers may end: all zones differ by as much."""
+"""The longest time after the last step at which the samplers may end: all zones differ by as much."""
 LOG_RULES = ("auto", "last", "all")
 """Window rules that are resolved by what the log says of itself."""
 
@@ -79,7 +79,7 @@ def result_of_log(
 
 
 def samples_beside(folder: RunFolder) -> Sequence[Sampled] | Missing:
-    """What samplers of llmb wrote beside a run, if some ran."""
+    """Return the samples of llmb beside a run, if there are any."""
     return samples_of_ended(folder.resources) or NOT_SAMPLED
 
 
@@ -155,7 +155,7 @@ def has_all_steps(plan: Plan, outcome: LogOutcome, log_format: Format) -> bool:
 
 
 def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOutcome:
-    """What the log shows of the latest start: steps of earlier ones do not count.
+    """Return the outcome of the latest start in the log: steps of earlier ones do not count.
 
     The plan's window is in the numbers that the log prints, which NVIDIA's own parsers take.
     """
@@ -173,7 +173,7 @@ def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOu
 
 
 def _latest_attempt(handle: int) -> int:
-    """Where in a log the latest attempt begins; 0 for the only one, and for an empty log."""
+    """Return the beginning of the latest attempt in a log; 0 for the only one, and for an empty log."""
     try:
         with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as log:
             return log.rfind(f"\n{ATTEMPT}".encode()) + 1

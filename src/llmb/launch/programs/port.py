@@ -23,7 +23,7 @@ from llmb.runs.steps import StepNews
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """What was requested beside the plan, and where."""
+    """The request beside the plan, and its place."""
 
     choices: Choices
     options: FrameworkOptions
@@ -37,12 +37,12 @@ class ProgramRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramWork:
-    """What a program needs from the job that runs it."""
+    """The needs of a program from the job that runs it."""
 
     command: tuple[Word, ...] = ()
     """One process per GPU, or as many on a CPU."""
     launch: Launch | None = None
-    """In place of ``command``: the program's own script, which queues the job."""
+    """The program's own script, in place of ``command``, which queues the job."""
     secrets: tuple[str, ...] = ()
     """Names of variables with secrets that it needs of the shell that submits."""
     start: StartMode | None = None
@@ -52,14 +52,14 @@ class ProgramWork:
     """The container has llmb, which begins and finishes the job."""
     variables: VariableLayer
     recipe_variables: bool = True
-    """Whether variables that the catalogue has for a recipe are for this program."""
+    """True if variables that the catalogue has for a recipe are for this program."""
     title: str = ""
     """Note on the program, appended to a job's title."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsDone:
-    """How far a run has come. ``done``: every step, and the last checkpoint where one is wanted."""
+    """The progress of a run. ``done``: every step, and the last checkpoint where one is requested."""
 
     steps: int
     done: bool
@@ -67,7 +67,7 @@ class StepsDone:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the processes of a run ended. ``cause`` ended them from outside; None where they ended by themselves."""
+    """The end of the processes of a run. ``cause`` ended them from outside; None where they ended by themselves."""
 
     exit_code: int
     cause: str | None = None
@@ -90,13 +90,13 @@ class Program(Protocol):
     def plan(
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
     ) -> Plan:
-        """What it is to do, with prepared files below the root of the site's installation.
+        """Return the plan, with prepared files below the root of the site's installation.
 
         Raises UsageError with everything that it does not support, and NotPrepared.
         """
 
     def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:
-        """How it is run in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
+        """Return the work in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
 
     def started(self, plan: Plan) -> Plan:
         """The plan as it is on the machine where the run starts, which may decide what was left open."""
@@ -120,7 +120,7 @@ PROGRAMS = {
 
 @cache
 def find_program(name: str) -> Program:
-    """Raises UsageError for a name that does not exist."""
+    """Find a program. Raises UsageError for a name that does not exist."""
     if name not in PROGRAMS:
         raise unknown("program", name, PROGRAMS)
     module, found = PROGRAMS[name]

@@ -51,10 +51,10 @@ from llmb.runs.record import RunRecord, read_job, read_record
 from llmb.runs.result import Result
 
 STEPS = 50
-"""What every script trains unless MAX_STEPS says otherwise."""
+"""The number that every script trains unless MAX_STEPS says otherwise."""
 LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gbs", "seq_len", "layers")
 WHERE = ("install", "account", "partition", "time_limit", "slurm_arg")
-"""What the root of installation and the scheduler's options say."""
+"""The options that the root of installation and the scheduler's options determine."""
 ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")
 
 
@@ -112,7 +112,7 @@ def _always(recipe: Recipe, gpus_per_node: int) -> Iterator[tuple[str, object]]:
 
 
 def _chosen(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) -> Iterator[tuple[str, object]]:
-    """What is not as the script has it by itself, by option."""
+    """Yield the choices that differ from the script's own, by option."""
     for name in LAYOUT:
         if name in recipe.overridden:
             yield name, getattr(recipe.layout, name)
@@ -139,7 +139,7 @@ def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> i
 
 
 def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
-    """As the script writes it."""
+    """Format as the script does."""
     use = _use(variable, script)
     words = {taken: word for word, taken in use.values.items()} if use else {}
     if value is True:
@@ -154,7 +154,7 @@ SUPPORTED = frozenset({"steps", "window", "label", "profiling", "save_checkpoint
 def script_problems(
     script: LaunchScript, recipe: Recipe, choices: Choices, steps: int, arguments: Mapping[str, str]
 ) -> Iterator[str]:
-    """What the script cannot be asked for."""
+    """Yield the choices that the script does not support."""
     own, recorded = steps_by_itself(script, recipe, choices), choices.profiling.profile or choices.profiling.nccl_trace
     if script.fixes_steps and (recorded or choices.load_checkpoint) and steps != own:
         yield f"--steps is {steps}, and such a run has {own} there"
@@ -196,7 +196,7 @@ def named_variables(script: LaunchScript) -> dict[str, str]:
 
 
 CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samples[:=] ?(\d{1,12})\b")
-"""In the step lines of NeMo 1 and 2."""
+"""The counters in the step lines of NeMo 1 and 2."""
 IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
 """The version in an image's name, as enroot and the suite's installer write it."""
 MODIFIED = "--modified-suite calls it all the same"
@@ -204,7 +204,7 @@ NOT_BESIDE = Missing("the reference suite's own script starts the job, and no sa
 
 
 def script_of(recipe: Recipe) -> LaunchScript:
-    """Raises UsageError for a recipe that no release of the suite has."""
+    """Return the script. Raises UsageError for a recipe that no release of the suite has."""
     found = find_launch_script(recipe.workload, recipe.size, recipe.release)
     if found is None:
         known = [f"{', '.join(item.sizes)} of {item.title}" for item in launch_scripts()]
@@ -229,7 +229,7 @@ def environment_of(script: LaunchScript, site: Site) -> Path | None:
 
 
 def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> dict[str, str]:
-    """What the templates of paths have."""
+    """Return the values for the templates of paths."""
     return {
         "root": str(site.install),
         "folder": str(checkout / script.folder),
@@ -240,7 +240,7 @@ def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) ->
 
 
 def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> Iterator[str]:
-    """What is not as the script needs it, on this machine, each with what to do."""
+    """Yield problems of this machine for the script, each with a remedy."""
     checkout, install = checkout_of(script, options, site), f"call 'llmb install --suite-release {script.release}'"
     if not (checkout / script.folder / script.script).is_file():
         place = f"{script.folder}/{script.script} in {checkout}"
@@ -293,7 +293,7 @@ def _unloadable(checkpoint: str | None, site: Site) -> Iterator[str]:
 
 
 def _changes(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> list[str]:
-    """What is not as the release has it."""
+    """Describe the differences from the release."""
     return [*changed_files(checkout, script), *changed_needs(script, _values(script, recipe, checkout, site))]
 
 
@@ -405,7 +405,7 @@ class ReferenceSuite(Program):
 
 
 def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> str | None:
-    """What trains, unless something of it is not as the document had it."""
+    """Name the software that trains, unless some of it differs from the document's."""
     changed = options.modified_suite and _changes(script, recipe, checkout_of(script, options, site), site)
     return None if changed or options.arguments or options.image else script.framework
 
@@ -439,13 +439,13 @@ def _origin(script: LaunchScript, recipe: Recipe, site: Site) -> Origin:
 
 
 def _noted(script: LaunchScript, recipe: Recipe, choices: Choices) -> Recipe:
-    """With what differs from the document by the variables that llmb sets."""
+    """Note the differences from the document by the variables that llmb sets."""
     notes = (item.note for item in script.fixed if getattr(choices.profiling, item.option))
     return recipe.model_copy(update={"decisions": (*recipe.decisions, *notes)})
 
 
 def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
-    """Raises UsageError for nodes that are not those which are written into the script."""
+    """Raise UsageError for nodes that are not those which are written into the script."""
     if script.gpus_per_node in (None, gpus_per_node):
         return
     what = f"the launch script of {script.title} takes {script.gpus_per_node} GPUs of each node in any case"
@@ -454,7 +454,7 @@ def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
 
 
 def _check_given(script: LaunchScript, asked: ProgramRequest) -> None:
-    """Raises UsageError for variables of settings and options that would change what the script does, unnoticed."""
+    """Raise UsageError for variables of settings and options that would change the script's work, unnoticed."""
     clashing = sorted(asked.given & (script.reads | {*script.removed}) - CACHES - {TOKEN})
     if clashing:
         do = "use the options of llmb for them, or --framework-arg NAME=VALUE"

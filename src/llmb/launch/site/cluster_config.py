@@ -23,7 +23,7 @@ Variables = dict[str, str]
 
 
 class WorkloadSettings(Record):
-    """What one workload's jobs get on this cluster."""
+    """The settings of one workload's jobs on this cluster."""
 
     environment: Variables = Field(default_factory=dict)
 
@@ -40,14 +40,14 @@ class WorkloadSettings(Record):
 
 
 class InstallSettings(Record):
-    """What the installer was told, so that it can be repeated and extended; jobs do not depend on it."""
+    """The installer's answers, so that it can be repeated and extended; jobs do not depend on it."""
 
     environment: Literal["uv", "venv", "conda", "existing"] | None = None
-    """How the shared Python environment is made."""
+    """The kind of the shared Python environment."""
     python: str | None = None
     """Version or path of the interpreter that it is made with."""
     image_folder: str | None = None
-    """Where container images are kept; None for ``images`` in the root of installation."""
+    """The folder of container images; None for ``images`` in the root of installation."""
     node_architecture: Literal["x86_64", "aarch64"] | None = None
     workloads: tuple[str, ...] = ()
     """Workloads that are installed."""
@@ -67,7 +67,7 @@ class ClusterConfig(WorkloadSettings):
 
     cluster_name: str | None = None
     scheduler: str | None = None
-    """What queues jobs; None for the first one that llmb knows."""
+    """The scheduler of jobs; None for the first one that llmb has."""
     gpu_type: str | None = None
     """Used if a command names none."""
     python: str | None = None
@@ -87,7 +87,7 @@ class ClusterConfig(WorkloadSettings):
     install: InstallSettings = Field(default_factory=InstallSettings)
     reference_suite: SuiteSettings = Field(default_factory=SuiteSettings)
     workloads: dict[str, WorkloadSettings] = Field(default_factory=dict)
-    """By workload."""
+    """The settings by workload."""
 
     @model_validator(mode="after")
     def _every_text_prints(self) -> Self:
@@ -106,11 +106,11 @@ class SettingsFile:
     path: Path
     data: Mapping[str, Any] = field(default_factory=dict)
     form: ReferenceForm | None = None
-    """That of the reference suite, if it has one."""
+    """The form of the reference suite, if it has one."""
     notes: tuple[str, ...] = ()
-    """What the user has to know wherever it is read."""
+    """Notes to show to the user wherever it is read."""
     left_out: tuple[str, ...] = ()
-    """What of a file of the reference suite was not taken, and why."""
+    """The unused parts of a file of the reference suite, and why."""
 
 
 def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:

@@ -26,7 +26,7 @@ from llmb.runs.folder import write_atomically, writing
 KEPT = ".reference"
 """Ends the name of a migrated file's old form."""
 REMOVED = object()
-"""In place of a value that is removed."""
+"""Marks a value that is removed."""
 WIDTH = 10**6
 NEW_FILE = "# See 'llmb config show' for what holds, and 'llmb docs schema cluster_config.yaml' for all keys.\n"
 
@@ -55,7 +55,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
 
 
 def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
-    """Raises UsageError for a key that the file does not have, and as above."""
+    """Remove a value. Raises UsageError for a key that the file does not have, and as above."""
     keys = split_key(schema, key)
     before = _text(path)
     try:
@@ -91,7 +91,7 @@ def migrated_text(file: SettingsFile) -> str:
 
 
 def _text(path: Path) -> str:
-    """Raises UsageError for a file of the reference suite, or one that is not YAML."""
+    """Read a text. Raises UsageError for a file of the reference suite, or one that is not YAML."""
     if not path.exists():
         return ""
     try:
@@ -119,7 +119,7 @@ def _problems(schema: type[BaseModel], text: str) -> list[str]:
 
 
 def _values(text: str) -> list[Any]:
-    """What the text may mean: a value of YAML, else itself."""
+    """Return the possible meanings of the text: a value of YAML, else itself."""
     try:
         value = yaml.load(text, Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
     except yaml.YAMLError:
@@ -128,7 +128,7 @@ def _values(text: str) -> list[Any]:
 
 
 def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
-    """Raises UsageError where one value cannot be changed alone, such as that of an alias; KeyError."""
+    """Return the text. Raises UsageError if one value cannot be changed alone, such as an alias's; KeyError."""
     try:
         edited = with_value(text, keys, value)
         wanted = _data(text)
@@ -182,7 +182,7 @@ def _change(data: Any, keys: Sequence[str], value: object) -> None:  # noqa: ANN
 
 
 def _is_alone(data: Any, keys: Sequence[str]) -> bool:  # noqa: ANN401 (whatever is there)
-    """Whether nothing is beside what ``keys`` lead to."""
+    """Return whether the value of ``keys`` is the only content."""
     for key in keys:
         if not isinstance(data, dict) or list(data) != [key]:
             return False
@@ -206,7 +206,7 @@ def _node(value: object) -> Any:  # noqa: ANN401 (ruamel.yaml's nodes)
 
 
 def _last_comment(data: Any, key: Any) -> tuple[list[Any], int]:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Where the comment behind a value is, with the lines that follow: at the end of the last value in it."""
+    """Return the comment behind a value, with the lines that follow: at the end of the last value in it."""
     while isinstance(data[key], CommentedMap | CommentedSeq) and data[key] and not data[key].fa.flow_style():
         data = data[key]
         key = next(reversed(data)) if isinstance(data, CommentedMap) else len(data) - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where jobs run: a cluster's settings, its network, the shell of whoever submits; and this machine, without torch."""
+"""The place of jobs: a cluster's settings, its network, the submitting shell; and this machine, without torch."""
 
 import os
 import shutil
@@ -29,15 +29,15 @@ class Site:
     fabric: Fabric | None = None
     shell: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What the user has to know of the settings."""
+    """Notes on the settings for the user."""
 
 
 SUITE_FOLDER = "llmb_repo"
-"""Where the reference suite's installer leaves its recipes, below the root of installation."""
+"""The folder of the recipes of the reference suite's installer, below the root of installation."""
 
 
 SUITES = "suites"
-"""What ``llmb install`` makes of the suite's releases, below the root of installation."""
+"""The folder of the suite's releases by ``llmb install``, below the root of installation."""
 
 
 def suite_checkout(site: Site, tag: str | None) -> Path:
@@ -56,7 +56,7 @@ def read_site(
     schema: type[ClusterConfig],
     user_schema: type[BaseModel],
 ) -> Site:
-    """Raises UsageError with all that is wrong with the settings below ``install``, or with the user's."""
+    """Read the site. Raises UsageError with all problems of the settings below ``install``, or of the user's."""
     file = read_cluster_file(install / CLUSTER_CONFIG, schema)
     config = combined(file, read_user_file(environ, user_schema), schema)
     fabric = find_fabric(catalogue, config.fabric) if config.fabric else None
@@ -126,7 +126,7 @@ def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
 
 
 def check_machine(plan: Plan, machine: Machine) -> None:
-    """Raises EnvironmentProblem where this machine cannot run ``plan``."""
+    """Raise EnvironmentProblem where this machine cannot run ``plan``."""
     recipe, gpus = plan.recipe, len(machine.gpu_names)
     if plan.device == "cuda" and plan.processes > gpus:
         needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user requests of a Slurm job, by options and by the shell, and the flags that complete it. Pure."""
+"""The user's requests for a Slurm job, by options and by the shell, and the flags that complete it. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -184,7 +184,7 @@ FLAG_NAMES: Mapping[str, str] = {
 
 
 def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str) -> JobOptions:
-    """What the options ask for, above the shell's variables. Raises UsageError with all that is wrong."""
+    """Return the options, above the shell's variables. Raises UsageError with all problems."""
     if problems := list(limit_problems(chosen)):
         raise UsageError("\n".join(problems))
     return JobOptions(
@@ -210,7 +210,7 @@ def _vboost(text: str | None) -> Vboost | None:
 
 
 def _cpu_binding(text: str | None) -> CpuBinding | None:
-    """As in the reference scripts, 0 is none. Raises UsageError."""
+    """Parse the binding; as in the reference scripts, 0 is none. Raises UsageError."""
     if text is None:
         return None
     word = str(convert(options_of(SlurmChoices)["cpu_binding"], "--cpu-binding", (text,)))
@@ -248,7 +248,7 @@ def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
-    """Raises UsageError for a value that is not a number."""
+    """Return the number. Raises UsageError for a value that is not a number."""
     variable = variable_of("gpus_per_node", environ)
     if variable is None or _is_none(variable, environ):
         return None

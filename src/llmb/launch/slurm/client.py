@@ -109,8 +109,8 @@ def _raise_unless_configured(said: str) -> None:
 
 
 def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
-    """What sbatch gets, and hands on to the job: nothing that would replace what the script says, and no secret but
-    those named in ``secrets``, and the token by which Slurm knows the user, which is not handed on.
+    """Return the environment of sbatch and the job: nothing that would override the script, and no secret but those
+    named in ``secrets``, and the token by which Slurm knows the user, which the job does not get.
     """
     harmless = {
         name: value
@@ -165,7 +165,7 @@ def own_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJo
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
-    """Raises UsageError if Slurm does not cancel one of them; jobs that have ended are no error."""
+    """Cancel jobs. Raises UsageError if Slurm does not cancel one of them; jobs that have ended are no error."""
     for ids in _batches(job_ids):
         done = call(["scancel", *ids.split(",")])
         if done.code and NO_JOB not in done.errors:
@@ -173,7 +173,7 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
 
 
 def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Output, dict[str, SlurmJob]]:
-    """What sacct answers, and the jobs in it."""
+    """Return the answer of sacct, and the jobs in it."""
     command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", SACCT_FIELDS]
     done = call(command, _environ(), time_out_s)
     return done, parse_accounts(done.text)

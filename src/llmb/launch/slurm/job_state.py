@@ -33,14 +33,14 @@ class SlurmJob(JobState):
 
     reason: str | None = None
     command: str | None = None
-    """What was submitted; it ends with the path of the batch script, as it was given."""
+    """The submitted command; it ends with the path of the batch script, as it was written."""
     submitted_s: float | None = None
     cancelled_by: str | None = None
     """Id of the user who did that."""
 
 
 def parse_accounts(text: str) -> dict[str, SlurmJob]:
-    """From ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts.
+    """Parse ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts.
 
     After ids were reset, an earlier job with the same id has lines too, which are not starts of this one.
     """
@@ -71,7 +71,7 @@ def parse_accounts(text: str) -> dict[str, SlurmJob]:
 
 
 def parse_queue(text: str) -> dict[str, SlurmJob]:
-    """From ``squeue -h -r -t all`` with SQUEUE_FIELDS, by job id, where a task of an array is ``<job>_<task>``."""
+    """Parse ``squeue -h -r -t all`` with SQUEUE_FIELDS, by job id, where a task of an array is ``<job>_<task>``."""
     found: dict[str, SlurmJob] = {}
     for record in text.split(RECORD):
         if record.count(FIELD) < SQUEUE_FIELDS.count(","):

@@ -39,7 +39,7 @@ LAST_LINES = 8
 
 
 def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """With the flags that the user and the cluster's settings ask for; the script itself has the others.
+    """Add the flags of the user and the cluster's settings; the script itself has the others.
 
     Raises UsageError for what cannot be handed to it.
     """
@@ -157,7 +157,7 @@ def call_launch(job: Submission) -> str:
 
 
 def _hidden(output: Path, secrets: Iterable[str]) -> str:
-    """What the script printed, and kept, without the secrets that it was given."""
+    """Return the script's saved output, without the secrets that it was passed."""
     printed = text = _text(output)
     for secret in filter(None, secrets):
         text = text.replace(secret, HIDDEN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm offers this user: accounts, partitions with their nodes, lists of hosts, GPUs; and how it is set up."""
+"""Slurm's offer to this user: accounts, partitions with their nodes, lists of hosts, GPUs; and its setup."""
 
 import os
 import pwd
@@ -36,7 +36,7 @@ def expand(hosts: str | None) -> list[str]:
 
 
 def nodelist_warnings(listed: str | None, nodes: int) -> Iterator[str]:
-    """For a list of nodes that a job of ``nodes`` nodes cannot have; nothing for a file or a damaged list."""
+    """Warn of a list of nodes that a job of ``nodes`` nodes cannot have; nothing for a file or a damaged list."""
     if listed is None or "/" in listed:
         return
     with suppress(ValueError):
@@ -84,8 +84,8 @@ def _names(part: str) -> Iterator[str]:
 
 
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-    """In the order of the list. Raises UsageError for text that is not a list, and for nodes or partitions that are
-    not of this cluster; InfrastructureError if Slurm does not answer, EnvironmentProblem on a machine without Slurm."""
+    """Read nodes in the order of the list. Raises UsageError for text that is not a list, and for nodes or partitions
+    that are not of this cluster; InfrastructureError if Slurm does not answer, EnvironmentProblem without Slurm."""
     wanted = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(wanted))
     done = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
@@ -170,7 +170,7 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, asked: str |
 
 
 def slurm_offer() -> Offer:
-    """Raises InfrastructureError where Slurm does not answer, EnvironmentProblem if it is not on this machine."""
+    """Return the offer. Raises InfrastructureError where Slurm does not answer, EnvironmentProblem without Slurm."""
     done = call(SINFO)
     if done.code:
         raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")
@@ -307,7 +307,7 @@ def parse_settings(text: str) -> dict[str, str]:
 
 
 def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
-    """By what is set; an empty configuration has none."""
+    """Return traits by the settings; an empty configuration has none."""
     if not settings:
         return {}
     tracking = settings.get("ProctrackType", "none")

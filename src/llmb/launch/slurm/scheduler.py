@@ -174,7 +174,7 @@ def _partition_text(item: Partition) -> str:
 
 
 class SlurmInstaller(InstallerPart):
-    """What Slurm brings to an installation."""
+    """Slurm's part of an installation."""
 
     answers = SlurmAnswers
     questions = (Account, GpuPartition, CpuPartition, GpuRequests)
@@ -214,7 +214,7 @@ class SlurmInstaller(InstallerPart):
 OWN = ("account", "partition")
 """Flags that are settings by themselves."""
 OF_SRUN = ("SRUN_", "SLURM_EXPORT_ENV")
-"""How variables begin that change what a step gets."""
+"""The prefixes of variables that change a step's environment."""
 
 
 def _of_shell(environ: Mapping[str, str]) -> Iterator[Overlay]:
@@ -297,7 +297,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         return SubmittedJob(scheduler=self.name, job_id=job_id, cluster=cluster, submitted_at=now())
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
-        """From the controller; for live jobs that it has forgotten, from accounting."""
+        """Query the controller; for live jobs that it has forgotten, accounting."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
         answers = client.controller_states(ids, time_out_s) if ids else {}
         known = {
@@ -375,7 +375,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
 
 
 def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
-    """What accounting reports of a job that the controller has forgotten.
+    """Return accounting's report of a job that the controller has forgotten.
 
     The controller forgets only jobs that have ended: if accounting shows one as live, it lags behind.
     """
@@ -387,7 +387,7 @@ def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
 
 
 def is_same(job: AskedJob, seen: SlurmJob) -> bool:
-    """Whether Slurm's answer is of ``job``: ids are reset when a controller loses its state.
+    """Return whether Slurm's answer is of ``job``: ids are reset when a controller loses its state.
 
     No two jobs of llmb share a batch script, and each is submitted by its full path. One that a program's own script
     queued has that program's.

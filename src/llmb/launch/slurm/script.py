@@ -116,7 +116,7 @@ fi"""
 
 
 def write_node_files(spec: JobSpec) -> Iterator[str]:
-    """What the workers need in the run folder."""
+    """Write the workers' files in the run folder."""
     if spec.binding.binds and not spec.control_in_container:
         yield f"cat >{BIND_FILE} <<'llmb_bind_ends'"
         yield inspect.getsource(bind).rstrip("\n")
@@ -367,7 +367,7 @@ def both_sides(mount: str) -> str:
 
 
 def batch_script(spec: JobSpec, folder: RunFolder) -> str:
-    """Raises UsageError where Slurm cannot write into ``folder``."""
+    """Return the script. Raises UsageError where Slurm cannot write into ``folder``."""
     flags = {**spec.flags, **file_flags(folder)}
     head = ["#!/bin/bash", f"# {spec.title}", *(directive(name, value) for name, value in flags.items())]
     parts = [*head, "", *_environment(spec), "", END, "", *_meeting_point(spec, folder), "", *_work(spec)]
@@ -375,7 +375,7 @@ def batch_script(spec: JobSpec, folder: RunFolder) -> str:
 
 
 def file_flags(folder: RunFolder) -> Flags:
-    """Where Slurm works and writes. In its patterns % is special, and a backslash turns that off."""
+    """Return the places where Slurm works and writes. In its patterns % is special, and a backslash turns that off."""
     base = folder.path.parent
     if "\\" in str(base) or not str(base).isprintable():
         do = "set LLMB_INSTALL to a folder whose name has no backslash and no control character"

@@ -57,7 +57,7 @@ def parse_flag(text: str) -> tuple[str, str | None]:
 
 
 def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
-    """Raises UsageError for a duplicate key."""
+    """Parse flags. Raises UsageError for a duplicate key."""
     found: dict[str, str | None] = {}
     for text in texts:
         key, value = parse_flag(text)
@@ -167,7 +167,7 @@ def _name_of_gres(value: str | None) -> str | None:
 
 
 class PartitionSettings(Record):
-    """How a partition differs; None is as in the section ``slurm``."""
+    """The differences of a partition; None is as in the section ``slurm``."""
 
     gpu_type: str | None = None
     """GPU type of its nodes."""
@@ -179,14 +179,14 @@ class PartitionSettings(Record):
 
 
 class SlurmSettings(Record):
-    """How jobs of this cluster are asked for."""
+    """The requests for jobs of this cluster."""
 
     account: str | None = None
     partition: str | None = None
     cpu_partition: str | None = None
-    """For jobs without GPUs; None for ``partition``."""
+    """The partition for jobs without GPUs; None for ``partition``."""
     partitions: dict[str, PartitionSettings] = Field(default_factory=dict)
-    """By name, where partitions have different GPUs or count them differently."""
+    """The settings by partition, where partitions have different GPUs or count them differently."""
     gpus_per_node: int | None = Field(default=None, ge=1)
     """None for the catalogue's number of the GPU type."""
     gpu_request: GpuRequest = "gpus-per-node"
@@ -194,7 +194,7 @@ class SlurmSettings(Record):
     """The type in ``--gres=gpu:TYPE:N``; None leaves it out."""
     start: StartMode = "torchrun"
     retries: int = Field(default=0, ge=0)
-    """How often a run may be started again after failures that are not its own, where a command does not say."""
+    """The number of times that a run may be started again after failures that are not its own, by default."""
     flags: dict[str, str | None] = Field(default_factory=dict)
     """Any other flag of sbatch by its long name; None for one without a value."""
     srun_flags: dict[str, str | None] = Field(default_factory=dict)
@@ -209,7 +209,7 @@ class SlurmSettings(Record):
         return {name: gpu_type for name, gpu_type in found.items() if gpu_type}
 
     def within(self, partition: str | None) -> Self:
-        """With what is particular to the first of the partitions that has something particular."""
+        """Apply the settings of the first of the partitions that has any."""
         names = partition_names(partition)
         own = next((self.partitions[name] for name in names if name in self.partitions), PartitionSettings())
         given = own.model_dump(exclude={"gpu_type"}, exclude_none=True)

@@ -44,12 +44,12 @@ FINISH = "llmb.nodes.bench.bench_job"
 REQUEST, END = "bench_request.json", "bench_end.json"
 TIME_LIMIT_MIN = 30
 LOOK_EVERY_S, SETTLE_S = 0.5, 10.0
-"""How long the files of a job that has ended may take to show here."""
+"""Time that the files of a job that has ended may take to show here."""
 Kind = Literal["collectives", "gpus", "pairwise"]
 
 
 class BenchRequest(Record):
-    """What the end of the job has to know: ``bench_request.json``."""
+    """The request that the end of the job reads: ``bench_request.json``."""
 
     schema_version: Literal[1] = 1
     install: str
@@ -58,7 +58,7 @@ class BenchRequest(Record):
 
 
 class BenchEnd(Record):
-    """What the end of the job wrote: ``bench_end.json``. ``kept`` are the files of the measurements."""
+    """The result of the end of the job: ``bench_end.json``. ``kept`` are the files of the measurements."""
 
     schema_version: Literal[1] = 1
     measured: tuple[MeasurementFile, ...] = ()
@@ -71,7 +71,7 @@ class BenchEnd(Record):
 
 @dataclass(frozen=True, slots=True)
 class BenchProgram:
-    """What a job runs: how it is started, and the files that it reads."""
+    """The program of a job: how it is started, and the files that it reads."""
 
     kind: Kind
     module: str
@@ -82,7 +82,7 @@ class BenchProgram:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """What the processes of a job run on; ``gpu_type`` is None for GPUs of an unknown type."""
+    """The nodes of a job's processes; ``gpu_type`` is None for GPUs of an unknown type."""
 
     placement: Placement
     device: Device
@@ -116,7 +116,7 @@ def bench_order(
 
 
 def end_of(job: Job) -> BenchEnd:
-    """What a job wrote at its end, which may show here later. Raises RunFailed if it wrote nothing."""
+    """Read the end of a job, which may show here later. Raises RunFailed if it wrote nothing."""
     return _end_in(RunFolder(Path(job.run_dir)), f"job {job.job_id}", job.reason or job.state)
 
 

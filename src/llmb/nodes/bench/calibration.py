@@ -24,7 +24,7 @@ _PASSES = {word: name for name, word in PASS_WORDS.items()}
 def calibrate_with_bench(
     files: Sequence[MeasurementFile], plan: EnginePlan, gpu: Gpu, known: Iterable[Gpu], usual: Calibration
 ) -> Calibration:
-    """What was not measured stays as it is in ``usual``. Of a case the newest file, which is the last one, counts.
+    """Replace measured values of ``usual``. Of a case the newest file, which is the last one, counts.
 
     known: types that a device's name may be of. Raises UsageError if a device is of another type than ``gpu``, and if
     nothing was measured that predictions use.
@@ -134,7 +134,7 @@ class _Rates:
             self.texts.append(f"{case} at {reached:,.0f} GB/s")
 
     def _shows_links(self, row: Measurement) -> bool:
-        """Whether no message left an NVLink domain; the shape of a row tells if there were several nodes."""
+        """Return whether no message left an NVLink domain; the shape of a row shows if there were several nodes."""
         spans_nodes = "nodes" in (row.shape or "")
         within = 1 < row.ranks <= self.gpu.nvlink_domain_gpus
         within = within and not (spans_nodes and self.gpu.nvlink_domain_gpus <= self.gpu.gpus_per_node)

@@ -38,7 +38,7 @@ TABLE = "collectives.txt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
-    """What to measure; ``most`` is None for the device's default."""
+    """The measurements to make; ``most`` is None for the device's default."""
 
     collectives: tuple[Collective, ...]
     least: int
@@ -59,7 +59,7 @@ def named_collectives(names: list[str]) -> tuple[Collective, ...]:
 
 
 def collective_job(asked: CollectiveRequest, device: Device) -> CollectiveJob:
-    """Raises UsageError if there is no size."""
+    """Return the job. Raises UsageError if there is no size."""
     most = MOST_BYTES[device] if asked.most is None else asked.most
     sizes = tuple(sizes_between(asked.least, most, asked.factor))
     if not sizes:
@@ -85,7 +85,7 @@ def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> Col
 
 
 def read_result(folder: Path) -> CollectiveResult:
-    """Raises RunFailed if there is none."""
+    """Read the result. Raises RunFailed if there is none."""
     try:
         return CollectiveResult.model_validate_json((folder / COLLECTIVES_RESULT).read_text())
     except FileNotFoundError as error:
@@ -95,7 +95,7 @@ def read_result(folder: Path) -> CollectiveResult:
 def measurement_file(
     job: CollectiveJob, result: CollectiveResult, command: tuple[str, ...], measured_at: str
 ) -> MeasurementFile:
-    """What is kept for the node of rank 0."""
+    """Return the file to keep for the node of rank 0."""
     ranks, node = len(result.ranks), result.nodes[0]
     over = f", {len(result.nodes)} nodes" if len(result.nodes) > 1 else ""
     rows = [
@@ -148,7 +148,7 @@ def _measurement(
 
 
 def raise_if_wrong(measured: MeasurementFile) -> None:
-    """Raises RunFailed, with the collectives and sizes, if a result was not the expected one."""
+    """Raise RunFailed, with the collectives and sizes, if a result was not the expected one."""
     wrong = [row for row in measured.measurements if row.wrong]
     if wrong:
         named = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)

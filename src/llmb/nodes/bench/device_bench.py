@@ -34,7 +34,7 @@ from llmb.readers.samples.host import Device, host_name
 from llmb.runs.record import now
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}
-"""As Megatron calls them; the words of cases."""
+"""Megatron's terms; the words of cases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def passes_of(recipe: Recipe) -> tuple[TrainingPass, ...]:
 
 
 def product_dtype(weights: Weights, dtype: ProductDtype) -> ProductDtype:
-    """With FP8, the logits stay in bf16."""
+    """Return the dtype; with FP8, the logits stay in bf16."""
     return "bf16" if dtype == "fp8" and not weights.in_fp8 else dtype
 
 
@@ -336,12 +336,12 @@ SMALLER = {
     **dict.fromkeys(("memory", "transfer"), "choose a smaller --size"),
     "collectives": "choose a smaller --max-size, or fewer --ranks",
 }
-"""What to do if memory ran out, where sizes are not those of a recipe."""
+"""The remedies if memory ran out, where sizes are not those of a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """How to measure; ``repeats`` is None for as many as fit in a short time."""
+    """The settings of a measurement; ``repeats`` is None for as many as fit in a short time."""
 
     device: Device
     repeats: int | None
@@ -395,7 +395,7 @@ def measure(
     on_progress: OnProgress,
     recipe: Recipe | None = None,
 ) -> MeasurementFile:
-    """Raises what ``run_measurements`` raises."""
+    """Measure the device. Raises as ``run_measurements``."""
     measured_at = now()
     timings = run_measurements(_job(asked, settings), on_progress)
     device, on_gpu = timings.device, settings.device == "cuda"
@@ -433,7 +433,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def raise_if_missing(measured: MeasurementFile) -> None:
-    """Raises RunFailed if memory ran out, naming the shapes, or if nothing could be measured."""
+    """Raise RunFailed if memory ran out, naming the shapes, or if nothing could be measured."""
     memory = [row for row in measured.not_measured if row.out_of_memory]
     if memory:
         raise RunFailed(

@@ -22,7 +22,7 @@ OnProgress = Callable[[BenchProgress], None]
 
 
 def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
-    """Raises as ``run_program``."""
+    """Run the measurements. Raises as ``run_program``."""
     with job_folder("job.json", job) as folder:
         asked, answered = folder / "job.json", folder / "timings.json"
         run_program(("-P", "-m", TIMING_PROGRAM, str(asked), str(answered)), job.device, "", on_progress)

@@ -33,7 +33,7 @@ class Measurement(Record):
     benchmark: str
     """One of ``BENCHMARKS``."""
     case: str
-    """What within it, in a stable word for scripts, such as ``qkv`` or ``all_reduce``."""
+    """The part within it, in a stable word for scripts, such as ``qkv`` or ``all_reduce``."""
     shape: str | None = None
     """Shape of the data, for people, such as ``4096 x 4096 x 14336``."""
     dtype: str | None = None
@@ -44,7 +44,7 @@ class Measurement(Record):
     rank: int | None = None
     """Rank of the process that measured; None where a group measured together."""
     ranks: int = 1
-    """In the group."""
+    """The number of ranks in the group."""
     time_s: float
     """Median of the repetitions; of collectives their mean over all ranks, as nccl-tests has it."""
     repetitions: int
@@ -70,7 +70,7 @@ class Measurement(Record):
     backend: str | None = None
     """The kernel or library that was chosen, such as ``cudnn`` for attention."""
     cpu_threads: int | None = None
-    """That computed; None on a GPU."""
+    """The number of threads that computed; None on a GPU."""
 
     @model_validator(mode="before")
     @classmethod
@@ -86,13 +86,13 @@ class Measurement(Record):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What two measurements of one node share that can be compared."""
+        """Return the properties that comparable measurements of one node share."""
         what = (self.benchmark, self.case, self.shape, self.dtype, self.size_bytes, self.sustained)
         return (*what, self.device, self.rank, self.ranks, self.cpu_threads)
 
 
 class NotMeasured(Record):
-    """What was asked for and could not be measured."""
+    """A requested case that could not be measured."""
 
     benchmark: str
     case: str
@@ -104,7 +104,7 @@ class NotMeasured(Record):
 
 
 class MeasurementFile(Record):
-    """What one call of ``llmb bench`` measured on one node."""
+    """The measurements of one call of ``llmb bench`` on one node."""
 
     schema_version: int = 1
     node: str
@@ -120,7 +120,7 @@ class MeasurementFile(Record):
 
 
 class PartReport(Record):
-    """What one process measured on its GPU, or as one of several on a CPU."""
+    """The measurements of one process on its GPU, or as one of several on a CPU."""
 
     node: str
     rank: int
@@ -142,7 +142,7 @@ class FigureChange:
 
     @property
     def speed_pct(self) -> float | None:
-        """How much faster (above 0) or slower it became, by its time."""
+        """Return the gain (above 0) or loss of speed, by its time."""
         return None if self.previous is None else 100 * (self.previous.time_s / self.latest.time_s - 1)
 
 
@@ -174,7 +174,7 @@ def bench_folder(install: Path) -> Path:
 
 
 def write_measurements(install: Path, measured: MeasurementFile) -> Path:
-    """Raises NotWritable."""
+    """Write the file. Raises NotWritable."""
     folder = bench_folder(install) / (UNSAFE.sub("-", measured.node).lstrip(".") or "node")
     names = sorted({row.benchmark for row in measured.measurements}) or ["nothing"]
     recipe = hashlib.sha256((measured.recipe or "").encode()).hexdigest()[:8]
@@ -216,7 +216,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
 
 
 def _moment(measured: MeasurementFile) -> datetime:
-    """Raises ValueError for a time that is none, or has no time zone."""
+    """Parse the time. Raises ValueError for a time that is none, or has no time zone."""
     moment = datetime.fromisoformat(measured.measured_at)
     if moment.tzinfo is None:
         raise ValueError(f"{measured.measured_at} has no time zone")

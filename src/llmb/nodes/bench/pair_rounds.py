@@ -42,7 +42,7 @@ SCHEDULE, STEPS = "rounds.txt", "rounds"
 LAST_WORDS = 160
 """Characters of a program's last line that are shown."""
 LAUNCHER = "llmb: "
-"""What the launcher's own lines begin with."""
+"""The beginning of the launcher's own lines."""
 KILLED = ("124", "137")
 Places = tuple[int, ...]
 
@@ -60,7 +60,7 @@ class Phase:
         return "-".join((self.name, *map(str, places)))
 
     def line(self) -> str:
-        """As the batch script reads it."""
+        """Format for the batch script."""
         steps = (f"{self.step(places)}:{','.join(map(str, places))}" for places in self.steps)
         return f"{self.seconds:.0f} {self.program} {' '.join(steps)}"
 
@@ -80,7 +80,7 @@ def schedule(nodes: int, per_node: int) -> str:
 
 
 def limit_s(nodes: int, per_node: int) -> float:
-    """From the beginning of the job to its result, at most."""
+    """Return the longest time from the beginning of the job to its result."""
     return END_S + sum(phase.seconds + STEP_S for phase in phases(nodes, per_node))
 
 
@@ -90,7 +90,7 @@ def expected_s(nodes: int, per_node: int) -> float:
 
 
 def read_rounds(folder: Path, job: PairJob, names: Sequence[str]) -> Readings:
-    """What the steps of a job have written so far."""
+    """Return the readings of the job's steps so far."""
     own = {phase.name: phase for phase in phases(job.nodes, job.per_node)}
     alone = {node: _alone(folder, job, own, node) for node in range(job.nodes)}
     return Readings(

@@ -23,7 +23,7 @@ from llmb.nodes.bench.slow_gpus import gpus_job
 from llmb.readers.samples.host import Device
 
 JOB = "pairs_job.json"
-"""In the folder of the job."""
+"""The file in the folder of the job."""
 LEAST_NODES = 3
 PRODUCT_S = 2.0
 MIB = 2**20
@@ -33,14 +33,14 @@ SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), 
 ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 90.0, 0.5
 """Limits. A measurement starts processes that load torch and connect, which takes much longer than it itself."""
 STEP_S = 20.0
-"""How much longer the scheduler may take for a step."""
+"""The extra time that the scheduler may take for a step."""
 END_S = 60.0
-"""For the result to be written."""
+"""Time for the result to be written."""
 USUAL_S: Mapping[str, float] = {"begin": 15.0, "phase": 18.0, "node": 0.1}
 
 
 class PairJob(Record):
-    """What is measured."""
+    """The measurements of a job."""
 
     device: Device
     nodes: int
@@ -57,7 +57,7 @@ class PairFigures(Record):
 
 
 class NodeReading(Record):
-    """What one node measured alone."""
+    """The measurements of one node alone."""
 
     node: int
     figures: PairFigures = PairFigures()
@@ -75,7 +75,7 @@ class PairReading(Record):
     problem: str | None
 
     def has(self, nodes: Container[int]) -> bool:
-        """Whether one of them is in it."""
+        """Return whether one of them is in it."""
         return self.first in nodes or self.second in nodes
 
     def other(self, node: int) -> int:
@@ -83,7 +83,7 @@ class PairReading(Record):
 
 
 class NodeVerdict(Record):
-    """Whether a node is fit; None is undecided, with the reason as evidence."""
+    """The fitness of a node; None is undecided, with the reason as evidence."""
 
     node: str
     fit: bool | None
@@ -91,7 +91,7 @@ class NodeVerdict(Record):
 
 
 class PairwiseResult(Record):
-    """What a job decided."""
+    """The decision of a job."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -145,7 +145,7 @@ def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
-    """What the programs of the steps read, and what is measured, by the names of the files."""
+    """Return the files that the programs of the steps read, with the measurements, by name."""
     collectives = CollectiveJob(
         device=device, collectives=("all_reduce",), sizes=SIZES[device], warm_ups=5, iterations=20
     )
@@ -228,7 +228,7 @@ LATENCY = Kind(
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What a figure of a good node is like, and from how far below that it is slow."""
+    """The typical figure of a good node, and the distance below at which it is slow."""
 
     middle: float
     limit_pct: float
@@ -267,19 +267,19 @@ class Readings:
     alone: Mapping[int, NodeReading]
     pairs: Sequence[PairReading]
     group: tuple[PairFigures, str | None] | None = None
-    """What all fit nodes at once measured, and what was wrong; None if they did not."""
+    """The figures of all fit nodes at once, and their problem; None if they were not measured."""
 
 
 @dataclass
 class Suspicion:
-    """What speaks against each node while a verdict is found. ``failed`` do not depend on comparisons, ``slow`` do."""
+    """The evidence on each node while a verdict is made. ``failed`` do not depend on comparisons, ``slow`` do."""
 
     failed: dict[int, list[str]] = field(default_factory=dict)
     slow: dict[int, list[str]] = field(default_factory=dict)
     pairs: list[PairReading] = field(default_factory=list)
     """Pairs that can be judged."""
     bad: dict[PairReading, str] = field(default_factory=dict)
-    """What is wrong with those that are slow or failed."""
+    """The problems of those that are slow or failed."""
     notes: list[str] = field(default_factory=list)
 
     def cleared(self) -> set[int]:
@@ -428,7 +428,7 @@ def members(verdicts: Sequence[NodeVerdict]) -> tuple[int, ...]:
 
 
 def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Iterator[str]:
-    """What the measurement of all good nodes at once shows."""
+    """Describe the measurement of all good nodes at once."""
     if not group:
         return
     figures, problem = readings.group or (PairFigures(), "it was not measured")

@@ -93,7 +93,7 @@ Work = Annotated[ProductCase | AttentionCase | CopyCase | TransferCase | LaunchC
 
 
 class Case(Record):
-    """What is timed, and its name for progress and errors."""
+    """A case to time, and its name for progress and errors."""
 
     name: str
     work: Work
@@ -125,14 +125,14 @@ class Timing(Record):
 
 
 class DeviceReport(Record):
-    """What measured."""
+    """The device that measured."""
 
     python: str
     torch: str
     cuda: str | None
     cudnn: str | None
     cudnn_number: int | None
-    """As torch has it, such as 91002."""
+    """The number in torch's form, such as 91002."""
     nccl: str | None
     driver: str | None
     device: str
@@ -163,7 +163,7 @@ COLLECTIVES_PROGRAM = "llmb.nodes.bench.worker.collective_timing"
 COLLECTIVES_JOB, COLLECTIVES_RESULT = "collectives_job.json", "collectives_result.json"
 """Files in the folder that the program is called with."""
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
-"""By the names of nccl-tests."""
+"""The collectives by the names of nccl-tests."""
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 ELEMENT_BYTES = 4
 """fp32, the default of nccl-tests."""
@@ -178,7 +178,7 @@ BASES, WEIGHTS = 61, 64
 
 
 class CollectiveJob(Record):
-    """What every rank measures, in this order. ``sizes`` in bytes."""
+    """The measurements of every rank, in this order. ``sizes`` in bytes."""
 
     device: Device
     collectives: tuple[Collective, ...]
@@ -230,7 +230,7 @@ class RankReport(Record):
 
 
 class CollectiveResult(Record):
-    """What rank 0 writes."""
+    """The output of rank 0."""
 
     backend: str
     device: DeviceReport
@@ -246,8 +246,7 @@ class CollectiveResult(Record):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What one call moves, in elements. ``count`` is what NCCL's function is called with: of one part, if ranks have
-    parts."""
+    """The elements that one call moves. ``count`` is NCCL's argument: of one part, if ranks have parts."""
 
     count: int
     sent: int
@@ -270,7 +269,7 @@ class Piece:
 
 
 def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
-    """Where ranks have parts, the size is rounded down to equal parts, which may be nothing."""
+    """Round the size down to equal parts, which may be nothing, where ranks have parts."""
     if collective in ("all_reduce", "sendrecv"):
         count = size_bytes // ELEMENT_BYTES
         return Extent(count, count, count)
@@ -305,12 +304,12 @@ def algorithm_gb_per_s(size_bytes: int, seconds: float) -> float:
 
 
 def sent_data(size: Extent, rank: int) -> Piece:
-    """What a rank sends."""
+    """Return the data that a rank sends."""
     return Piece(0, size.sent, 0, _weight(rank))
 
 
 def expected_data(collective: Collective, size: Extent, rank: int, ranks: int) -> list[Piece]:
-    """What a rank has received when all is right."""
+    """Return the data that a rank has received when all is right."""
     total = sum(map(_weight, range(ranks)))
     match collective:
         case "all_reduce":

@@ -36,7 +36,7 @@ def outlier_rule() -> OutlierRule:
 
 
 def below_median_pct(speeds: Sequence[float]) -> list[float]:
-    """How far each speed is below the median; negative above it."""
+    """Return the distance of each speed below the median; negative above it."""
     middle = median(speeds)
     return [100 * (1 - speed / middle) for speed in speeds]
 
@@ -77,7 +77,7 @@ class Parts:
 
     @property
     def unfit_nodes(self) -> list[str]:
-        """In the order of the measurements, each once."""
+        """Return nodes in the order of the measurements, each once."""
         named = [*(part.row.node for part in self.slow), *(node for node, _ in self.failed), *self.missing_nodes]
         return list(dict.fromkeys(named))
 
@@ -90,7 +90,7 @@ def gpus_job(device: Device, seconds: float) -> CaseList:
 
 
 def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[PartReport]:
-    """On ``ranks`` GPUs of this machine, or as many processes.
+    """Measure on ``ranks`` GPUs of this machine, or as many processes.
 
     Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.
     """
@@ -100,13 +100,13 @@ def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[Pa
 
 
 def read_parts(folder: Path) -> list[PartReport]:
-    """By rank."""
+    """Read the reports by rank."""
     found = (PartReport.model_validate_json(path.read_text()) for path in (folder / PARTS).glob("*.json"))
     return sorted(found, key=lambda part: part.rank)
 
 
 def gpu_files(reports: Sequence[PartReport], command: tuple[str, ...], measured_at: str) -> Iterator[MeasurementFile]:
-    """What is kept, a file for each node."""
+    """Yield the files to keep, one for each node."""
     for node, group in groupby(sorted(reports, key=lambda part: (part.node, part.local_rank)), lambda part: part.node):
         parts = list(group)
         device = next((part.device for part in parts if part.device), None)
@@ -157,7 +157,7 @@ def _missing(part: PartReport) -> NotMeasured:
 
 
 def compare_parts(files: Sequence[MeasurementFile], missing_nodes: Sequence[str], rule: OutlierRule) -> Parts:
-    """Only devices of the same name are compared."""
+    """Compare the parts of devices of the same name."""
     rows = sorted((row for file in files for row in file.measurements), key=lambda row: row.device)
     found: list[Part] = []
     for _, group in groupby(rows, lambda row: row.device):

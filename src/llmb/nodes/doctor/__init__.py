@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether nodes are fit to train: checks of each node, here and over a list of nodes."""
+"""The fitness of nodes to train: checks of each node, here and over a list of nodes."""

@@ -36,7 +36,7 @@ ASK_S = 20.0
 NODES_EVERY_S = 30.0
 """The states of nodes whose jobs wait are asked again."""
 LATE_S = 60.0
-"""After which a file that another node has written is seen by every client of the file system."""
+"""The time after which every client of the file system sees a file that another node has written."""
 GRACE_S = 120.0
 """Beyond the time limit, for the scheduler to end a job."""
 MOST_REJECTED = 3
@@ -52,7 +52,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CheckTerms:
-    """How nodes are asked for."""
+    """The terms on which nodes are requested."""
 
     site: Site
     options: JobOptions
@@ -74,7 +74,7 @@ class NodesCheck:
     reports: dict[str, NodeReport] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
-    """When jobs without a report were first seen to have ended."""
+    """The times at which jobs without a report were first seen to have ended."""
 
     @property
     def scheduler(self) -> Scheduler:

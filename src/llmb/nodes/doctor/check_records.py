@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of nodes found."""
+"""Records of the checks of nodes."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -14,7 +14,7 @@ ANSWER = "nodes_answer"
 
 
 class CheckOptions(Record):
-    """What the command asks of a node; None is what is otherwise known of it."""
+    """The command's options for a node; None is the value that is otherwise known of it."""
 
     gpu_type: str | None = None
     gpus: int | None = None
@@ -28,12 +28,12 @@ class Check(Record):
     """One thing that was looked at."""
 
     name: str
-    """What was looked at, in a stable word for scripts, such as ``gpu_ecc``."""
+    """The subject, in a stable word for scripts, such as ``gpu_ecc``."""
     status: Status
     value: str | int | float | bool | None
-    """What was found, with its unit in the name or the text; None only together with ``warn`` or ``fail``."""
+    """The value, with its unit in the name or the text; None only together with ``warn`` or ``fail``."""
     advice: str | None = None
-    """What to do; None for ``pass``."""
+    """The remedy; None for ``pass``."""
 
 
 class NotChecked(Record):
@@ -53,10 +53,10 @@ class NodeReport(Record):
     checks: tuple[Check, ...]
     not_checked: tuple[NotChecked, ...] = ()
     clock_ahead_s: float | None = None
-    """How far its clock is before the one that dates files in the root of installation; None if several nodes were not
+    """The lead of its clock over the one that dates files in the root of installation; None if several nodes were not
     checked together."""
     clock_uncertainty_s: float | None = None
-    """By how much that may be wrong, to both sides."""
+    """The uncertainty of that, to both sides."""
 
     @property
     def answered(self) -> bool:

@@ -34,7 +34,7 @@ from llmb.runs.record_file import BrokenRecord, read_record_file
 Value = str | float
 
 OF_SETTINGS = "settings-"
-"""How folders begin in which nothing was checked."""
+"""The prefix of folders in which nothing was checked."""
 PAIRWISE = Path(STATE_FOLDER) / "pairwise.json"
 STAMP = "%Y%m%dT%H%M%SZ"
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
@@ -46,7 +46,7 @@ class NoCheck(UsageError):
 
 
 class NodesRequest(CheckOptions):
-    """What every node of a check is asked."""
+    """The request to every node of a check."""
 
     started_at: str
     """ISO 8601 in UTC."""
@@ -60,7 +60,7 @@ class NodesResult(Record):
 
     started_at: str
     reports: tuple[NodeReport, ...]
-    """In the order in which the nodes were asked for."""
+    """The reports in the order in which the nodes were requested."""
 
     @property
     def unfit(self) -> list[str]:
@@ -77,7 +77,7 @@ class NodesResult(Record):
 
 
 class JudgedNodes(Record):
-    """What measurements between nodes have said of each: a kept file of its own, beside the checks."""
+    """The judgement of each node by measurements between nodes: a kept file of its own, beside the checks."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -105,20 +105,20 @@ class CheckFolder:
         return self.path / f".settings-{node}.json"
 
     def read_settings(self, node: str) -> NodeSettings:
-        """Raises OSError and BrokenRecord."""
+        """Read the settings. Raises OSError and BrokenRecord."""
         return read_record_file(self.settings(node), NodeSettings)
 
     def read_report(self, node: str) -> NodeReport:
-        """Raises OSError and BrokenRecord."""
+        """Read the report. Raises OSError and BrokenRecord."""
         return read_record_file(self.report(node), NodeReport)
 
     def read_request(self) -> NodesRequest:
-        """Raises OSError and BrokenRecord."""
+        """Read the request. Raises OSError and BrokenRecord."""
         return read_record_file(self.request, NodesRequest)
 
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
-    """Raises NotWritable. The second check of a second gets a number. Of those that have ended, one is left."""
+    """Make a folder. Raises NotWritable. The second check of a second gets a number. Of the ended ones, one is left."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime(STAMP)
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
@@ -133,7 +133,7 @@ def new_check(install: Path, request: NodesRequest) -> CheckFolder:
 
 
 def write_result(folder: CheckFolder, result: NodesResult) -> None:
-    """Raises NotWritable."""
+    """Write the result. Raises NotWritable."""
     with writing(folder.path):
         write_atomically(folder.result, result.model_dump_json(indent=2) + "\n")
 
@@ -144,7 +144,7 @@ def discard(folder: CheckFolder) -> None:
 
 
 def write_judged(install: Path, judged: JudgedNodes) -> Path:
-    """Raises NotWritable."""
+    """Write the judgement. Raises NotWritable."""
     path = install / PAIRWISE
     write_newest(path, judged.model_dump_json(indent=2) + "\n")
     return path
@@ -157,7 +157,7 @@ def last_judged(install: Path) -> JudgedNodes | None:
 
 
 def last_check(install: Path) -> CheckFolder:
-    """Raises NoCheck if none is kept."""
+    """Return the last check. Raises NoCheck if none is kept."""
     folders = [path for path in _checks(install, settings=False) if (path / ".request.json").is_file()]
     if not folders:
         raise NoCheck("no check of nodes is kept", where=str(install / CHECKS), do=HOW_TO_CHECK)
@@ -235,7 +235,7 @@ def _with_checks(report: NodeReport, checks: Sequence[Check]) -> NodeReport:
 
 
 def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
-    """By node. A value that a check has found bad is not compared: that check reports it."""
+    """Compare nodes. A value that a check has found bad is not compared: that check reports it."""
     found: dict[str, list[Check]] = {report.node: [] for report in reports}
     for name in (item.name for item in rules().values() if item.same):
         values = {report.node: value for report in reports if (value := _value(report, name)) is not None}
@@ -321,7 +321,7 @@ def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
 
 
 def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
-    """By the last check, by the last pairwise measurement, which sees what no check does, or at fault in runs since."""
+    """List nodes unfit by the last check or pairwise measurement, which sees more, or at fault in runs since."""
     try:
         checked, missing = _last_checked(install), None
     except NoCheck as error:
@@ -354,7 +354,7 @@ def _last_judged(install: Path) -> JudgedNodes | None:
 
 
 def _last_checked(install: Path) -> JudgedNodes:
-    """Raises NoCheck, UsageError."""
+    """Return the last check. Raises NoCheck, UsageError."""
     folder = last_check(install)
     try:
         result = stored(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node is expected to have, and what its checks read: files below a root folder, and what programs print."""
+"""The expectations of a node, and the sources of its checks: files below a root folder, and the output of programs."""
 
 import json
 import os
@@ -26,7 +26,7 @@ OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedFacts:
-    """What is expected; None is not known. ``gpus_by`` and ``gpu_type_by`` say who expects it."""
+    """The expectations; None is not known. ``gpus_by`` and ``gpu_type_by`` name their sources."""
 
     catalogue: Mapping[str, Gpu] = field(default_factory=dict)
     gpu: Gpu | None = None
@@ -77,7 +77,7 @@ def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
 
 
 def check_gpu_type(catalogue: Catalogue, name: str | None) -> None:
-    """Raises UsageError for one that is not known."""
+    """Raise UsageError for an unknown type."""
     if name and name.lower() not in (*catalogue.gpus, CPU):
         raise unknown("GPU type", name, (*catalogue.gpus, CPU))
 
@@ -117,7 +117,7 @@ class FactSource(SystemFiles):
 
 
 def printed_documents(text: str) -> dict[str, Any]:
-    """What a probe printed, an object per line, also before it failed; start-up files of Python may print, too."""
+    """Parse a probe's output, an object per line, also before it failed; start-up files of Python may print, too."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
         try:

@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """What is asked of this node, and what its cluster's settings say."""
+    """The request to this node, and its cluster's settings."""
 
     asked: CheckOptions
     wanted: WantedFacts
@@ -64,7 +64,7 @@ class CheckRequest:
 
 
 def check_request(install: Path, asked: CheckOptions, environ: Mapping[str, str]) -> CheckRequest:
-    """Raises UsageError with all problems of the cluster's settings, and for a GPU type that is not known."""
+    """Return the request. Raises UsageError with all problems of the settings, and for an unknown GPU type."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)
     return CheckRequest(
@@ -177,7 +177,7 @@ class Node:
 
 
 def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
-    """Raises UsageError, OSError and BrokenRecord."""
+    """Check this node. Raises UsageError, OSError and BrokenRecord."""
     install, request = Path(environ["LLMB_INSTALL"]), folder.read_request()
     if request.settings:
         read = settings_here(install, environ)

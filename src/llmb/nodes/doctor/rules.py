@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks are called, their thresholds and advice: ``rules.yaml``; and how they word what they find."""
+"""The names of the checks, their thresholds and advice: ``rules.yaml``; and the wording of findings."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -29,7 +29,7 @@ Area = Literal[
     "nodes",
 ]
 BETWEEN: Area = "nodes"
-"""What is only seen from outside a node, or beside others."""
+"""The area of facts that are only seen from outside a node, or beside others."""
 AREAS: tuple[Area, ...] = tuple(area for area in get_args(Area) if area != BETWEEN)
 """Areas of one node."""
 TITLES: dict[Area, str] = {
@@ -73,11 +73,11 @@ class Rule(Record):
     name: str
     area: Area
     title: str
-    """What it looks at, in words."""
+    """The title of its subject."""
     advice: str | None = None
     """None for one that always passes."""
     advice_for: dict[str, str] = Field(default_factory=dict)
-    """In particular cases."""
+    """The advice in particular cases."""
     thresholds: Thresholds = Field(default_factory=Thresholds)
     limits: dict[str, float] = Field(default_factory=dict)
     """Thresholds of several figures by their names: above them it warns."""
@@ -86,7 +86,7 @@ class Rule(Record):
     kinds: frozenset[str] = frozenset()
     """Kinds of what it looks for, where there are many."""
     fails_if: str | None = None
-    """In words; None if it never fails."""
+    """A text on when it fails; None if it never does."""
     warns_if: str | None = None
     source: str | None = None
     """Source of the thresholds; None if it has none."""
@@ -100,7 +100,7 @@ class Rule(Record):
         return Check(name=self._name(of), status=status, value=value, advice=advice)
 
     def measured(self, figure: float, value: str, case: str = "", of: str = "") -> Check:
-        """By the thresholds; ``value`` is the figure in words."""
+        """Compare with the thresholds; ``value`` is the figure as text."""
         return self.found(self.thresholds.status(figure), value, case, of)
 
     def skipped(self, reason: str, of: str = "") -> NotChecked:
@@ -118,7 +118,7 @@ class RuleFile(Record):
 
 @cache
 def rules() -> dict[str, Rule]:
-    """By name."""
+    """Return the rules by name."""
     return {rule.name: rule for rule in read_file(DATA, RuleFile, wrap="rules").rules}
 
 

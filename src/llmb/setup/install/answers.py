@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installation is asked for: the answers of its user, as a file and as options."""
+"""The questions of an installation: the answers of its user, as a file and as options."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -138,12 +138,12 @@ class Answers(Record):
         return self.gpu_type not in (None, CPU)
 
     def document(self) -> dict[str, Any]:
-        """What a file of answers holds: nothing that is open."""
+        """Return the content of a file of answers: nothing that is open."""
         kept = self.model_dump(mode="json", exclude_none=True)
         return {name: value for name, value in kept.items() if value not in ([], {})}
 
     def problems(self) -> Iterator[str]:
-        """What no cluster could take."""
+        """Yield problems on any cluster."""
         yield from limit_problems(self)
         for name, value in self._texts().items():
             if holds_secret(name, value):
@@ -169,7 +169,7 @@ OPTIONS = options_of(answers_schema())
 
 
 def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> Answers:
-    """What the reference suite's variables answer; those of a scheduler only where it is one of ``schedulers``."""
+    """Return the answers in the reference suite's variables; of schedulers only those of ``schedulers``."""
     names = {*Answers.model_fields}.union(*(find_scheduler(name).answers.model_fields for name in schedulers))
     options = [option for name, option in OPTIONS.items() if name in names]
     values = {option.name: environ.get(variable, "").strip() for option in options for variable in option.set_by}
@@ -205,7 +205,7 @@ def absolute(path: str) -> Path:
 
 
 def path_problem(text: str) -> str | None:
-    """What is wrong with the folder of an installation, in words."""
+    """Describe the problem of the folder of an installation."""
     path = absolute(text)
     if not Path(text).expanduser().is_absolute():
         return f"'{text}' is not absolute"

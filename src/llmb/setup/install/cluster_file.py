@@ -102,7 +102,7 @@ COMMENTS = {
     "container": "what the workers run in",
     "reference_suite": "the documents' own software, by workload",
 }
-"""By key of the file; a scheduler has those of its own section."""
+"""Comments by key of the file; a scheduler has those of its own section."""
 Section = Mapping[str, Any]
 
 
@@ -169,7 +169,7 @@ def _scalar(value: object) -> str:
 
 
 def is_settled(journal: Journal, found: Section) -> bool:
-    """Whether nothing is to be done: the file says what is wanted, or its user changed what was written."""
+    """Return whether nothing is to be done: the file is as requested, or its user changed it."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists():
         return False
@@ -179,7 +179,7 @@ def is_settled(journal: Journal, found: Section) -> bool:
 
 
 def changes(root: Path, found: Section) -> list[str]:
-    """In words, what the file there says otherwise."""
+    """Describe the differences in the existing file."""
     there = read_cluster_config(root, cluster_schema()).model_dump(mode="json")
     return [f"{name} is {has!r}, not {value!r}" for name, has, value in _differences(there, found)]
 
@@ -195,7 +195,7 @@ def _differences(there: Section, wanted: Section, above: str = "") -> Iterator[t
 
 
 def check_settings(journal: Journal, found: Section) -> None:
-    """Raises UsageError if a file that was there before says something else."""
+    """Raise UsageError if a file that existed before has other settings."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.made(CLUSTER_CONFIG):
         return
@@ -207,7 +207,7 @@ def check_settings(journal: Journal, found: Section) -> None:
 
 
 def kept_changes(journal: Journal, found: Section) -> list[str]:
-    """In words, what the user changed in the file that was written."""
+    """Describe the user's changes of the file that was written."""
     if not journal.made(CLUSTER_CONFIG) or journal.is_own(CLUSTER_CONFIG):
         return []
     return changes(journal.root, found) if (journal.root / CLUSTER_CONFIG).exists() else []

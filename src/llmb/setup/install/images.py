@@ -33,7 +33,7 @@ class RegistryImage(NamedTuple):
     """An image of a registry, or of Docker's store on this machine."""
 
     name: str
-    """As the reference suite calls its file: ``nvidia+nemo+26.04.01``."""
+    """The reference suite's name for its file: ``nvidia+nemo+26.04.01``."""
     for_enroot: str
     for_apptainer: str
     of_daemon: bool
@@ -61,7 +61,7 @@ class ImageRequest:
 
 
 def image_source(text: str) -> RegistryImage | Path:
-    """What ``text`` names: an image of a registry, or a file. Raises UsageError."""
+    """Parse an image of a registry, or a file. Raises UsageError."""
     if text.startswith(("/", "./", "../", "~")) or text.endswith((*SUFFIXES.values(), ARCHIVE)):
         return Path(text).expanduser().absolute()
     found = _NAME.fullmatch(text)
@@ -81,7 +81,7 @@ def image_source(text: str) -> RegistryImage | Path:
 
 
 def source_problem(text: str) -> str | None:
-    """What is wrong with an answer that names an image."""
+    """Return the problem of an answer that names an image."""
     try:
         source = image_source(text)
     except UsageError as error:
@@ -127,7 +127,7 @@ def _check_file(source: Path, runtime: str) -> None:
 
 
 def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None:
-    """Raises EnvironmentProblem where the tool is not, or does not import for the nodes."""
+    """Raise EnvironmentProblem where the tool is missing, or does not import for the nodes."""
     program, here = PROGRAMS[request.runtime], platform.machine()
     again = shlex.join([request.source, "--runtime", request.runtime, "--folder", str(request.folder.absolute())])
     do = f"run it on a node: srun --ntasks=1 --time=60 llmb prepare image {again}"
@@ -178,6 +178,6 @@ def _call(command: list[str], say: Callable[[str], None]) -> None:
 
 
 def remove_image(image: Path) -> None:
-    """With what killed imports left beside it. Raises OSError."""
+    """Remove an image with the leftovers of killed imports. Raises OSError."""
     for path in (image, *image.parent.glob(f".????????.{glob.escape(image.name)}")):
         path.unlink(missing_ok=True)

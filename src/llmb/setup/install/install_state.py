@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installation has made, written before it is made, so that it can be resumed and undone after any end."""
+"""The files that an installation makes, recorded before, so that it can be resumed and undone after any end."""
 
 import hashlib
 import os
@@ -42,7 +42,7 @@ class InstallState(Record):
 
     schema_version: int = SCHEMA_VERSION
     root: str
-    """Where the installation was when it was last called: absolute paths in it begin so."""
+    """The root of the installation's last call: absolute paths in it begin so."""
     made_root: bool
     """The folder itself was made, too."""
     answers: SerializeAsAny[Answers]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installation is made with, the form of its steps, the data and checkpoints that it
-prepares, and its removal."""
+"""The means of an installation, the form of its steps, the data and checkpoints that it prepares, and its removal."""
 
 import json
 import os
@@ -84,7 +83,7 @@ def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepo
 
 
 def check_hub(repositories: Sequence[NeededRepository]) -> str:
-    """What was found, in words. Raises EnvironmentProblem for a repository that cannot be read."""
+    """Describe the access. Raises EnvironmentProblem for a repository that cannot be read."""
     if not can_check():
         return "not checked: this needs pip install 'llmb[prepare]' beside the command that installs"
     found = check_access(repositories)
@@ -95,7 +94,7 @@ def check_hub(repositories: Sequence[NeededRepository]) -> str:
 
 
 def is_prepared(catalogue: Catalogue, root: Path, answers: Answers, workload: str, size: str) -> bool:
-    """Whether everything is there that the GPU type trains on: data that is packed to other lengths is not needed."""
+    """Return whether everything that the GPU type trains on exists: data packed to other lengths is not needed."""
     found = verify_prepared(catalogue, workload, size, prepared_folders(root, workload), None)
     own = f"_{seq_len_of(catalogue, answers, workload, size)}"
     return all("/packed/" in item.name and not item.name.endswith(own) for item in found.lacking)
@@ -106,10 +105,10 @@ class Preparations:
     """Starts preparations, and keeps the jobs that were queued."""
 
     jobs: list[dict[str, Any]] = field(default_factory=list)
-    """As ``llmb prepare submit --json`` prints them."""
+    """The jobs that ``llmb prepare submit --json`` prints."""
 
     def do(self, python: Path, root: Path, answers: Answers, workload: str, size: str) -> str:
-        """Raises EnvironmentProblem if a command fails."""
+        """Do the preparation. Raises EnvironmentProblem if a command fails."""
         llmb = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "prepare"]
         model = ["-w", workload, "-s", size]
         if answers.prepare == "here":
@@ -135,7 +134,7 @@ class Preparations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What is installed, and by what means."""
+    """The content and the means of an installation."""
 
     journal: Journal
     answers: Answers
@@ -174,7 +173,7 @@ class Removal:
 
 
 def planned_removal(root: Path, *, results: bool) -> list[str]:
-    """What would be removed, if it is as it was made. Raises UsageError."""
+    """List the paths to remove, if they are as they were made. Raises UsageError."""
     state = read_state(root)
     if state is None:
         do = "give the folder of an installation with --path, or set LLMB_INSTALL"
@@ -244,7 +243,7 @@ def complete_removal(root: Path) -> bool:
 
 
 def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:
-    """Raises UsageError if jobs are queued or running, as far as is known without asking the scheduler."""
+    """Raise UsageError if jobs are queued or running, as far as is known without querying the scheduler."""
     if not database_path(root).exists():
         return
     with read_history(root, say) as store:

@@ -65,11 +65,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What was done, or would be."""
+    """The steps that were done, or would be."""
 
     results: Sequence[StepResult]
     jobs: Sequence[dict[str, Any]] = field(default_factory=list)
-    """That prepare something in the background."""
+    """The jobs that prepare something in the background."""
 
 
 def known_answers(given: Answers, root: Path) -> Answers:
@@ -100,7 +100,7 @@ def install_all(
     *,
     keep_settings: bool = False,
 ) -> Installed:
-    """Raises the LlmbError of the step that fails; the same call resumes there."""
+    """Install everything. Raises the LlmbError of the step that fails; the same call resumes there."""
     check_space(catalogue, answers, root)
     with opened_journal(root, answers) as journal:
         before = Path(journal.state.root)  # the same folder may have two names, such as through a link
@@ -131,7 +131,7 @@ def install_all(
 
 
 def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
-    """Raises the error of the first step that fails; those before it are done."""
+    """Run steps. Raises the error of the first step that fails; those before it are done."""
     results = []
     for number, step in enumerate(steps, start=1):
         if step.is_done():
@@ -158,7 +158,7 @@ def planned(steps: Sequence[InstallStep]) -> list[StepResult]:
 
 
 def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
-    """Raises EnvironmentProblem if the disk has less free than the installation takes."""
+    """Raise EnvironmentProblem if the disk has less free than the installation takes."""
     need = 0
     if answers.environment != EXISTING and not (root / ENVIRONMENT).exists():
         need += CPU_ENVIRONMENT_BYTES if answers.torch in (CPU, NONE, EXISTING) else ENVIRONMENT_BYTES
@@ -170,7 +170,7 @@ def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
 
 
 def free_text(root: Path) -> str:
-    """What is free on the disk of a folder that need not exist, in words."""
+    """Describe the free space on the disk of a folder that need not exist."""
     existing = next(place for place in (root, *root.parents) if place.exists())
     return f"{shutil.disk_usage(existing).free / 10**9:,.0f} GB"
 
@@ -203,7 +203,7 @@ EXECUTABLE = 0o755
 
 
 def all_steps(what: Installation) -> Sequence[InstallStep]:
-    """In their order. Each proves whether it is done, so that any end can be resumed."""
+    """Return the steps in order. Each proves whether it is done, so that any end can be resumed."""
     own = [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what)]
     return [*own, *suite_steps(what), *_preparations(what)]
 

@@ -77,10 +77,10 @@ class Surroundings:
     root: str | None = None
     """The root of installation that the environment names."""
     offers: dict[str, Offer] = field(default_factory=dict)
-    """What schedulers offer, by name, where they were asked."""
+    """The offers of schedulers, by name, where they were queried."""
 
     def offer(self, scheduler: str) -> Offer:
-        """Raises InfrastructureError where the scheduler does not answer, EnvironmentProblem where it is not here."""
+        """Query a scheduler. Raises InfrastructureError without an answer, EnvironmentProblem where it is not here."""
         if scheduler not in self.offers:
             self.offers[scheduler] = find_scheduler(scheduler).offer()
         return self.offers[scheduler]
@@ -140,7 +140,7 @@ json.dump(found, sys.stdout)
 
 
 class PythonContents(Record):
-    """What a Python answered when it was asked for what it has."""
+    """The content of a Python, by its own answer."""
 
     python: str
     llmb: str
@@ -160,7 +160,7 @@ class EnvironmentRecord(Record):
 
     @property
     def recipe(self) -> "EnvironmentRecord":
-        """What it is made of, without what it turned out to hold."""
+        """Return the request for it, without its actual content."""
         return self.model_copy(update={"contents": None})
 
 
@@ -172,7 +172,7 @@ def python_of(answers: Answers, root: Path) -> Path:
 
 
 def record_of(answers: Answers) -> EnvironmentRecord:
-    """What the environment of these answers is made of."""
+    """Return the record of the environment of these answers."""
     return EnvironmentRecord(
         kind=str(answers.environment),
         made_with=answers.python,
@@ -183,7 +183,7 @@ def record_of(answers: Answers) -> EnvironmentRecord:
 
 
 def is_made(answers: Answers, root: Path) -> bool:
-    """Whether the environment is complete, and made of what is asked for."""
+    """Return whether the environment is complete, and made as requested."""
     try:
         found = EnvironmentRecord.model_validate_json((root / FOLDER / RECORD).read_bytes())
     except (OSError, ValidationError):
@@ -273,7 +273,7 @@ def _name(command: Sequence[str]) -> str:
 
 
 def proven(python: Path, answers: Answers) -> PythonContents:
-    """What a Python has of what runs need. Raises EnvironmentProblem if it lacks something, or torch is for no GPU."""
+    """Return the packages of a Python for runs. Raises EnvironmentProblem if it lacks some, or torch is for no GPU."""
     wanted = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
     said = ask_program([str(python), "-c", PROOF, *wanted], PROOF_LIMIT_S, cwd=None)
     if said.code is None:
@@ -313,7 +313,7 @@ def llmb_requirement() -> str:
 
 
 def _address() -> str | None:
-    """Where this llmb was installed from, if not from an index."""
+    """Return the place from which this llmb was installed, if not from an index."""
     try:
         found = json.loads(distribution("llmb").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, OSError, ValueError):

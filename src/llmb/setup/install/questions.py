@@ -88,7 +88,7 @@ class GpuType(GeneralQuestion):
         return [*gpus, Choice(CPU, "no GPU: tiny models on processes")]
 
     def assumed(self) -> str | None:
-        """By what the scheduler calls the GPUs of its nodes, else by those of a machine that runs the jobs itself."""
+        """Return the type of the GPUs of the scheduler's nodes, else of a machine that runs jobs itself."""
         if not self.queues:
             return self.around.gpu_type or (CPU if not self.around.gpus else None)
         kind = (self.nodes.gres_type or "").lower() if self.nodes else ""
@@ -377,7 +377,7 @@ class Interview:
         self.answers = self.answers.model_copy(update={question.name: getattr(given, question.name)})
 
     def complete(self) -> Answers:
-        """Raises UsageError with all that is missing, or wrong."""
+        """Ask all questions. Raises UsageError with all that is missing, or wrong."""
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"

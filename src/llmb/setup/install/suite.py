@@ -35,7 +35,7 @@ from llmb.setup.install.installation import Installation, InstallStep
 from llmb.setup.install.python_environment import activated, empty_environment, run_visibly
 
 DOCUMENTED_ENVIRONMENT = "venv"
-"""Where the documents make it, below STAGE_PATH."""
+"""The documents' environment, below STAGE_PATH."""
 OWN_ENVIRONMENTS = f"{SUITES}/environment-"
 PYXIS = "pyxis"
 MOVE = "move it away"
@@ -50,7 +50,7 @@ def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
 
 
 def _chosen(journal: Journal) -> SuiteSettings:
-    """What the user's settings say, or those of the suite's own installer."""
+    """Return the user's settings, or those of the suite's own installer."""
     if journal.is_own(CLUSTER_CONFIG):  # it says what was answered
         return SuiteSettings()
     return read_cluster_config(journal.root, cluster_schema()).reference_suite
@@ -72,7 +72,7 @@ def _is_filled(script: LaunchScript, environment: Path) -> bool:
 
 
 def remove_environments(journal: Journal) -> None:
-    """After a move, the environments that were made here do not work."""
+    """Remove environments: after a move, those that were made here do not work."""
     for item in journal.state.made:
         if item.path.startswith(OWN_ENVIRONMENTS):
             journal.tree(item.path)
@@ -90,7 +90,7 @@ def suite_steps(what: Installation) -> Iterator[InstallStep]:
 
 @dataclass(frozen=True, slots=True)
 class _Software:
-    """What one launch script needs."""
+    """The software that one launch script needs."""
 
     what: Installation
     script: LaunchScript
@@ -165,7 +165,7 @@ class _Software:
         self.journal.forget(unfinished)
 
     def values(self) -> dict[str, str]:
-        """What templates of paths have. Without a checkout, as if the one that is to be made were there."""
+        """Return the values for templates of paths. Without a checkout, as if the one that is to be made existed."""
         checkout = self.checkout() or self.root / SUITES / self.script.tag
         return {"root": str(self.root), "folder": str(checkout / self.script.folder)}
 
@@ -243,7 +243,7 @@ def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Pa
 def _call(
     commands: Commands, by_hand: Commands, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Raises EnvironmentProblem with the commands that do it by hand."""
+    """Run commands. Raises EnvironmentProblem with the commands that do it by hand."""
     try:
         for command in commands:
             run_visibly(command, folder=folder, environ=environ)

@@ -24,7 +24,7 @@ PUBLISHED_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequest:
-    """What to prepare, and how."""
+    """The model to prepare, and how."""
 
     workload: str
     size: str
@@ -85,7 +85,7 @@ def _other(target: Path, what: str) -> UsageError:
 
 
 def _check_room(model: Model, source: Source, folders: PreparedFolders, target: Path) -> None:
-    """Raises EnvironmentProblem if the disk has no room for both: the download alone would fit, and be for nothing."""
+    """Raise EnvironmentProblem if the disk has no room for both: the download alone would fit, and be for nothing."""
     size = PUBLISHED_BYTES * parameter_count(model)[0]
     converted = min(size, _size(partial_path(target) / WEIGHTS))
     cache, need = hub_cache(folders.hub), size - converted

@@ -88,7 +88,7 @@ class ImportRequest:
 
 
 def default_processes() -> int:
-    """As many as this process has cores: converting is bound by copies in memory until the disk is."""
+    """Return the number of this process's cores: converting is bound by copies in memory until the disk is."""
     return min(usable_cores(), MOST_PROCESSES)
 
 
@@ -208,7 +208,7 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
 
 
 def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Raises UsageError with every file that is not as the hub has it, where its client left the hub's checksums."""
+    """Raise UsageError with every file that is not as the hub has it, where its client left the hub's checksums."""
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
         return
@@ -269,7 +269,7 @@ def imported_record(
 
 
 def check_converter() -> None:
-    """Raises EnvironmentProblem where this machine has not what the converting program needs."""
+    """Raise EnvironmentProblem where this machine lacks a need of the converting program."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         what = f"converting weights needs {' and '.join(missing)}, which this Python does not have"
@@ -397,7 +397,7 @@ def origin_of(base: SavedCheckpoint, name: str | None) -> WeightsOrigin:
 
 
 def check_base(base: SavedCheckpoint, model: Model) -> None:
-    """Raises UsageError if ``base`` does not contain all weights of ``model``."""
+    """Raise UsageError if ``base`` does not contain all weights of ``model``."""
     if base.record.lora:
         raise UsageError("the base contains only adapters", where=str(base.path), do="give a checkpoint of weights")
     if differences := list(model_differences(model, base.record.model)):

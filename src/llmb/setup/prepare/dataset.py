@@ -31,7 +31,7 @@ FORCE = "--force prepares it again, and replaces what exists"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetRequest:
-    """What to prepare; None means the default."""
+    """The dataset to prepare; None means the default."""
 
     workload: str
     size: str
@@ -90,7 +90,7 @@ def local_source(path: Path, files: Files) -> str:
 
 
 def _same_content(one: str, other: str) -> bool:
-    """Whether two sources are equal, or local ones of the same content at two paths."""
+    """Return whether two sources are equal, or local ones of the same content at two paths."""
     contents = [text.partition(_CHECKSUMS)[2] for text in (one, other)]
     return one == other or (contents[0] != "" and contents[0] == contents[1])
 
@@ -150,7 +150,7 @@ class _Preparation:
             shutil.rmtree(path, ignore_errors=True)
 
     def _check_samples(self, existing: SampleFiles) -> None:
-        """Raises UsageError if they were made from something else, or are damaged."""
+        """Raise UsageError if they were made from something else, or are damaged."""
         given, name = self.request.source, self.source.dataset
         if given is not None and not _same_content(wanted := local_source(given, split_files(given)), existing.source):
             what = f"{name} is prepared from {existing.source}, not from {wanted}"

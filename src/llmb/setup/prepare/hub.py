@@ -100,7 +100,7 @@ def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Re
 
 
 def hub_cache(folder: Path) -> Path:
-    """Where the hub's files are kept: in ``folder``, or where HF_HUB_CACHE or HF_HOME say."""
+    """Return the folder of the hub's files: ``folder``, or that of HF_HUB_CACHE or HF_HOME."""
     if own := os.environ.get("HF_HUB_CACHE"):
         return Path(own).expanduser()
     home = os.environ.get("HF_HOME")
@@ -113,7 +113,7 @@ class Hub:
 
     folder: Path
     page: str | None = None
-    """Where access to a repository is requested; None for its own page."""
+    """The page to request access to a repository; None for its own page."""
     endpoint: str | None = None
     """None for that of the library: HF_ENDPOINT, or huggingface.co."""
 
@@ -182,7 +182,7 @@ def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the l
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
-    """As a path: a star stands for no slash."""
+    """Match as a path: a star stands for no slash."""
     return any(file.count("/") == pattern.count("/") and fnmatch(file, pattern) for pattern in patterns)
 
 
@@ -192,7 +192,7 @@ def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What the library raises where the hub refuses, fails or is not reached."""
+    """Return the library's errors where the hub refuses, fails or is not reached."""
     from huggingface_hub.errors import HfHubHTTPError
 
     # Its base is the class of all errors of the HTTP library, which is another one in other versions.
@@ -236,7 +236,7 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
 
 
 def _is_local(error: BaseException) -> bool:
-    """Whether it is this machine's disk, not the network, that failed."""
+    """Return whether it is this machine's disk, not the network, that failed."""
     network = (ConnectionError, TimeoutError, socket.gaierror)
     return isinstance(error, OSError) and error.errno is not None and not isinstance(error, network)
 
@@ -253,7 +253,7 @@ def _gated(name: str, page: str) -> Refusal:
 
 
 def _status(error: Exception) -> int | None:
-    """What the hub answered; None without an answer."""
+    """Return the status of the hub's answer; None without an answer."""
     responses = (getattr(one, "response", None) for one in (error, error.__cause__))
     return next((int(response.status_code) for response in responses if response is not None), None)
 
@@ -307,7 +307,7 @@ def needed_repositories(
 
 
 def can_check() -> bool:
-    """Whether this Python has the library that contacts the hub."""
+    """Return whether this Python has the library that contacts the hub."""
     return find_spec("huggingface_hub") is not None
 
 
@@ -330,12 +330,12 @@ def refused(found: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
 
 
 def lacks_token(found: Iterable[RepositoryAccess]) -> bool:
-    """Whether another token may help."""
+    """Return whether another token may help."""
     return any(item.state in ("no token", "token rejected") for item in found)
 
 
 def access_problem(found: Sequence[RepositoryAccess]) -> EnvironmentProblem | None:
-    """What to do about all that is refused; None if nothing is."""
+    """Return the remedies for all refusals; None if there are none."""
     wanting = refused(found)
     if not wanting:
         return None
@@ -361,7 +361,7 @@ def token_source() -> TokenSource | None:
 
 
 def use_token(text: str) -> None:
-    """For this process and what it starts. Raises UsageError, which does not repeat it, for what is not a token."""
+    """Set the token for this process and its children. Raises UsageError, without it, for an invalid one."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError("what was typed is not a token: it has spaces or other characters that a token cannot have")

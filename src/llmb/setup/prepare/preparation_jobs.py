@@ -129,7 +129,7 @@ def _order(
 
 
 def _check_given(source: Source, workload: str, size: str, choices: PrepareChoices, site: Site) -> None:
-    """Raises UsageError if the model, which is not on the hub, is not given either."""
+    """Raise UsageError if the model, which is not on the hub, is not specified either."""
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
     known = choices.skip_checkpoint and (choices.tokenizer or prepared)
     if not choices.checkpoint_source and not known:

@@ -120,7 +120,7 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
 
 
 def roles_of(given: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], str]:
-    """Which splits are made of each split of a source, and the same in words.
+    """Return the splits that are made of each split of a source, and the same as text.
 
     Of training and validation, NeMo holds validation out of training, and makes the source's validation the test.
     """
@@ -178,7 +178,7 @@ def _picked(path: Path, starts: list[int], order: Iterable[int]) -> Iterator[Dat
 
 
 def _line(sample: DatasetSample, split: Split) -> bytes:
-    """As NeMo writes it: all answers that count as right are kept for tests alone."""
+    """Format as NeMo does: all answers that count as right are kept for tests alone."""
     values: dict[str, object] = {"input": sample.input, "output": sample.output}
     if split == "test" and sample.original_answers:
         values["original_answers"] = sample.original_answers

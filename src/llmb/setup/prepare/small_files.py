@@ -210,7 +210,7 @@ def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Pa
 
 
 def next_commands(workload: str, size: str, folder: Path) -> Sequence[str]:
-    """What prepares the files of ``folder``, and trains on them."""
+    """Return the commands that prepare the files of ``folder``, and train on them."""
     model, samples = shlex.quote(str(folder / MODEL)), shlex.quote(str(folder / SAMPLES))
     return (
         f"llmb prepare checkpoint -w {workload} -s {size} --source {model}",

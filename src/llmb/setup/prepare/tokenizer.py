@@ -108,7 +108,7 @@ def _marks_spaces(tokenizer: "Tokenizer") -> bool:
 
 
 def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) -> int | None:
-    """What a file beside the tokenizer says of ``eos`` or ``bos``; never a guess. Raises UsageError if it is wrong."""
+    """Read the value of ``eos`` or ``bos`` beside the tokenizer; never a guess. Raises UsageError if it is wrong."""
     for name in NAMING:
         token = _settings(file.with_name(name)).get(f"{which}_token")
         text = token.get("content") if isinstance(token, dict) else token

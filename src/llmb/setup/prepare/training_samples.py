@@ -113,7 +113,7 @@ ARROW = b"\xff\xff\xff\xff"
 """First bytes of the stream format, which the library 'datasets' writes, in its cache and with save_to_disk."""
 SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
 NOTES = ("dataset_info.json", "dataset_dict.json", "state.json")
-"""What the library ``datasets`` writes beside its samples."""
+"""Files of the library ``datasets`` beside its samples."""
 NAMES: dict[Split, str] = {"training": r"train(ing)?", "validation": r"(validation|valid|val|dev)", "test": r"test"}
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 FORMATS = (
@@ -157,7 +157,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _holds(path: Path, split: Split) -> bool:
-    """By its name, such as ``train-v1.1.json`` or ``squad-train.arrow``, or by that of its folder."""
+    """Return whether its name, such as ``train-v1.1.json`` or ``squad-train.arrow``, or its folder's is a split's."""
     named = re.search(rf"(^|[-_.]){NAMES[split]}([-_.]|$)", path.stem.lower())
     return named is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
 
@@ -189,7 +189,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
-    """By the content alone. SQuAD's own files have one line; files like it may have more."""
+    """Recognize the format by the content alone. SQuAD's own files have one line; files like it may have more."""
     with open_file(path) as stream:
         match stream.read(len(PARQUET)):
             case magic if magic == PARQUET:

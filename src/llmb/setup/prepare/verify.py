@@ -41,9 +41,9 @@ class Item:
     bytes: int = 0
     documented_gib: float | None = None
     source: str | None = None
-    """What it was made from."""
+    """The source that it was made from."""
     problem: str | None = None
-    """What is wrong with what is there."""
+    """The problem of the existing files."""
 
     @property
     def command(self) -> str | None:
@@ -62,9 +62,9 @@ class Verification:
     free_bytes: int
     needed_bytes: int
     checksums: bool
-    """Whether all files were read, or only their sizes compared."""
+    """True if all files were read, not only their sizes compared."""
     nemo: tuple[NemoItem, ...] = ()
-    """What the reference suite's own software finds; empty where no launch script of it trains this."""
+    """The files of the reference suite's own software; empty where no launch script of it trains this."""
 
     @property
     def lacking(self) -> tuple[Item, ...]:
@@ -73,7 +73,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is verified."""
+    """The files to verify."""
 
     workload: str
     size: str

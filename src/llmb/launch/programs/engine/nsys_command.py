@@ -25,7 +25,7 @@ WORKER, PROFILED_WORKER = "llmb.engine.worker", "llmb.launch.programs.engine.nsy
 
 
 def check_here(plan: Plan) -> None:
-    """Raises EnvironmentProblem where a program is missing that ``plan`` needs."""
+    """Raise EnvironmentProblem where a program is missing that ``plan`` needs."""
     profile = plan.profile
     required = profile and profile.profiler == "nsys" and (profile.gpu_metrics or not profile.or_torch)
     if required and shutil.which(NSYS) is None:
@@ -62,7 +62,7 @@ def nsys_command(plan: Plan, folder: RunFolder, rank: int, environ: Mapping[str,
 
 
 def worker_module(plan: Plan) -> str:
-    """What is started once per rank."""
+    """Return the module that is started once per rank."""
     return PROFILED_WORKER if plan.profile and plan.profile.profiler == "nsys" else WORKER
 
 

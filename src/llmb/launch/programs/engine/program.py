@@ -109,7 +109,7 @@ def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install:
 
 
 def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
-    """That of the cluster, with the options' image and mounts. Raises UsageError if the cluster has no container."""
+    """Return the cluster's, with the options' image and mounts. Raises UsageError if the cluster has no container."""
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":
@@ -212,7 +212,7 @@ def estimated(plan: Plan) -> MemoryUse | None:
 
 
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
-    """What each of some ranks takes. Raises EnvironmentProblem without torch, and RunFailed."""
+    """Count the needs of each of some ranks. Raises EnvironmentProblem without torch, and RunFailed."""
     if find_spec("torch") is None:
         raise EnvironmentProblem(
             "the engine counts its memory with torch, which this Python does not have", do=pip_install("engine")
@@ -240,7 +240,7 @@ def count_rank(job: AccountJob) -> RankAccount:
 
 
 def memory_text(use: MemoryUse) -> str:
-    """What the fullest rank needs, as a part of a sentence."""
+    """Format the need of the fullest rank, as a part of a sentence."""
     fullest = use.fullest
     about = "about " if use.method == "estimate" else ""
     return (
@@ -249,7 +249,7 @@ def memory_text(use: MemoryUse) -> str:
 
 
 def memory_warnings(plan: Plan) -> Iterator[str]:
-    """By the estimate alone, for many plans at a time."""
+    """Warn by the estimate alone, for many plans at a time."""
     use = estimated(plan)
     if use is not None and not use.fits:
         yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; 'llmb memory' counts it"

@@ -63,12 +63,12 @@ class BridgeVariables(Record):
 
 
 class BridgeVersion(Record):
-    """What one that is supported has otherwise than the first one."""
+    """The differences of a supported version from the first one."""
 
     version: str
     """Major and minor."""
     tag: str
-    """Where its argument parser was read, in its repository."""
+    """The tag at which its argument parser was read, in its repository."""
     script: str | None = None
     tasks: dict[str, str] = Field(default_factory=dict)
     """Other names of tasks."""
@@ -89,7 +89,7 @@ class BridgeFile(Record):
     oldest_nemo: str
     """The first of NeMo's images that holds a supported version."""
     package_info: str
-    """Where the version is in the container."""
+    """The path of the version in the container."""
     images: dict[str, str]
     script: str
     library_script: str
@@ -97,7 +97,7 @@ class BridgeFile(Record):
     recipes: tuple[BridgeRecipe, ...]
     dtypes: dict[Dtype, str]
     fp8_recipe: Fp8Recipe
-    """What llmb's engine calls the scaling that FP8 has there."""
+    """The name in llmb's engine of the scaling that FP8 has there."""
     gpus_per_numa_node: dict[str, int]
     variables: tuple[BridgeVariables, ...]
 
@@ -157,7 +157,7 @@ def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) 
 
 
 def check_image(image: str | None, recipe: Recipe) -> None:
-    """Raises UsageError for an image whose name tells that it has no supported version; others tell when they run.
+    """Raise UsageError for an image whose name has no supported version; others are checked when they run.
 
     None is the image of the first version.
     """
@@ -178,7 +178,7 @@ PACKED = "squad_packed"
 CONTEXT = "context"
 SQUAD_TRAINING, VALIDATION, TOKENIZER = "training.jsonl", "validation.jsonl", "tokenizer.json"
 WORKING_FOLDER = "data"
-"""In the run folder."""
+"""The folder in the run folder."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 # The arguments are the working folder and the training samples.
 ENTER_FOLDER = (
@@ -208,7 +208,7 @@ class Squad:
 
 
 def prepared_squad(catalogue: Catalogue, recipe: Recipe, install: Path) -> Squad | None:
-    """What was prepared for the recipe below ``install``; None if a file that the script needs is missing."""
+    """Return the data prepared for the recipe below ``install``; None if a file that the script needs is missing."""
     source = find_workload(catalogue, recipe.workload).sources.get(recipe.size)
     if source is None:
         return None
@@ -243,13 +243,13 @@ TENSORBOARD = "tensorboard"
 MOCK = Origin(
     weights=WeightsOrigin(kind="random"), data=DataOrigin(kind="synthetic", name="mock data of Megatron-Bridge")
 )
-"""What the script trains without a dataset, also where it fine-tunes."""
+"""The input of the script without a dataset, also where it fine-tunes."""
 
 
 def bridge_plan(
     catalogue: Catalogue, recipe: Recipe, choices: Choices, origin: Origin = MOCK, *, packed: bool = False
 ) -> Plan:
-    """What the script is to do, with weights and data of ``origin``; ``packed`` if that is SQuAD in packed sequences.
+    """Return the script's plan, with weights and data of ``origin``; ``packed`` if that is SQuAD in packed sequences.
 
     Raises UsageError with all that it cannot.
     """
@@ -306,7 +306,7 @@ def bridge_command(
 
 
 def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str]) -> Origin:
-    """What the script trains: what was chosen by its arguments ``extra``, else SQuAD where there is one."""
+    """Return the script's input: the choice of its arguments ``extra``, else SQuAD where there is one."""
     checkpoint, chosen = extra.get("pretrained_checkpoint"), extra.get("data")
     weights = WeightsOrigin(kind="checkpoint", name=checkpoint, path=checkpoint) if checkpoint else MOCK.weights
     if chosen and chosen != "mock":
@@ -320,7 +320,7 @@ def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str])
 
 
 def trains_packed(squad: Squad | None, extra: Mapping[str, str]) -> bool:
-    """Whether the script packs SQuAD, by default or as its arguments ``extra`` say."""
+    """Return whether the script packs SQuAD, by default or as its arguments ``extra`` say."""
     return extra.get("data", PACKED if squad else "mock") == PACKED
 
 
@@ -344,7 +344,7 @@ def _report_folder(plan: Plan) -> Iterator[Word]:
 
 
 def bridge_variables(recipe: Recipe) -> dict[str, str]:
-    """What the framework's own launcher sets for this recipe."""
+    """Return the variables that the framework's own launcher sets for this recipe."""
     found, own = dict[str, str](), bridge_recipe(recipe)
     cuts = recipe.layout.tp > 1 or recipe.layout.cp > 1
     for entry in bridge_data().variables:
@@ -409,7 +409,7 @@ def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
 
 
 def _library_overrides(plan: Plan, choices: Choices) -> Iterator[str]:
-    """What the framework's tuned recipes do, and those of its library do not."""
+    """Yield the settings of the framework's tuned recipes that those of its library lack."""
     yield "checkpoint.load=null"
     if not choices.saves:
         yield "checkpoint.save=null"  # else it saves its last step, in the container
@@ -422,7 +422,7 @@ def _library_overrides(plan: Plan, choices: Choices) -> Iterator[str]:
 
 
 def _profiling(plan: Plan) -> Iterator[Word]:
-    """What the plugins of the framework's own launcher override (perf_plugins.py), which do not run here."""
+    """Yield the overrides by the plugins of the framework's own launcher (perf_plugins.py), which do not run here."""
     profile = plan.profile
     if profile is None:
         return

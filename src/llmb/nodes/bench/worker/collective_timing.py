@@ -50,7 +50,7 @@ USED = 0.8
 """Share of the free memory that is used: the library needs buffers of its own."""
 PATIENCE = timedelta(minutes=10)
 UNSUPPORTED = ("support", "implement")
-"""In the messages of a library that lacks a collective."""
+"""Words in the messages of a library that lacks a collective."""
 Call = Callable[[], object]
 
 
@@ -76,7 +76,7 @@ class BenchGroup:
 
 
 def _measure(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Extent) -> CollectiveRow:
-    """Raises RuntimeError or NotImplementedError on every rank if the library lacks the collective."""
+    """Measure one row. Raises RuntimeError or NotImplementedError on every rank if the library lacks the collective."""
     out_of_place = None if collective == "all_reduce" else _way(group, job, collective, size, in_place=False)
     return CollectiveRow(
         collective=collective,
@@ -111,7 +111,7 @@ def _way(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Ex
 
 
 def views(group: BenchGroup, collective: Collective, size: Extent, *, in_place: bool) -> tuple[Tensor, Tensor]:
-    """What is sent, and where it is received; in place both are parts of one buffer, as NCCL defines it."""
+    """Return the buffers to send and receive; in place both are parts of one buffer, as NCCL defines it."""
     if not in_place:
         return group.sent[: size.sent], group.received[: size.received]
     sent, received = group.received[: size.sent], group.received[: size.received]

@@ -32,7 +32,7 @@ def measure(job: CaseList, local_rank: int, rank: int) -> PartReport:
 
 
 def _uuid(local_rank: int) -> str | None:
-    """As nvidia-smi shows it."""
+    """Return the form that nvidia-smi shows."""
     known: Any = torch.cuda.get_device_properties(local_rank)
     uuid = getattr(known, "uuid", None)
     return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"

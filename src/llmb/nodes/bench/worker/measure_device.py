@@ -66,7 +66,7 @@ class PreparedCall:
     context: AbstractContextManager[object] = field(default_factory=nullcontext)
     backend: str | None = None
     flushes: bool = False
-    """Whether a burst finds the GPU's cache emptied, as in training, where other layers come between."""
+    """True if a burst finds the GPU's cache emptied, as in training, where other layers come between."""
     seconds: Callable[[], float] | None = None
 
 
@@ -205,14 +205,14 @@ HEAD_START_CYCLES = 20_000_000
 
 
 class AttentionChoices:
-    """Which backend the engine would choose for a shape; each shape is tried once."""
+    """The backends that the engine would choose by shape; each shape is tried once."""
 
     def __init__(self, device: torch.device, job: CaseList) -> None:
         self.device, self.job = device, job
         self.chosen: dict[AttentionCase, Trial] = {}
 
     def prepare(self, case: AttentionCase) -> PreparedCall:
-        """Raises RuntimeError if no backend computes the shape."""
+        """Prepare a call. Raises RuntimeError if no backend computes the shape."""
         shape = case.model_copy(update={"direction": "both"})
         if shape not in self.chosen:
             self.chosen[shape] = self._try(shape)
@@ -236,7 +236,7 @@ class AttentionChoices:
     def _measure(
         self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
     ) -> BackendTrial:
-        """Raises MemoryError, for which the backend is not to blame, where the device runs out of memory."""
+        """Measure a backend. Raises MemoryError, for which it is not to blame, where the device runs out of memory."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):
@@ -368,7 +368,7 @@ def needed_bytes(work: Work) -> int:
 
 
 def free_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """What this process can still have, by the kernel and by the limit of its container; None where neither says."""
+    """Return the memory that this process can still get, by the kernel and its container; None without either."""
     return min(filter(None, (_available(meminfo), _left_in(cgroup))), default=None)
 
 
@@ -460,7 +460,7 @@ def say(progress: BenchProgress) -> None:
 
 
 def leave() -> NoReturn:
-    """At once: torch's threads can abort a finished program while the interpreter shuts down."""
+    """Exit at once: torch's threads can abort a finished program while the interpreter shuts down."""
     sys.stdout.flush()
     os._exit(0)
 

@@ -15,7 +15,7 @@ from llmb.nodes.doctor.rules import Finding, gb, rule
 
 PROBE = Path(__file__).with_name("disk_probe.py")
 DIRECTION_S = 15.0
-"""How long writing, and reading, may take; what is done by then gives the rate."""
+"""The time limit of writing, and of reading; the amount by then gives the rate."""
 LIMIT_S, SPACE_S = 60.0, 20.0
 NOT_MEASURED = Missing("not measured: --no-disk")
 IN_MEMORY = frozenset(["tmpfs", "ramfs"])
@@ -79,7 +79,7 @@ def _rates(found: Mapping[str, Any], problem: str | None) -> Mapping[str, Rate] 
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
-    """What a path is on, by the content of /proc/mounts; of several at one place the last one is seen."""
+    """Return the mount of a path, by the content of /proc/mounts; of several at one place the last one is seen."""
     rows = (line.split() for line in mounts.splitlines())
     found = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
     fits = [mount for mount in found if Path(path).is_relative_to(mount.folder)]

@@ -13,7 +13,7 @@ from llmb.nodes.doctor.rules import Finding, indexes, names_of, rule, skipped
 from llmb.runs.environment import GpuState
 
 RECOVERY = "recovery"
-"""In the name of the counter of links that were lost and trained again."""
+"""A part of the name of the counter of links that were lost and trained again."""
 ROUNDING = 0.995
 UNSEEN, NO_ECC = "nvidia-smi does not show it", "the GPUs have no ECC, or do not show it"
 COUNT = "gpu_count"

@@ -52,7 +52,7 @@ def _length(text: str | None) -> int:
 
 
 def _governor(source: FactSource, cpus: list[str]) -> Finding:
-    """Where the hardware chooses clocks, it follows a preference for energy or performance."""
+    """Check the preference for energy or performance, which the hardware follows where it chooses clocks."""
     of = rule("cpu_governor")
     found = Counter(filter(None, (source.text(f"{CPU}/{cpu}/cpufreq/scaling_governor") for cpu in cpus)))
     if not found:
@@ -105,7 +105,7 @@ def _allowed(allowed: float, online: int, wanted: WantedFacts) -> Finding:
 
 
 def allowed_cpus(source: FactSource) -> float:
-    """By affinity and by the quota of the control group."""
+    """Return the number by affinity and by the quota of the control group."""
     limit = find_cpu_limit(source.root)
     return min(float(source.cores()), limit.cores if limit else inf)
 
@@ -153,7 +153,7 @@ def _shm(source: FactSource) -> Finding:
 
 
 def _memory_errors(source: FactSource) -> Finding:
-    """What the memory controllers have counted."""
+    """Check the counts of the memory controllers."""
     of, folder = rule("memory_errors"), "/sys/devices/system/edac/mc"
     controllers = [name for name in source.names(folder) if re.fullmatch(r"mc\d+", name)]
     corrected = [source.number(f"{folder}/{name}/ce_count") for name in controllers]
@@ -259,13 +259,13 @@ TICK_S = 0.01
 """File systems date by a clock that may lag behind by one tick of the kernel, at most 1/100 s."""
 CLOCK_LIMIT_S = 10.0
 LEAPS = ("Normal", "Insert second", "Delete second")
-"""What chrony calls a clock that follows its servers."""
+"""Chrony's terms for a clock that follows its servers."""
 _OFFSET = re.compile(r"^System time\s*:\s*(\d+\.\d+) seconds (slow|fast) of NTP time", re.MULTILINE)
 _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
 class ClockReading(NamedTuple):
-    """How far this clock is before the one that dates new files in a folder; negative if it is behind."""
+    """The lead of this clock over the one that dates new files in a folder; negative if it is behind."""
 
     ahead_s: float
     uncertainty_s: float

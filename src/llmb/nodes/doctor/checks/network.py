@@ -242,7 +242,7 @@ def _mtus(active: Sequence[Port]) -> Finding:
 
 
 def _gpu_direct(source: FactSource, gpus: int) -> Finding:
-    """What lets network cards read the memory of GPUs."""
+    """Check the module that lets network cards read the memory of GPUs."""
     of = rule("network_gpu_direct")
     if not gpus:
         return of.skipped("this node has no GPU")

@@ -15,7 +15,7 @@ from llmb.nodes.doctor.facts import FactSource
 from llmb.runs.environment import PROGRAM, QUERIES, NodeGpus, command, parse_states
 
 LIMIT_S = 30.0
-"""For one query: without persistence mode it waits for the driver."""
+"""The limit of one query: without persistence mode it waits for the driver."""
 NVIDIA, DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 """PCI vendor, and the classes of GPUs: with and without an output for a display."""
 UNKNOWN_FIELD = "not a valid field"
@@ -46,7 +46,7 @@ class PcieLink(NamedTuple):
 
 
 class FabricState(NamedTuple):
-    """Whether the GPU has joined its NVLink domain, in nvidia-smi's words; None is not supported."""
+    """The state of the GPU in its NVLink domain, in nvidia-smi's words; None is not supported."""
 
     uuid: str
     state: str | None
@@ -94,7 +94,7 @@ class GpuFacts:
     processes: Sequence[str] | Missing = NOT_ASKED
     """Processes of any user on the GPUs: ``pid program``."""
     unwell: Sequence[str] = ()
-    """What nvidia-smi prints in place of the values of GPUs that do not answer, by GPU."""
+    """The output of nvidia-smi in place of the values of GPUs that do not answer, by GPU."""
     hung: bool = False
     """nvidia-smi did not answer in time."""
     up_s: float | None = None
@@ -122,7 +122,7 @@ def read_gpus(source: FactSource, node: str) -> GpuFacts:
 
 
 def _details(source: FactSource) -> tuple[dict[str, Any], str | None]:
-    """What else is asked for, by the name of the fact, and how it hung, after which nothing more is asked for."""
+    """Query further facts by name, and return how a query hung, after which no more are made."""
     queries: dict[str, tuple[list[str], Callable[[str], Sequence[object]]]] = {
         "ecc": (_csv("gpu", ECC_FIELDS), parse_ecc),
         "pcie": (_csv("gpu", PCIE_FIELDS), parse_pcie),

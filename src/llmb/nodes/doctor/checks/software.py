@@ -24,13 +24,13 @@ OLDEST_PYTHON = (3, 11)
 IN_CONTAINER = "jobs run in a container, which has its own"
 PROBE = Path(__file__).with_name("software_probe.py")
 NO_WORKING_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)\n"
-"""For interpreters that may be too old for -P."""
+"""A line for interpreters that may be too old for -P."""
 LIMIT_S = 180.0
 """Loading torch from a file server takes minutes when many nodes begin at once."""
 
 
 class SoftwareFacts(BaseModel):
-    """What the interpreter says; None is not installed, or not known."""
+    """The interpreter's answer; None is not installed, or not known."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -39,17 +39,17 @@ class SoftwareFacts(BaseModel):
     torch: str | None = None
     torch_problem: str | None = None
     cuda: str | None = None
-    """That torch is built for."""
+    """The version that torch is built for."""
     driver_cuda: str | None = None
     """The newest that the driver supports."""
     nccl: str | None = None
-    """That torch loads."""
+    """The version that torch loads."""
     nccl_package: str | None = None
     nccl_problem: str | None = None
     gpus: int | None = None
-    """That torch can use; None if it was not loaded."""
+    """The number that torch can use; None if it was not loaded."""
     architectures: tuple[str, ...] = ()
-    """That torch has kernels for, such as sm_90."""
+    """The architectures that torch has kernels for, such as sm_90."""
     capabilities: tuple[str, ...] = ()
     """Compute capabilities of the GPUs, such as 90."""
     cuda_problem: str | None = None
@@ -226,7 +226,7 @@ def _enroot(source: FactSource, *, installed: bool) -> Finding:
 
 
 def enroot_folders(source: FactSource) -> dict[str, Path]:
-    """By the setting; of the system's configuration, later files replace what earlier ones set."""
+    """Return the folders by setting; later files of the system's configuration override earlier ones."""
     main, more = ENROOT_CONFIGURATION
     files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
     lines = (line for name in files for line in (source.text(name) or "").splitlines())
