@@ -3,6 +3,8 @@
 
 import atexit
 import gc
+import os
+import signal
 from typing import NoReturn
 
 MANY_OBJECTS = 200_000
@@ -12,9 +14,17 @@ MANY_OBJECTS = 200_000
 def main() -> NoReturn:
     gc.set_threshold(MANY_OBJECTS)  # before the imports, which make most of them
     atexit.register(gc.freeze)  # the interpreter looks for garbage before it ends, a fifth of a short command
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell in the background ignores it
+        signal.signal(signal.SIGINT, _end_at_once)
     from llmb.cli.main import main as run_command
 
     run_command()
+
+
+def _end_at_once(*_: object) -> NoReturn:
+    """Nothing is to be cleaned up yet, and an exception within an import is printed with where it was."""
+    os.write(2, b"llmb: error: interrupted\n")
+    os._exit(130)
 
 
 if __name__ == "__main__":

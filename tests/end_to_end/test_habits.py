@@ -14,7 +14,7 @@ import typer
 from called_here import Run
 
 from llmb.cli.common import add_common_options
-from llmb.cli.main import ALIASES, COMMANDS, app, exit_code_of, load_command
+from llmb.cli.main import ALIASES, COMMANDS, app, as_spoken, exit_code_of, load_command
 from llmb.cli.shared_options import COMPLETIONS
 from llmb.runs import source_version
 
@@ -62,6 +62,33 @@ def test_help_and_version_are_commands_too(printed: Callable[[str], str], monkey
 def test_the_package_is_a_program() -> None:
     command = [sys.executable, "-m", "llmb", "version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("llmb ")
+
+
+@pytest.mark.parametrize("option", ["-v", "-q", "--json"])
+def test_options_of_every_command_also_stand_before_it(option: str) -> None:
+    assert as_spoken([option, "jobs", "list"]) == ["jobs", "list", option]
+    assert as_spoken([option, "bench", "bisect", "--", "x"]) == ["bench", "bisect", option, "--", "x"]
+    assert as_spoken([option, "--help"]) == [option, "--help"]
+
+
+def test_a_command_is_not_quiet_and_verbose(llmb: Run) -> None:
+    assert "--quiet and --verbose cannot be combined" in llmb("-v", "list", "-q", code=2).stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_an_example(name: str) -> None:
+    command = load_command(name)
+    for one in (command, *getattr(command, "commands", {}).values()):
+        assert "Example" in (one.help or ""), one.name
+
+
+@pytest.mark.parametrize("wait_s", [0.02, 0.1, 0.2])
+def test_an_interrupt_while_modules_load_shows_no_traceback(wait_s: float) -> None:
+    code = "import os, signal, threading, time\nfrom llmb.__main__ import main\n"
+    code += f"threading.Timer({wait_s}, os.kill, (os.getpid(), signal.SIGINT)).start()\nmain()"
+    done = subprocess.run([sys.executable, "-c", code, "list"], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 130) and (done.returncode == 0 or "interrupted" in done.stderr)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

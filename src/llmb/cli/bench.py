@@ -115,7 +115,12 @@ class OneDevice:
 
 @app.callback()
 def bench() -> None:
-    """Speed of this machine's parts, each alone."""
+    """Speed of this machine's parts, each alone.
+
+    Example:
+
+    - `llmb bench gemm`
+    """
 
 
 @app.command()

@@ -29,7 +29,8 @@ from llmb.setup.prepare.conversion import (
     verify_saved,
 )
 
-app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+HELP = "Show checkpoints; export and import weights for Hugging Face.\n\nExample:\n\n- `llmb checkpoint show FOLDER`"
+app = typer.Typer(cls=CommandGroup, help=HELP, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of llmb, the folder above 'weights'.")

@@ -38,6 +38,10 @@ def config() -> None:
     A cluster's are in cluster_config.yaml in the root of installation, yours in ~/.config/llmb/config.yaml. For each
     setting the first of these that has it decides: an option, a variable of the shell, your defaults,
     cluster_config.yaml, the catalogue, llmb.
+
+    Example:
+
+    - `llmb config show`
     """
 
 
@@ -145,7 +149,12 @@ def set_(
 
 @app.command()
 def unset(key: Key, user: User = False) -> None:
-    """Remove one value from cluster_config.yaml, or with --user from your own defaults."""
+    """Remove one value from cluster_config.yaml, or with --user from your own defaults.
+
+    Example:
+
+    - `llmb config unset slurm.account --user`
+    """
     schema, path = _schema(key, user=user), _path(user=user)
     unset_value(path, schema, key)
     say(f"{path}: {key} is no longer set")
@@ -158,6 +167,10 @@ def migrate(
     """Write the reference suite's cluster_config.yaml in llmb's form; the old one is kept beside it.
 
     Secrets in it are named and left out.
+
+    Example:
+
+    - `llmb config migrate --dry-run`
     """
     path = install_here() / CLUSTER_CONFIG
     file = read_cluster_file(path, cluster_schema())

@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import sys
 import traceback
 from contextlib import ExitStack
@@ -76,6 +77,7 @@ COMMANDS = {name: command for commands in PANELS.values() for name, command in c
 
 ALIASES = {"single": "submit"}
 """Names of the reference suite's launcher."""
+ANYWHERE = ("-v", "--verbose", "-q", "--quiet", "--json")
 PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
 """What typer raises for arguments that it cannot parse; it is not exported."""
 
@@ -106,6 +108,15 @@ class LazyGroup(CommandGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         name, stub, rest = super().resolve_command(ctx, [ALIASES.get(word, word) for word in args[:1]] + args[1:])
         return name, stub and load_command(str(name)), rest
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Typer would say nothing of an interrupt; until here, ``llmb.__main__`` ends the program at one."""
+        if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise UserInterrupt("interrupted") from None
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401
@@ -154,7 +165,11 @@ def main() -> NoReturn:
         do = "leave it open, or redirect it to a file or to /dev/null"
         error = EnvironmentProblem("the result cannot be written: standard output is closed", do=do)
         sys.exit(_report(error, as_json=False))
-    exit_code = exit_code_of(app, as_spoken(sys.argv[1:]))
+    try:
+        exit_code = exit_code_of(app, as_spoken(sys.argv[1:]))
+    except KeyboardInterrupt:  # a second one, while the first was reported
+        exit_code = _report(UserInterrupt("interrupted"), as_json=False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # else the interpreter would write again when it ends, and say so
@@ -169,7 +184,13 @@ def install_main() -> NoReturn:
 
 
 def as_spoken(arguments: list[str]) -> list[str]:
-    """Arguments with ``help`` and ``version`` as options, where they stand for a command."""
+    """Arguments with ``help`` and ``version`` as options, where they stand for a command, and behind the command what
+    comes before it and is an option of each.
+    """
+    first = next((place for place, word in enumerate(arguments) if word not in ANYWHERE), 0)
+    if first and not arguments[first].startswith("-"):
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        arguments = [*arguments[first:end], *arguments[:first], *arguments[end:]]
     match arguments:
         case ["help", *command]:
             return [*command, "--help"]
