@@ -140,3 +140,17 @@ def test_large_noise_is_a_plain_number(install: Path) -> None:
     rows = [row.model_copy(update={"noise_pct": noise}) for noise in (110.4, 0.274, None)]
     (table, *_) = compare_tables(comparison.model_copy(update={"rows": rows}))
     assert [cells[6] for cells in table.rows] == ["110", "0.27", "n/a"]
+
+
+def test_a_number_is_expected_of_every_run_in_seconds(install: Path) -> None:
+    done = call_llmb("judge", install / "after", "--expect", "2")
+    assert done.stdout.startswith("PASS: 0.4 % slower than expected") and "47.5 % faster than expected" in done.stdout
+    for wrong in ("0", "-1", "nan"):
+        assert f"--expect {wrong} is not a step time" in call_llmb("judge", install / "after", "--expect", wrong).stderr
+
+
+def test_words_that_select_no_runs_are_named(install: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(install))
+    done = call_llmb("compare", "2020-01-01", "2020-01-02")
+    assert (done.returncode, "there are no runs in 2020-01-01 and 2020-01-02" in done.stderr) == (2, True)
+    assert "one group is given, and two are needed" in call_llmb("compare", install / "before").stderr

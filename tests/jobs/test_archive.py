@@ -163,7 +163,7 @@ def test_an_imported_campaign_gives_the_same_verdicts(
         assert {**again, "run_dir": own["run_dir"]} == own
         assert (runs[own["id"]]["reason"], runs[own["id"]]["verdict"]) == (own["reason"], verdict_of(own))
     latest = llmb("result", "latest", **there)
-    assert latest.returncode == 2 and "there are no runs yet" in latest.stderr, "an imported run is never meant by it"
+    assert latest.returncode == 2 and "all runs here are imported" in latest.stderr, "it means none"
     kept = next(iter(runs))
     shown = llmb("jobs", "show", kept, **there).stdout
     assert "from runs.tar.zst, made at 20" in shown and "there job 471" in shown
@@ -191,7 +191,7 @@ def test_runs_that_are_there_stay_as_they_are(
     # A run that was removed comes back to its place.
     removed = Path(json.loads(llmb("result", "label:after", "--json", **there).stdout)["run_dir"])
     shutil.rmtree(removed)
-    assert llmb("import", str(archive), **there).stdout == "1 runs were added; 3 were there already\n"
+    assert llmb("import", str(archive), **there).stdout == "1 run was added; 3 were there already\n"
     assert llmb("result", "label:after", **there).returncode == 0 and removed.exists()
     # Another run in a folder of the same name.
     other = tmp_path / "other" / folders[0].path.relative_to(tmp_path / "root")

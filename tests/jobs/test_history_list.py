@@ -180,6 +180,8 @@ def test_a_label_is_told_from_an_id(store: Store, job: Callable[..., Job]) -> No
     with pytest.raises(UsageError, match="'before' is not an id, but the label of 2 runs") as caught:
         find_job(store, "before")
     assert caught.value.do and "llmb runs --label before" in caught.value.do
+    shown = CliRunner().invoke(app, ["jobs", "show", "before"])
+    assert shown.stdout.startswith("Job 4002: ") and "2 runs have the label 'before'" in shown.stderr
 
 
 @pytest.mark.parametrize("move", [shutil.copytree, shutil.move])

@@ -93,7 +93,7 @@ JobId = Annotated[
     typer.Argument(
         metavar="ID",
         autocompletion=complete_run,
-        help="Id of the job or the run, or the beginning of the run folder's name.",
+        help="Id of the job or the run, or the beginning of the run folder's name; for show also a label.",
     ),
 ]
 JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=complete_run, help="As for show.")]
@@ -142,7 +142,12 @@ class Selected:
 
 @app.callback(invoke_without_command=True)
 def jobs(context: typer.Context) -> None:
-    """Submitted jobs and their results. Without a command: list."""
+    """Submitted jobs and their results. Without a command: list.
+
+    Example:
+
+    - `llmb jobs list --since 7d`
+    """
     if context.invoked_subcommand is None:
         print_output(jobs_table(*Selected().find(())))
 
@@ -186,13 +191,21 @@ def show(job_id: JobId, json: Json = False) -> None:
     """
     with read_history(install_here(), say) as store:
         bring_up_to_date(store)
-        job = conclude_job(store, find_job(store, job_id), say)
+        job = conclude_job(store, find_job(store, _newest_with_label(store, job_id)), say)
     record, lines, imported = read_run(job), read_last_lines(job), read_origin(RunFolder(Path(job.run_dir)))
     if json:
         print_output(job_document(job, record, lines, imported))
         return
     print_output(job_table(job, record, imported))
     print_output("".join(f"  | {line}\n" for line in lines))
+
+
+def _newest_with_label(store: Store, text: str) -> str:
+    """The id of the newest run with that label; another text as it is."""
+    runs = [] if store.named(text) else store.jobs(Filter(label=text, runs_only=True))
+    if len(runs) > 1:
+        say(f"{len(runs)} runs have the label '{text}': this is the newest, 'llmb runs --label {text}' shows all")
+    return runs[-1].id or runs[-1].name if runs else text
 
 
 @app.command()

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,7 +29,7 @@ from llmb.report.verdict_report import (
 )
 from llmb.runs.verdict import worst
 from llmb.verdict.compare_runs import Comparison, compare_runs
-from llmb.verdict.expectations_file import find_acceptance_set
+from llmb.verdict.expectations_file import ExpectationEntry, Expectations, ExpectedStepTime, find_acceptance_set
 from llmb.verdict.explain_run import explain_judged
 from llmb.verdict.judge_run import Judged, is_pretended, judge_acceptance, write_expectations
 from llmb.verdict.judgement import given_tolerance
@@ -54,11 +55,14 @@ class ReferenceOptions:
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="RUNS", help="Judge against these runs, named as RUN is. Default: against the published figure."
+            metavar="RUNS",
+            autocompletion=complete_run,
+            help="Judge against these runs, named as RUN is. Default: against the published figure.",
         ),
     ] = None
     expect: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Judge against the step times of this YAML file.")
+        str | None,
+        typer.Option(metavar="FILE|S", help="Judge against the step times of this YAML file, or against S seconds."),
     ] = None
     write_expectations: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Judge nothing; write a new file for --expect from RUN.")
@@ -110,8 +114,24 @@ class ReferenceOptions:
         if explain and any(name in alone for name in given):
             raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
         return Against(
-            runs=self.against, expectations=self.expect, tolerance=limit, gpu_type=self.gpu_type, window=self.window
+            runs=self.against,
+            expectations=_expected(self.expect),
+            tolerance=limit,
+            gpu_type=self.gpu_type,
+            window=self.window,
         )
+
+
+def _expected(text: str | None) -> Path | Expectations | None:
+    """A file, or what is expected of every run. Raises UsageError."""
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None if text is None else Path(text)
+    if not 0 < seconds < inf:
+        raise UsageError(f"--expect {text} is not a step time", do="give seconds above 0, or a file")
+    entry = ExpectedStepTime(step_time_s=seconds, source="given")
+    return Expectations(Path("--expect"), None, (ExpectationEntry(entry, f"--expect {text}"),))
 
 
 @app.command()
@@ -141,6 +161,8 @@ def judge(
     - `llmb judge latest`
 
     - `llmb judge new-driver --against old-driver`
+
+    - `llmb judge latest --expect 1.2`: 1.2 s a step
 
     - `llmb judge latest --explain`
 
@@ -208,12 +230,18 @@ def compare(
     before: Annotated[
         str,
         typer.Argument(
-            metavar="BEFORE", help="A folder, a log, an archive, a label, a campaign, an id, 'latest' or dates."
+            metavar="BEFORE",
+            autocompletion=complete_run,
+            help="A folder, a log, an archive, a label, a campaign, an id, 'latest' or dates.",
         ),
     ],
     after: Annotated[
         str | None,
-        typer.Argument(metavar="AFTER", help="The same. Without it, groups within BEFORE are compared: see --vary."),
+        typer.Argument(
+            metavar="AFTER",
+            autocompletion=complete_run,
+            help="The same. Without it, groups within BEFORE are compared: see --vary.",
+        ),
     ] = None,
     vary: Vary = None,
     tolerance: Annotated[
@@ -256,6 +284,8 @@ def compare(
     names = tuple(name.strip() for text in vary or () for name in text.split(",") if name.strip())
     install = install_here()
     sides = find_sides(before, after, install, say)
+    if empty := [side.title for side in sides if side and not (side.runs or side.left_out)]:
+        raise UsageError(f"there are no runs in {' and '.join(empty)}", do="'llmb runs' shows all")
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
     write_junit(junit, "compare", lambda: comparison_cases(comparison))

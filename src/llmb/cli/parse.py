@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.cli.common import Json
-from llmb.cli.root import install_here, say
+from llmb.cli.root import install_here, run_paths, say
 from llmb.jobs.read_run import known_run, parsed_run
 from llmb.launch.documents.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.readers.logs.configuration import document_of_log
@@ -116,7 +116,8 @@ Paths = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[DIR]...",
-        help="Folders searched for *.out files, or logs. Default: 'experiments' here, else the install folder.",
+        help="Folders searched for *.out files, logs, or runs by id or label. Default: 'experiments' here, else the "
+        "install folder.",
     ),
 ]
 Group = Annotated[
@@ -183,6 +184,8 @@ def parse(
 
     - `llmb parse log-run.out --window 35-44 --format json`
 
+    - `llmb parse before`: the logs of the runs with this label
+
     - `llmb parse --compat --format=csv experiments`
     """
     form = "json" if json else form
@@ -197,7 +200,7 @@ def parse(
     check_rule(rule)
     if group and scaling:
         raise UsageError("--group and --scaling are different tables", do="give one of them")
-    roots = paths or [_default_root()]
+    roots = run_paths(paths) if paths else [_default_root()]
     found = find_all_logs(roots)
     read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
     runs = _related([*(known_run(file, rule) for file in found.refused), *read], gpu_type)

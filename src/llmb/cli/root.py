@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmb.base.errors import UsageError, UserInterrupt
+from llmb.base.errors import EnvironmentProblem, UsageError, UserInterrupt
 from llmb.catalogue.records import Unspecified, unspecified_text
 from llmb.cli.common import print_message
 from llmb.report.output import print_line, print_output
 from llmb.report.table import Table
-from llmb.runs.folder import ROOT_VARIABLES, chosen_root
+from llmb.runs.folder import ROOT_VARIABLES, chosen_root, write_atomically
 
 if TYPE_CHECKING:
     from llmb.jobs.campaigns.proposal import CampaignContext
@@ -67,6 +67,30 @@ def context_here(*, dry_run: bool = False) -> "CampaignContext":
     context = campaign_context(install_here(), os.environ, dry_run=dry_run)
     say(*context.site.notes)
     return context
+
+
+def write_named(path: Path, content: str | bytes, option: str) -> None:
+    """Writes the file of an option. Raises EnvironmentProblem."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write: {error.strerror}", where=str(path), do=f"give another {option}"
+        ) from error
+
+
+def run_paths(paths: Iterable[Path]) -> list[Path]:
+    """Paths as they are; for the word of a run, or of several, such as a label or 'latest', their folders."""
+    from llmb.jobs.find_runs import named_folders  # slow to load
+
+    found: list[Path] = []
+    for path in paths:
+        try:
+            is_path = os.path.lexists(path) or len(path.parts) > 1
+            found += [path] if is_path else [run.path for run in named_folders(str(path), install_here(), say)]
+        except UsageError:  # whoever reads it says what is wrong with it
+            found.append(path)
+    return found
 
 
 def install_here() -> Path:

@@ -9,7 +9,7 @@ import typer
 
 from llmb.base.errors import UsageError, unknown
 from llmb.cli.common import Json
-from llmb.cli.root import install_here, say
+from llmb.cli.root import install_here, say, write_named
 from llmb.cli.shared_options import complete_run
 from llmb.jobs.archive import ENDINGS, check_library, default_ending, write_archive
 from llmb.jobs.find_runs import find_all_runs
@@ -17,7 +17,6 @@ from llmb.jobs.imported import import_archive
 from llmb.report.export import FORMS, write_export
 from llmb.report.output import print_output
 from llmb.report.verdict_report import left_out_lines
-from llmb.runs.folder import write_atomically, writing
 
 if TYPE_CHECKING:
     from llmb.runs.analyzed_run import RunSet
@@ -86,8 +85,7 @@ def report(
         print_output(str(content))
         return
     path = output or Path(f"{plot or 'report'}.{form}")
-    with writing(path):
-        write_atomically(path, content)
+    write_named(path, content, "-o")
     count = len(found.runs)
     sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {path.stat().st_size / 1000:,.0f} kB\n")
 
@@ -230,4 +228,5 @@ def import_(
     done = import_archive(file, install_here(), say)
     document = {"added": [str(path) for path in done.added], "known": [str(path) for path in done.known]}
     there = f"; {len(done.known)} were there already" if done.known else ""
-    print_output(document if json else f"{len(done.added)} runs were added{there}\n")
+    were = "1 run was" if len(done.added) == 1 else f"{len(done.added)} runs were"
+    print_output(document if json else f"{were} added{there}\n")

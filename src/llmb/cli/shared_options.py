@@ -32,7 +32,7 @@ def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 
 def _begun(names: Iterable[str], incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if str(name).startswith(last.lower())]
+    return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if str(name).lower().startswith(last.lower())]
 
 
 def complete_size(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -44,11 +44,11 @@ def complete_size(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Ids of the latest runs and jobs, and names of their run folders once the beginning of one is there."""
+    """Ids and labels of the latest runs and jobs, and names of run folders once the beginning of one is there."""
     jobs = _latest_jobs()
     names = ["latest"] if jobs else []
     for job in jobs:
-        names += [name for name in (job.id, job.job_id, job.name if incomplete else None) if name]
+        names += [name for name in (job.id, job.job_id, job.label, job.name if incomplete else None) if name]
     return _begun(names, incomplete)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from llmb.base.errors import UsageError
 from llmb.cli.common import Json
+from llmb.cli.root import run_paths, write_named
 from llmb.readers.nccl.nccl_log import EXPECTED, describe_unread, find_nccl_files, read_lines, read_nccl_logs
 from llmb.readers.nccl.nccl_network import read_network, source_of
 from llmb.readers.nccl.nccl_summary import Codes, summarize_nccl
@@ -18,7 +19,6 @@ from llmb.readers.profiles.breakdown import summarize
 from llmb.readers.profiles.trace_files import find_traces, read_traces
 from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
-from llmb.runs.folder import write_atomically, writing
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -26,7 +26,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @app.command()
 def trace(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Traces, or folders of runs that were profiled.")
+        list[Path], typer.Argument(metavar="FILE...", help="Traces, or runs that were profiled: folders, ids, labels.")
     ],
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="Also draw the steps, as an SVG file.")
@@ -43,14 +43,13 @@ def trace(
 
     - `llmb trace torch_profile/rank-0.json.gz`
 
-    - `llmb trace ~/.llmb/workloads/pretrain_llama3.1/experiments/NAME/NAME_SECONDS --picture steps.svg`
+    - `llmb trace latest --picture steps.svg`
 
     - `llmb trace profile_0.sqlite profile_1.sqlite --json`
     """
-    summary = summarize(read_traces(find_traces(paths), unmarked=True))
+    summary = summarize(read_traces(find_traces(run_paths(paths)), unmarked=True))
     if picture:
-        with writing(picture):
-            write_atomically(picture, trace_picture(summary))
+        write_named(picture, trace_picture(summary), "--picture")
         sys.stderr.write(f"drawn in {picture}\n")
     print_output(trace_document(summary) if json else trace_tables(summary))
 

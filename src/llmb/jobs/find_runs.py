@@ -103,8 +103,8 @@ def _latest(install: Path, say: Say) -> RecordedRun:
 
     Only the records of these are read.
     """
-    newer = []
-    for folder in sorted(map(RunFolder, run_folders_below(install)), key=_made_at, reverse=True):
+    newer, folders = [], sorted(map(RunFolder, run_folders_below(install)), key=_made_at, reverse=True)
+    for folder in folders:
         if folder.imported.exists():
             continue
         try:
@@ -120,6 +120,8 @@ def _latest(install: Path, say: Say) -> RecordedRun:
     if newer:
         what, do = "no run has ended successfully yet", f"the newest are: {'; '.join(newer[:NEAR])}"
         raise UsageError(what, where=str(install), do=do)
+    if folders:
+        raise UsageError("all runs here are imported", where=str(install), do="name one: 'llmb runs' shows their ids")
     raise UsageError("there are no runs yet", where=str(install), do="start one with 'llmb run' or 'llmb submit'")
 
 

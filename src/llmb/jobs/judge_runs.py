@@ -10,7 +10,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.find_runs import earlier_runs, find_runs, in_window
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped, without_unmeasured
 from llmb.verdict.copies import once_in
-from llmb.verdict.expectations_file import read_expectations
+from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
 from llmb.verdict.judgement import Tolerance
 
@@ -21,7 +21,7 @@ class Against:
 
     runs: str | None = None
     """A selector for ``find_runs``."""
-    expectations: Path | None = None
+    expectations: Path | Expectations | None = None
     tolerance: Tolerance | None = None
     """None for the default."""
     gpu_type: str | None = None
@@ -57,7 +57,8 @@ def _judge_runs(
         others = [run for run in baseline.runs if run.counted_as not in judged]
         return judge_against(runs, others, baseline.title, against.tolerance, earlier)
     if against.expectations is not None:
-        expectations = read_expectations(against.expectations)
+        given = against.expectations
+        expectations = read_expectations(given) if isinstance(given, Path) else given
         for where in expectations.without_source:
             say(f"note: {where}: the entry has no source")
         return [judge_expected(run, expectations, against.tolerance) for run in runs]

@@ -160,7 +160,8 @@ def compare_runs(
         if not vary:
             do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
             lines = "".join(f"\n  left out: {one.run}: {one.reason}" for one in left_out)
-            raise UsageError(f"both sides are the same runs{lines}", where=before.title, do=do)
+            what = "both sides are the same runs" if after else "one group is given, and two are needed"
+            raise UsageError(f"{what}{lines}", where=before.title, do=do)
         matches = match_within(groups_of(old.runs), may_vary)
     else:
         own = [run for run in old.runs if run.counted_as not in sources(new)]

@@ -28,7 +28,7 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[Path]:
     files = [path for name in (TORCH_FOLDER, NSYS_FOLDER) for path in folder.rglob(name)]
-    homes = [path for path in files if path.is_dir()] or [folder]
+    homes = [path for path in files if path.is_dir()] or ([] if (folder / "run.json").is_file() else [folder])
     inside = [path for home in homes for path in sorted(list_folder(home), key=_natural)]
     traces = [path for path in inside if path.name.endswith((*JSON_ENDS, SQLITE_END)) and path.name[0] != "."]
     if traces:
