@@ -19,11 +19,13 @@ from llmb.catalogue.resolve import find_workload
 from llmb.cli.common import DryRun, Force, Json, Junit, Yes
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
+from llmb.cli.run import run_or_print
 from llmb.cli.runs import print_result
 from llmb.cli.shared_options import excluded_here, given_of, selection_options, takes, value_options, with_excluded
 from llmb.jobs.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.jobs.campaigns.campaign_files import read_campaign_file
 from llmb.jobs.campaigns.expansion import MOST_RECIPES, Entry, Selection, campaign_keys
+from llmb.jobs.campaigns.here import campaign_here, is_local
 from llmb.jobs.campaigns.proposal import (
     CampaignContext,
     Proposal,
@@ -59,6 +61,7 @@ from llmb.report.plan_report import start_lines
 from llmb.report.table import number
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
+from llmb.runs.record import LOCAL
 from llmb.verdict.published_verdict import figure_of
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
@@ -266,12 +269,14 @@ def submit(
         values={**values, "profile": False},
         given={name: values[name] for name in given if name != "profile"},
     )
-    run_campaign(context_here(dry_run=queueing.dry_run), campaign, queueing, again)
+    _make_campaign(context_here(dry_run=queueing.dry_run), campaign, queueing, again)
 
 
 def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> None:
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
     context = context_here(dry_run=queueing.dry_run)
+    if context.site.config.scheduler == LOCAL:
+        raise UsageError("the settings name no scheduler that queues jobs", do="'llmb run' makes the run here, now")
     request = job_request(context.site, values, context.environ)
     order = context.order(request)
     say(*start_lines(order.plan))
@@ -362,7 +367,7 @@ def bulk(
     ctx: typer.Context,
     junit: Junit = None,
 ) -> None:
-    """Queue the jobs of a file on a cluster, the largest first.
+    """Queue the jobs of a file on a cluster, the largest first; without a scheduler, run them here in turn.
 
     The campaign is shown and confirmed. A client that is killed loses nothing: the same command resumes, and no job
     is queued twice. Options of the command line override those of the file; options that select
@@ -389,7 +394,35 @@ def _queue_file(
     junit: Path | None = None,
 ) -> None:
     context = context_here(dry_run=queueing.dry_run)
-    run_campaign(context, jobs_of_file(file, selecting, values, given), queueing, again, junit)
+    requested = jobs_of_file(file, selecting, values, given)
+    _make_campaign(context, requested, queueing, again, junit)
+
+
+def _make_campaign(
+    context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
+) -> None:
+    """Queues the jobs, or runs them here where there is no scheduler."""
+    if is_local(context):
+        _run_here(context, requested, queueing, again, junit)
+    else:
+        run_campaign(context, requested, queueing, again, junit)
+
+
+def _run_here(
+    context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None
+) -> None:
+    """Makes the runs of a campaign on this machine, one after another; the same command runs what is missing."""
+    found = campaign_here(context, requested)
+    labels = list(dict.fromkeys(str(local.label) for local in found.runs))
+    if junit:
+        do = f"'llmb judge {labels[0]} --junit FILE' writes one of the runs"
+        raise UsageError("--junit is of jobs that are queued, and these run here", do=do)
+    if found.left_out:
+        sys.stderr.write(f"left out:{itemized(found.left_out)}\n")
+    say(f"{sum(found.repeats)} runs on this machine, one after another; their label is {listed(labels, MOST_RECIPES)}")
+    if not queueing.dry_run and not queueing.yes and can_ask():
+        agree("Run them?", default=True)
+    run_or_print(found.runs, found.repeats, dry_run=queueing.dry_run, start_new=again.start_new, json=queueing.json)
 
 
 def jobs_of_file(

@@ -16,6 +16,7 @@ from llmb.base.trust import STATE_FOLDER
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
+from llmb.jobs.conclude_ended import conclude_ended
 from llmb.jobs.history import open_history, read_history
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
@@ -278,14 +279,18 @@ def remaining(turns: Iterator[Turn], done: Mapping[int, int]) -> list[Turn]:
 
 
 def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
-    """Successful repeats of ``local`` with its label, each once, in their order; none without a label."""
+    """Successful repeats of ``local`` with its label, each once, in their order; none without a label.
+
+    Runs whose client was killed after their last step count: they are concluded.
+    """
     if local.label is None:
         return []
-    selection = Filter(label=local.label, states=("success",), runs_only=True)
     with read_history(local.install, say) as store:
-        jobs = store.jobs(selection)
+        jobs = store.jobs(Filter(label=local.label, runs_only=True))
     own = identity_of_plan(local.plan, ENGINE, {}).key
-    ended = [run for job in jobs if job.identity == own and (run := _ended(job))]
+    folders = [job.folder for job in jobs if job.identity == own]
+    conclude_ended(folders, say)
+    ended = [run for folder in folders if (run := _ended(folder)) and run.result.status == "success"]
     runs = [run for run in ended if _measured(run.plan) == _measured(local.plan)]
     return list({run.record.run_id: run for run in reversed(runs)}.values())[::-1]
 
@@ -308,9 +313,8 @@ def runs_lock(install: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def _ended(job: Job) -> EndedRun | None:
-    """None if its folder is gone, or cannot be read."""
-    folder = job.folder
+def _ended(folder: RunFolder) -> EndedRun | None:
+    """None if it is gone, or cannot be read."""
     try:
         return read_ended_run(folder)
     except (UsageError, EnvironmentProblem):

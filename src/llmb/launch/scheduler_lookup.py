@@ -71,7 +71,7 @@ def cluster_schema() -> type[ClusterConfig]:
     """cluster_config.yaml with the sections of all schedulers."""
     sections = {item.name: item.settings for item in all_schedulers() if item.settings}
     fields: dict[str, Any] = {name: (schema, Field(default_factory=schema)) for name, schema in sections.items()}
-    fields["scheduler"] = (Literal[tuple(name for name in SCHEDULERS if name != LOCAL)] | None, None)
+    fields["scheduler"] = (Literal[tuple(SCHEDULERS)] | None, None)
     return create_model("ClusterConfigFile", __base__=ClusterConfig, **fields)
 
 

@@ -332,6 +332,10 @@ class Cluster:
     """The setting in it, dotted, of the GPUs that a node has."""
     time_limit_key: str | None = None
 
+    def is_installed(self, environ: Mapping[str, str]) -> bool:
+        """Whether jobs can be handed to it here."""
+        return True
+
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         """Return the settings' choices for a job with ``options`` that asks for ``gpu_type``, or for none.
 

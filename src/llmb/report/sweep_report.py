@@ -11,26 +11,29 @@ from llmb.runs.conditions import identity_of_plan
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE
 
-IN_TITLE = ("workload", "size", "dtype", "gpu_type", "layout.gpus", "model")
-"""Parts of an identity that the title of a recipe shows, and the digest of its model."""
 FP8, BF16 = "fp8", "bf16"
-FP8_RECIPE = "fp8_recipe"
-"""Differs only between runs in FP8: others have none."""
 
 
 def varied_names(plans: Sequence[Plan]) -> list[str]:
-    """For each plan what differs from the others and its title does not show, such as ``mbs 2``; else empty."""
-    parts = [identity_of_plan(plan, ENGINE, {}).configuration for plan in plans]
-    keys = sorted({key for part in parts for key in part} - set(IN_TITLE))
-    values = {key: {str(part.get(key)) for part in parts if key != FP8_RECIPE or part.get(key)} for key in keys}
-    differing = [key for key in keys if len(values[key]) > 1]
-    own = [[(key.rpartition(".")[2], part.get(key)) for key in differing] for part in parts]
-    steps = [("steps", plan.steps) for plan in plans]
-    seeds = [("seed", plan.seed) for plan in plans]
-    for extra in (steps, seeds):
-        if len(set(extra)) > 1:
-            own = [[*one, more] for one, more in zip(own, extra, strict=True)]
-    return [", ".join(f"{name} {value}" for name, value in one if value is not None) for one in own]
+    """For each plan what differs from others of the same title, such as ``mbs 2``; empty where nothing does.
+
+    What follows from the title, such as a sharding from the number of GPUs, is not named.
+    """
+    titles = [plan.recipe.title() for plan in plans]
+    parts = [_parts(plan) for plan in plans]
+    values: dict[str, dict[str, set[str]]] = {}
+    for title, part in zip(titles, parts, strict=True):
+        for key, value in part.items():
+            values.setdefault(key, {}).setdefault(title, set()).add(str(value))
+    differing = [key for key, by_title in values.items() if any(len(some) > 1 for some in by_title.values())]
+    named = [[(key.rpartition(".")[2], part[key]) for key in differing if part.get(key) is not None] for part in parts]
+    return [", ".join(f"{name} {value}" for name, value in one) for one in named]
+
+
+def _parts(plan: Plan) -> dict[str, Any]:
+    """Parts of the identity, and what a repeat may not differ in either."""
+    parts = dict(sorted(identity_of_plan(plan, ENGINE, {}).configuration.items()))
+    return {**{key: value for key, value in parts.items() if key != "model"}, "steps": plan.steps, "seed": plan.seed}
 
 
 def titles_of(plans: Sequence[Plan]) -> list[str]:
@@ -75,13 +78,13 @@ def sweep_table(rows: Sequence[dict[str, Any]]) -> Table:
     columns: list[Column[dict[str, Any]]] = [
         Column("recipe", lambda row: row["title"]),
         Column("run", lambda row: row["run"] or "", optional=True),
-        number_column("runs", lambda row: row["runs"]),
+        number_column("runs", lambda row: row["runs"], drop=3),
         Column("status", lambda row: row["status"], optional=True),
         number_column("step s", lambda row: row["step_time_s"], known),
         number_column("to first %", lambda row: row["to_first_pct"], known),
         number_column("tokens/s", lambda row: row["tokens_per_s"], known),
-        number_column("peak GiB", lambda row: row["peak_memory_gib"], known),
-        number_column("last loss", lambda row: row["loss_last"], known),
+        number_column("peak GiB", lambda row: row["peak_memory_gib"], known, drop=2),
+        number_column("last loss", lambda row: row["loss_last"], known, drop=1),
     ]
     return table_of("Side by side", rows, columns)
 

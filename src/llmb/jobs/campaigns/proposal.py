@@ -145,7 +145,7 @@ def from_command_line(
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
     """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all problems."""
-    checked, left_out = _checked(context, requested)
+    checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
     shown = unfinished or campaign
@@ -155,15 +155,20 @@ def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool,
     return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out, queued=queued)
 
 
-def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[CampaignJob], list[str]]:
-    """Every job that can run; and those that are left out because they cannot run and were not named."""
-    expansion = expand(context.catalogue, requested.entries, context.gpu_type(requested.values))
+def check_jobs(
+    context: CampaignContext, requested: RequestedJobs, gpu_type: str | None, check: Callable[[CampaignJob], object]
+) -> tuple[list[CampaignJob], list[str]]:
+    """Every job that can run; and those that are left out because they cannot run and were not named.
+
+    ``check`` raises UsageError for a job that cannot run.
+    """
+    expansion = expand(context.catalogue, requested.entries, gpu_type)
     refused: list[tuple[SelectedJob, str]] = []
     jobs = []
     for job in narrowed(context.catalogue, expansion.jobs, requested.within):
         try:
             found = _campaign_job(job, requested, context)
-            context.order_of(found)
+            check(found)
             jobs.append(found)
         except UsageError as error:
             refused.append((job, problem_text(error)))

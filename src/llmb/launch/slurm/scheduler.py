@@ -2,6 +2,7 @@
 """Slurm as a scheduler, and what an installation asks on a cluster that it manages."""
 
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -353,6 +354,9 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         return read_file(FAULTS, FaultTable).faults
+
+    def is_installed(self, environ: Mapping[str, str]) -> bool:
+        return shutil.which("sbatch", path=environ.get("PATH")) is not None
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
         partition, gpus = environ.get("SLURM_JOB_PARTITION"), environ.get("SLURM_GPUS_ON_NODE", "")

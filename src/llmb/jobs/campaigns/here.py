@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A campaign without a scheduler: its runs on this machine, which are made one after another."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.catalogue.records import gpu_type_of
+from llmb.catalogue.resolve import CPU
+from llmb.jobs.campaigns.campaign import CampaignJob, JobRequest
+from llmb.jobs.campaigns.proposal import CampaignContext, RequestedJobs, check_jobs
+from llmb.jobs.local_run import LocalRun, plan_here
+from llmb.launch.scheduler_lookup import scheduler_of
+from llmb.launch.site.site import this_machine
+from llmb.runs.record import ENGINE, LOCAL
+
+DIGITS = 8
+"""Of the digest of a campaign's jobs, in the label of its runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignHere:
+    """``repeats`` are those of each of ``runs``. ``left_out`` are jobs that were not named and cannot run."""
+
+    runs: Sequence[LocalRun]
+    repeats: Sequence[int]
+    left_out: Sequence[str]
+
+
+def is_local(context: CampaignContext) -> bool:
+    """True where the settings say so; or if they name no scheduler, the usual one is not installed, and runs are to
+    be made, not shown."""
+    scheduler = scheduler_of(context.site)
+    if context.site.config.scheduler is None:
+        return not context.dry_run and not scheduler.is_installed(context.environ)
+    return scheduler.name == LOCAL
+
+
+def campaign_here(context: CampaignContext, requested: RequestedJobs) -> CampaignHere:
+    """Plans every job for this machine. Runs without a label get one of the campaign, by which they are resumed.
+
+    Raises UsageError with all problems.
+    """
+    config = context.site.config.model_copy(update={"scheduler": LOCAL})
+    context = replace(context, site=replace(context.site, config=config))
+    planned: dict[str, LocalRun] = {}
+
+    def plan(job: CampaignJob) -> None:
+        planned[_key(job.wanted)] = _plan(context, job.wanted)
+
+    jobs, left_out = check_jobs(context, requested, _gpu_type(context, requested.values), plan)
+    digest = hashlib.sha256("\n".join(f"{_key(job.wanted)} {job.repeat}" for job in jobs).encode()).hexdigest()
+    label = f"{Path(requested.source).stem}-{digest[:DIGITS]}"
+    repeats = {_key(job.wanted): 0 for job in jobs}
+    for job in jobs:
+        repeats[_key(job.wanted)] += 1
+    runs = [replace(planned[key], label=planned[key].label or label) for key in repeats]
+    return CampaignHere(runs, list(repeats.values()), left_out)
+
+
+def _key(wanted: JobRequest) -> str:
+    """The request as text, without what only a cluster needs."""
+    chosen = wanted.model_dump(mode="json", include={"request", "choices"})
+    return json.dumps([chosen, sorted(wanted.options.variables.items())], sort_keys=True)
+
+
+def _gpu_type(context: CampaignContext, values: Mapping[str, object]) -> str | None:
+    """That of the options, the settings, or this machine."""
+    if known := values.get("gpu_type") or context.site.config.gpu_type:
+        return str(known)
+    names = this_machine().gpu_names
+    return next((gpu_type_of(name, context.catalogue.gpus.values()) for name in names), None) if names else CPU
+
+
+def _plan(context: CampaignContext, wanted: JobRequest) -> LocalRun:
+    if wanted.framework.framework not in (None, ENGINE):
+        do = "call 'llmb submit' where Slurm is, or leave --framework out"
+        raise UsageError(f"{wanted.framework.framework} has jobs of a cluster, and nothing is queued here", do=do)
+    environ = {**context.environ, **wanted.options.variables}
+    local = plan_here(context.catalogue, wanted.request, wanted.choices, environ, context.install)
+    if not context.dry_run:
+        try:
+            local.check()
+        except EnvironmentProblem as error:
+            raise UsageError(error.what, where=error.where, do=error.do) from error
+    return local
