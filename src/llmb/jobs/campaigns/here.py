@@ -18,7 +18,7 @@ from llmb.launch.site.site import this_machine
 from llmb.runs.record import ENGINE, LOCAL
 
 DIGITS = 8
-"""Of the digest of a campaign's jobs, in the label of its runs."""
+"""Digits of the digest of a campaign's jobs, in the label of its runs."""
 
 
 @dataclass(frozen=True, slots=True)
