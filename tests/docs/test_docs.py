@@ -2,8 +2,11 @@
 """The documentation agrees with the code: reference pages, links, commands and the output shown for them."""
 
 import doctest
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -196,3 +199,13 @@ def test_the_picture_of_packages_is_what_import_linter_checks() -> None:
     assert [(" | " if place else "", name) for layer in layers for place, name in enumerate(layer)] == shown
     packages = {path.parent.name for path in (ROOT / "src" / "llmb").glob("*/__init__.py")}
     assert {name for _, name in shown} == packages - {"engine"}
+
+
+@pytest.mark.slow
+def test_the_walks_of_the_design_are_those_of_the_code() -> None:
+    """In a process of its own: what another test has kept in a cache is not entered again."""
+    support = ROOT / "tests" / "support"
+    command = [sys.executable, support / "walks.py"]
+    environ = {**os.environ, "PYTHONPATH": str(support)}
+    printed = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+    assert printed in (ROOT / "docs" / "explanation" / "design.md").read_text()

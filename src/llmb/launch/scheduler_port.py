@@ -333,7 +333,7 @@ class Cluster:
     time_limit_key: str | None = None
 
     def is_installed(self, environ: Mapping[str, str]) -> bool:
-        """Whether jobs can be handed to it here."""
+        """True where jobs can be handed to it."""
         return True
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
