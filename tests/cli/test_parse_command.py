@@ -446,6 +446,21 @@ def test_a_damaged_record_is_reported(tmp_path):
     assert f"run {after['run']}: " in result.stderr
 
 
+def test_what_was_not_read_is_named(results, tmp_path):
+    for name in ("a.log", "b.log"):
+        (results / name).write_text(log_text())
+    assert "2 *.log files not read" in parse(results).stderr
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "a.log").write_text(log_text())
+    assert "no '*.out' file" in (refused := parse(tmp_path / "alone")).stderr
+    assert "1 *.log file not read" in refused.stderr
+    (tmp_path / "notes").write_text("root:x:0:0\n")
+    unknown = parse(tmp_path / "notes")
+    assert (unknown.returncode, unknown.stdout) == (4, "")
+    assert "no known format" in unknown.stderr
+    assert "torchtitan" in unknown.stderr
+
+
 def test_a_log_that_tells_its_nodes_alone_asks_for_the_gpu_type(tmp_path):
     name = "log-acct.pretrain_llama3.1_8b_bf16_1nodes_tp1_pp1_cp2_vp1_mbs1_gbs128_7_0.out"
     (tmp_path / name).write_text(log_text(gbs=128).replace(": 2.", ": 12."))

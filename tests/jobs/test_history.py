@@ -19,7 +19,7 @@ from llmb.jobs.history import database_path, open_history, read_history, rebuild
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared
-from llmb.jobs.store import Store
+from llmb.jobs.store import Filter, Store
 from llmb.jobs.submit import new_job, record_handle
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
@@ -199,3 +199,11 @@ def test_a_run_without_a_log_says_what_its_job_waits_for() -> None:
     job = row("k1", "7", "m_1")
     with pytest.raises(UsageError, match="the run has no log; the job is SUBMITTING"):
         list(job_log(job, None))
+
+
+def test_a_folder_that_is_missing_is_named_and_not_made(tmp_path: Path) -> None:
+    messages: list[str] = []
+    with read_history(tmp_path / "missing", messages.append) as store:
+        assert store.jobs(Filter()) == []
+    assert messages == [f"{tmp_path / 'missing'} does not exist: no runs are there"]
+    assert not (tmp_path / "missing").exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from called_here import call_llmb
 from recorded_runs import gpu_record, times_around, write_run
 from shown_tables import shown_lines
 from step_lines import step_line
@@ -104,14 +105,23 @@ def test_of_several_runs_the_worst_verdict_counts_and_is_at_the_top(judge: Judge
     assert found["left_out"] == []
 
 
-def test_several_verdicts_end_in_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_verdicts_begin_with_a_summary_in_which_a_recipe_has_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     write_run(tmp_path / "runs", gpu_record(), times_around(12.3, steps=20), exit_code=1)
-    lines = CliRunner().invoke(app, ["judge", str(runs(tmp_path / "runs", 12.15, 13.15))]).stdout.splitlines()
-    assert lines[-5] == "3 verdicts, the worst: regressed"
-    shown = [line.split()[-5:] for line in lines[-3:]]
-    assert shown[0][-3:] == ["12.27", "n/a", "invalid"]
-    assert shown[1:] == [["12.15", "12.27", "-1.0", "%", "pass"], ["13.15", "12.27", "+7.2", "%", "regressed"]]
+    write_run(tmp_path / "runs", gpu_record(dtype="fp8"), times_around(8.9))
+    words = ["judge", str(runs(tmp_path / "runs", 12.15, 13.15))]
+    lines = CliRunner().invoke(app, words).stdout.splitlines()
+    assert lines[0] == "4 verdicts: 1 regressed, 1 invalid, 2 pass"
+    assert lines[2].startswith("pretrain_llama3.1 8b bf16 on 8 x h100")
+    assert lines[2].endswith("12.15 to 13.15      12.27  -1.0 to +7.2  1 regressed, 1 invalid, 1 pass")
+    assert any(line.startswith("pretrain_llama3.1 8b fp8") and line.endswith(" pass") for line in lines)
+    assert lines[-2].startswith("pretrain_llama3.1 8b bf16 on 8 x h100: REGRESSED (soft): 7.2 % slower than published")
+    assert lines[-1] == "-v shows each verdict, with what differs"
+    verbose = call_llmb(*words, "-v").stdout.splitlines()
+    assert verbose[0] == lines[0]
+    assert sum(line.startswith("reference: ") for line in verbose) == 4
 
 
 @pytest.mark.parametrize(("cancelled", "begin"), [(False, ""), (True, "cancelled: ")])
@@ -390,7 +400,7 @@ def test_the_table_names_the_runs_that_were_counted(tmp_path: Path) -> None:
     failed = next(run.id for run in after if run.status == "failed")
     counted = [run.id for run in after if run.status == "success"]
     assert f"2 of 3 runs {', '.join(counted)}\n" in text
-    assert summary_table([judged]).rows[0][0] == ", ".join(counted)
+    assert summary_table([judged], verbose=True).rows[0][1] == ", ".join(counted)
     assert f"not counted: {failed}: the workers ended with exit code 1, after 20 of 50 steps" in text
 
 

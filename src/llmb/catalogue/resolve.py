@@ -363,7 +363,8 @@ def _scale_error(
     if above == "double":
         choices.append(f"doublings of {max(row.gpus for row in itemized)}")
     if scale < 1:
-        return UsageError(f"--scale is {scale}; it must be at least 1", choices=choices)
+        do = "give 1 or more" if above == "any" else None
+        return UsageError(f"--scale is {scale}; it must be at least 1", choices=() if do else choices, do=do)
     return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from llmb.base.errors import NoVerdict, Regressed, UsageError
 from llmb.catalogue.window import check_rule
-from llmb.cli.common import Json, Junit
+from llmb.cli.common import Json, Junit, is_verbose
 from llmb.cli.root import install_here, say
 from llmb.cli.shared_options import COMPLETIONS, complete_run, takes
 from llmb.jobs.find_runs import earlier_runs, find_all_runs, find_sides, in_window
@@ -148,13 +148,15 @@ def judge(
     ] = False,
     junit: Junit = None,
     json: Json = False,
+    *,
+    ctx: typer.Context,
 ) -> None:
     """Say whether runs are as fast as they should be, and what differs from what they are compared with.
 
     Against a published figure or an expectation, each run has a verdict of its own; with --against, repeats are judged
     together, because the next run may have other nodes and other temperatures. Exit codes: 0 every verdict is 'pass' or
     'improved', 5 one is 'regressed', 6 none of these and one is 'inconclusive', 'not comparable' or 'invalid'. With
-    --bisect, 1 replaces 5 and 125 replaces 6.
+    --bisect, 1 replaces 5 and 125 replaces 6. Several verdicts are summed up, a row per recipe; -v shows each.
 
     Examples:
 
@@ -189,7 +191,8 @@ def judge(
     if json:
         print_output(judge_document(judged, left_out, explanations, accepted))
     else:
-        print_output(acceptance_table(accepted, judged) if accepted else verdict_tables(judged, explanations))
+        tables = verdict_tables(judged, explanations, verbose=is_verbose(ctx))
+        print_output(acceptance_table(accepted, judged) if accepted else tables)
         say(*left_out_lines(left_out))
     published = not (reference.against or reference.expect or reference.acceptance)
     _raise_unless_passed(judged, published=published, bisect=bisect)

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
+from llmb.base.shown_text import counted
 from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, run_paths, say
@@ -41,6 +42,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
+KNOWN = (
+    "llmb, NeMo 1 and 2, Megatron-LM, -Bridge and -DeepSpeed, Primus, DeepSpeed, torchtitan, MaxText, nanotron or the "
+    "Hugging Face Trainer"
+)
 LAST_STEP = DOCUMENTED_STEPS - 1
 MANY_FILES, MANY_BYTES = 500, 1 << 29
 Read = TypeVar("Read")
@@ -205,9 +210,13 @@ def parse(
     read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
     runs = _related([*(known_run(file, rule) for file in found.refused), *read], gpu_type)
     report = parse_report(roots, rule, runs, full_names=full_names)
+    if found.unread:
+        say(f"{counted(found.unread, '*.log file')} not read; give each by its name")
+    where = ", ".join(str(root.absolute()) for root in roots)
+    if form == "table" and all(map(Path.is_file, roots)) and all(run.status == "not_training_log" for run in runs):
+        raise RunFailed("no known format", where=where, do=f"give a log of {KNOWN}")
     print_output(_groups(report, form, scaling=scaling) if group or scaling else _logs(report, form, wide=wide))
     if not report.counts["success"]:
-        where = ", ".join(str(root.absolute()) for root in roots)
         raise RunFailed(f"none of {report.files} logs is from a successful run", where=where)
 
 

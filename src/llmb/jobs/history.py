@@ -112,7 +112,9 @@ def read_history(install: Path, say: Callable[[str], None]) -> Store:
     """
     path = database_path(install)
     try:
-        if _has_content(path) or _is_own(install):
+        if not install.exists():
+            say(f"{install} does not exist: no runs are there")
+        elif _has_content(path) or _is_own(install):
             return open_history(install, say)
     except NotWritable:
         pass

@@ -2,7 +2,8 @@
 """Verdicts, and comparisons of two groups of runs, as tables, Markdown, CSV and JSON documents."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -24,7 +25,7 @@ from llmb.report.table import (
 )
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, by_reason, flaw_of
 from llmb.runs.identity import Difference
-from llmb.runs.verdict import WORST, Condition, Verdict, title_of, worst, worth
+from llmb.runs.verdict import WORST, Condition, Verdict, title_of, worth
 from llmb.verdict.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.explain_run import Cause, Explanation
@@ -66,16 +67,18 @@ def judge_document(
     }
 
 
-def verdict_tables(judged: Sequence[Judged], explanations: Sequence[Explanation | None] = ()) -> Iterator[Table]:
-    """After each verdict its explanation, if there are any; after several a summary."""
-    for one, explanation in zip_longest(judged, explanations):
+def verdict_tables(
+    judged: Sequence[Judged], explanations: Sequence[Explanation | None] = (), *, verbose: bool = True
+) -> Iterator[Table]:
+    """Yield a summary of several verdicts, and each with its explanation, of several only if that was asked for."""
+    if len(judged) > 1:
+        yield summary_table(judged, verbose=verbose)
+    for one, explanation in zip_longest(judged, explanations) if verbose or explanations or len(judged) == 1 else ():
         yield verdict_table(one)
         if explanation:
             yield from explanation_tables(explanation)
         elif explanations:
             yield result_table(f"why slow: not known, as {', '.join(run.id for run in one.runs)} has no step time", "")
-    if len(judged) > 1:
-        yield summary_table(judged)
 
 
 def notebook_table(verdict: Verdict) -> Table:
@@ -126,27 +129,39 @@ def answer_of(verdict: Verdict) -> str:
     return f"{verdict.verdict.upper()}{soft}{colon}{said.lstrip()}"
 
 
-def summary_table(judged: Sequence[Judged]) -> Table:
-    """A row per verdict, behind the tables of several."""
-    title = f"{len(judged)} verdicts, the worst: {worst(one.verdict for one in judged)}"
-    columns: list[Column[Judged]] = [
-        Column("run", lambda one: ", ".join(run.id for run in _counted_runs(one))),
-        Column("recipe", lambda one: one.title),
-        number_column("step s", lambda one: one.compared_s),
-        number_column("reference", _reference_s),
-        number_column("difference", _difference, str),
-        Column("verdict", lambda one: one.verdict.verdict),
+def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
+    """The number of each verdict, the worst first, and a row per recipe; why it is not a pass, unless that follows."""
+    by_recipe: dict[str, list[Judged]] = {}
+    for one in sorted(judged, key=lambda one: WORST.index(one.verdict.verdict)):
+        by_recipe.setdefault(one.title, []).append(one)
+    columns: list[Column[list[Judged]]] = [
+        Column("recipe", lambda row: row[0].title),
+        Column("runs", lambda row: listed(run.id for one in row for run in _counted_runs(one))),
+        Column("step s", lambda row: _span([one.compared_s for one in row], number), right=True),
+        Column("reference", lambda row: _span([_reference_s(one) for one in row], number), right=True),
+        Column("change %", lambda row: _span([one.verdict.delta_pct for one in row], "{:+.1f}".format), right=True),
+        Column("verdict", _verdict_counts),
     ]
-    return table_of(title, judged, columns)
+    table = table_of(f"{len(judged)} verdicts: {_verdict_counts(judged)}", by_recipe.values(), columns)
+    unsure = [row[0] for row in by_recipe.values() if row[0].verdict.verdict not in ("pass", "improved")]
+    if not verbose:
+        lines = [f"{one.title}: {answer_of(one.verdict)}" for one in unsure]
+        table.caption = "\n".join([*map(printable, lines), "-v shows each verdict, with what differs"])
+    return table
+
+
+def _verdict_counts(judged: Sequence[Judged]) -> str:
+    counts = Counter(one.verdict.verdict for one in judged)
+    return ", ".join(f"{counts[name]} {name}" if len(judged) > 1 else name for name in WORST if counts[name])
+
+
+def _span(values: Iterable[float | None], form: Callable[[float], str]) -> str:
+    shown = [form(value) for value in sorted(value for value in values if value is not None)]
+    return " to ".join(dict.fromkeys((shown[0], shown[-1]))) if shown else "n/a"
 
 
 def _reference_s(judged: Judged) -> float | None:
     return judged.verdict.reference.step_time_s if judged.verdict.reference else None
-
-
-def _difference(judged: Judged) -> str:
-    delta = judged.verdict.delta_pct
-    return "n/a" if delta is None else f"{'+' if delta > 0 else ''}{percent(delta)} %"
 
 
 def _two_sided(verdict: Verdict) -> list[Condition]:

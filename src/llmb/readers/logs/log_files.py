@@ -21,12 +21,13 @@ from typing import TypeVar
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.input_files import not_regular, open_file
+from llmb.base.shown_text import counted
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.readers.logs.configuration import document_of_log
 from llmb.readers.logs.outcome import LogOutcome, Status, judge_log
 from llmb.readers.logs.reader import read_log
 
-LOG_NAMES = (".out", ".out.gz")
+LOG_NAMES, OTHER_NAME = (".out", ".out.gz"), ".log"
 NCCL = b" NCCL INFO "
 _NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
     (
@@ -62,6 +63,8 @@ class LogFiles:
     logs: tuple[Path, ...]
     total_bytes: int
     refused: tuple[ParsedFile, ...]
+    unread: int = 0
+    """Number of files whose names end in ``.log``."""
 
 
 def find_logs(root: Path) -> LogFiles:
@@ -77,7 +80,9 @@ def find_logs(root: Path) -> LogFiles:
         raise UsageError(f"no such file or directory: '{root}'", do="give a log file or the directory that holds logs")
     refused: list[ParsedFile] = []
     sizes: dict[Path, int] = {}
-    for name, status in _once(_walk(root, refused)):
+    names = _walk(root, refused)
+    unread = sum(name.endswith(OTHER_NAME) for name in names)
+    for name, status in _once(name for name in names if not name.endswith(OTHER_NAME)):
         path = Path(name)
         size = _size_or_refusal(path, status)
         if isinstance(size, LogOutcome):
@@ -86,10 +91,10 @@ def find_logs(root: Path) -> LogFiles:
             sizes[path] = size
     if not sizes and not refused:
         raise UsageError(
-            f"no '*.out' file in or below '{root}'",
+            f"no '*.out' file in or below '{root}'" + (f"; {counted(unread, '*.log file')} not read" if unread else ""),
             do="give the directory that holds logs, or one log file by its full name",
         )
-    return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused))
+    return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused), unread)
 
 
 def find_all_logs(roots: Sequence[Path]) -> LogFiles:
@@ -100,7 +105,8 @@ def find_all_logs(roots: Sequence[Path]) -> LogFiles:
     logs = {path.resolve(): path for one in roots_files for path in one.logs}
     refused = {file.path.absolute(): file for one in roots_files for file in one.refused}
     sizes = {path: _size(path) for path in logs.values()}
-    return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused.values()))
+    unread = sum(one.unread for one in roots_files)
+    return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused.values()), unread)
 
 
 def _largest_first(sizes: Mapping[Path, int]) -> tuple[Path, ...]:
@@ -129,7 +135,7 @@ def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
             outcome = LogOutcome("unreadable", f"cannot be listed: {error.strerror}")
             refused.append(ParsedFile(Path(error.filename), outcome))
             continue
-        paths += [entry.path for entry in entries if entry.name.endswith(LOG_NAMES)]
+        paths += [entry.path for entry in entries if entry.name.endswith((*LOG_NAMES, OTHER_NAME))]
         folders += [entry.path for entry in entries if _is_folder(entry)]
     return paths
 
