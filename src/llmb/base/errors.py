@@ -17,6 +17,11 @@ from llmb.base.shown_text import printable_lines
 _BILLIONS = re.compile(r"\d+(\.\d+)?b")
 SHORT = 5
 MOST_ITEMS = 20
+LIMITS = {
+    "GPU type": "the catalogue has these of NVIDIA, and AMD's are not supported: 'llmb docs what-llmb-does-not-do'",
+    "workload": "there is no recipe of {}: 'llmb docs what-llmb-does-not-do'; to add one: 'llmb docs add-a-model'",
+}
+"""Hints for unknown values, by their kind."""
 
 
 class LlmbError(Exception):
@@ -121,22 +126,34 @@ def itemized(items: Iterable[object]) -> str:
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
     """An error for a value outside a closed set, with the closest valid spelling when there is one."""
     names = [str(choice) for choice in choices]
-    return UsageError(f"unknown {kind} '{value}'{did_you_mean(value, names)}", choices=names, do=do)
+    model = str(value).lower().removeprefix("pretrain_").removeprefix("finetune_").partition("_")[0]
+    meant = did_you_mean(value, names)
+    if not meant and kind in LIMITS and not any(model in name for name in names):
+        do = LIMITS[kind].format(model)
+    return UsageError(f"unknown {kind} '{value}'{meant}", choices=names, do=do)
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
     """A question with the closest of ``names``, or an empty string. Of sizes such as 7b, the nearest number is meant.
 
-    A word as short as a100 that lacks a letter of h100 names something else.
+    A name is meant by a word with one or two wrong letters, by a part that no other has, or by a word with more behind
+    it. A word as short as a100 that lacks a letter of h100 names something else.
     """
     text, known = str(value).lower(), list(names)
     if _BILLIONS.fullmatch(text) and (sizes := [name for name in known if _BILLIONS.fullmatch(name)]):
         near = [min(sizes, key=lambda name: abs(math.log(float(name[:-1]) / (float(text[:-1]) or 1))))]
     else:
         near = closest(text, known, cutoff=0.5, most=1)
+        alone = sum(text in name for name in known) == 1
+        near = [name for name in near if name in text or (alone and text in name) or _wrong_letters(text, name) <= 2]
         if near and len(text) <= SHORT and text[-1:].isdigit() and sorted(near[0]) != sorted(text):
             near = closest(text, near, cutoff=0.8)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _wrong_letters(text: str, name: str) -> int:
+    parts = difflib.SequenceMatcher(None, text, name.lower()).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in parts if tag != "equal")
 
 
 def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -> list[str]:

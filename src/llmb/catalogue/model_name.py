@@ -51,6 +51,8 @@ def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
         size = name.removeprefix(f"{workload}_")
         if size != name:
             return workload, size
+    if of := [f"{one} {name}" for one, workload in catalogue.workloads.items() if name in sizes_of(workload)]:
+        raise UsageError(f"'{name}' is a size, and its workload is missing", choices=of, do="give both")
     with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
     raise unknown("workload", name, [*catalogue.workloads, *with_size])
 

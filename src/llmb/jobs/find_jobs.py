@@ -114,7 +114,7 @@ def _unknown(store: Store, text: str) -> UsageError:
         do = f"'llmb runs --label {text}' shows their ids; 'llmb judge' and 'llmb compare' take a label"
         return UsageError(f"'{text}' is not an id, but the label of {runs}", where=str(store.path), do=do)
     names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.id, job.job_id, job.name) if name}
-    near = closest(text, names, cutoff=0.6, most=NEAR)
+    near = closest(text, [*names, LATEST], cutoff=0.6, most=NEAR)
     return UsageError(
         f"there is no job '{text}' in the history",
         where=str(store.path),

@@ -276,7 +276,7 @@ def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageErro
     names = [name for run in runs for name in (run.label, run.campaign, run.id, *run.job_ids) if name]
     return UsageError(
         f"'{text}' is neither a file nor the label, campaign or id of a run below {install}",
-        choices=list(dict.fromkeys(closest(text, names, cutoff=0.6, most=NEAR))) or SELECTORS,
+        choices=list(dict.fromkeys(closest(text, [*names, LATEST], cutoff=0.6, most=NEAR))) or SELECTORS,
         do="'llmb runs' shows the runs, with their ids and labels",
     )
 

@@ -109,7 +109,7 @@ pretrain_llama3.1 8b , 8
         "3:30: unknown key 'tpp'; did you mean 'tp'?; a key is an option of 'llmb submit'; see its --help",
         "3:36: repeats is '0'; it must be a whole number of at least 1",
         f"4:1: unknown workload 'pretrain_lama3.1'; did you mean 'pretrain_llama3.1'?; {workloads}",
-        f"5:1: unknown workload 'nemotron_340b'; did you mean 'pretrain_nemotron4'?; {workloads}",
+        f"5:1: unknown workload 'nemotron_340b'; {workloads}",
         "8:1: the tuple is not closed, or is followed by other text",
         "9:15: this is not a tuple; a quote, a bracket or a comma may be missing",
         "10:1: the tuple is not closed, or is followed by other text",
