@@ -24,7 +24,7 @@ from llmb.cli.shared_options import record_options, takes
 from llmb.jobs.campaigns.expansion import Selection, campaign_keys
 from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables, read_variables
-from llmb.launch.slurm.asked import SlurmChoices
+from llmb.launch.slurm.request import SlurmChoices
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.profiling import Profiling
 

@@ -23,7 +23,7 @@ from llmb.jobs.history import database_path, open_history
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Store
 from llmb.launch.local import LocalScheduler
-from llmb.launch.scheduler_port import AskedJob, JobAnswers
+from llmb.launch.scheduler_port import JobAnswers, JobHandle
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import NotWritable, cannot_write, write_atomically
 from llmb.runs.plan import Plan
@@ -190,7 +190,7 @@ def test_the_log_of_another_users_run_is_followed_to_its_end(
     answers, said = [InfrastructureError("it does not answer")], list[str]()
     states = LocalScheduler.states
 
-    def answer(self: LocalScheduler, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+    def answer(self: LocalScheduler, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
         if answers:
             raise answers.pop()
         return states(self, jobs, time_out_s)

@@ -8,7 +8,7 @@ from job_rows import job_row
 
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import look
-from llmb.jobs.states import FolderState, decide, known_states
+from llmb.jobs.states import FolderState, decide, job_states
 from llmb.launch.scheduler_port import UNKNOWN as UNKNOWN_WORD
 from llmb.launch.scheduler_port import JobState
 from llmb.launch.slurm.job_state import SlurmJob, with_meaning
@@ -19,7 +19,7 @@ NOW = 1000.0
 JOB = job_row("k", job_id="7", state="RUNNING", status="running", nodes="n[1-2]")
 NOTHING = FolderState()
 HALF = FolderState(begun=True, run_status="running", steps=5, planned=10)
-WHOLE = FolderState(begun=True, run_status="success", steps=10, planned=10, done=True)
+WHOLE = FolderState(begun=True, run_status="success", steps=10, planned=10, complete=True)
 OVER = ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "DEADLINE", "BOOT_FAIL", "CANCELLED")
 
 
@@ -69,7 +69,7 @@ def test_a_state_that_is_not_known_decides_nothing_and_is_asked_again() -> None:
     assert look(JOB, new, NOW) == found(new), "no file decides it either"
     assert look(replace(JOB, status="success"), new, NOW) is None
     (told_again,) = [SlurmJob(job_id="7", state="A_STATE_OF_A_LATER_SLURM", command=None)]
-    assert accounted(JOB, {"7": told_again}).may_be_told
+    assert accounted(JOB, {"7": told_again}).end_pending
 
 
 def test_every_state_that_slurm_documents_is_known() -> None:
@@ -213,7 +213,7 @@ def test_the_mark_of_an_earlier_start_or_another_job_does_not_count() -> None:
     assert found(UNKNOWN, marked(HALF, 0, job_id="8")).state == "LOST"
 
 
-@pytest.mark.parametrize("state", sorted(known_states() - {UNKNOWN_WORD}))
+@pytest.mark.parametrize("state", sorted(job_states() - {UNKNOWN_WORD}))
 def test_every_state_has_an_answer(state: str) -> None:
     for left in (NOTHING, HALF, WHOLE):
         change = found(seen(state), left)

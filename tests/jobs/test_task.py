@@ -111,11 +111,11 @@ def test_a_task_ends_as_its_exit_code_says_with_a_reason_from_its_log(queued: Ca
     folder = queued("preparation")
     assert read_folder(str(folder.path)).unread == "job_end.json is not there"
     mark(folder, 0)
-    assert (read_folder(str(folder.path)).run_status, read_folder(str(folder.path)).done) == ("success", True)
+    assert (read_folder(str(folder.path)).run_status, read_folder(str(folder.path)).complete) == ("success", True)
     folder.log.write_text("reading\nllmb: error: the model is gated\n  do: ask\nsrun: error: Exited with exit code 3\n")
     mark(folder, 3)
     state = read_folder(str(folder.path))
-    assert (state.run_status, state.run_reason, state.done) == ("failed", "the model is gated", False)
+    assert (state.run_status, state.run_reason, state.complete) == ("failed", "the model is gated", False)
     mark(folder, 143, "TERM")
     assert read_folder(str(folder.path)).run_status is None, "Slurm knows who ended it"
 

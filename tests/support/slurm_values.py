@@ -12,9 +12,9 @@ from llmb.launch.jobspec.spec import JobSpec
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.scheduler_port import JobState
 from llmb.launch.site.site import Site
-from llmb.launch.slurm.asked import job_flags, shell_gpus_per_node
 from llmb.launch.slurm.client import controller_states
 from llmb.launch.slurm.job_state import SlurmJob, with_meaning
+from llmb.launch.slurm.request import job_flags, shell_gpus_per_node
 from llmb.launch.slurm.script import batch_script, file_flags
 from llmb.runs.choices import Choices, keeps_logits
 from llmb.runs.folder import RunFolder

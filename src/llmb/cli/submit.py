@@ -267,7 +267,7 @@ def submit(
         source=COMMAND_LINE,
         entries=[Entry(where=COMMAND_LINE, selection=selection, repeats=repeats, add_profile=profile)],
         values={**values, "profile": False},
-        given={name: values[name] for name in given if name != "profile"},
+        explicit={name: values[name] for name in given if name != "profile"},
     )
     _make_campaign(context_here(dry_run=queueing.dry_run), campaign, queueing, again)
 
@@ -442,7 +442,7 @@ def jobs_of_file(
         entries=_avoiding(from_command_line(found.entries, selection, selecting["repeats"], profile=profile)),
         problems=found.problems,
         values={**values, "profile": False},
-        given=own,
+        explicit=own,
         within=selection,
     )
 

@@ -249,15 +249,15 @@ class Order(JobOrder):
         config = self.site.config
         own = config.environment_of(self.plan.recipe.workload)
         layers = (self.site.shell, config.environment, own, self.options.variables)
-        known = frozenset(name for layer in layers for name in layer)
-        given = frozenset(name for layer in layers[1:] for name in layer)
+        names = frozenset(name for layer in layers for name in layer)
+        explicit = frozenset(name for layer in layers[1:] for name in layer)
         return ProgramRequest(
             choices=self.choices,
             options=self.framework,
             site=self.site,
-            variables=known,
+            variables=names,
             gpus_per_node=gpus_per_node,
-            given=given,
+            explicit=explicit,
         )
 
     def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def look(job: Job, seen: JobState, asked_s: float) -> Job | None:
         return decide(job, seen, FolderState(), asked_s)
     folder = read_folder(job.run_dir)
     marked = folder.end_of(job, max(seen.restarts, job.restarts)) is not None
-    if seen.may_be_told and not marked:
+    if seen.end_pending and not marked:
         return None  # unchanged until the scheduler or the folder reports how it ended
     just_ended = seen.phase != "killed" and seen.ended_s is not None and abs(asked_s - seen.ended_s) < SETTLE_S
     if folder.run_status in (None, "running") and not marked and just_ended:

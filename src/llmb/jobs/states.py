@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from llmb.jobs.job import ANSWERED, LIVE, LOST, NOT_SUBMITTED, SUBMITTING, Job, Status
 from llmb.jobs.task import task_outcome
-from llmb.launch.programs.port import StepsDone, find_program
+from llmb.launch.programs.port import StepProgress, find_program
 from llmb.launch.scheduler_lookup import all_schedulers
 from llmb.launch.scheduler_port import FROM_OUTSIDE, JobState
 from llmb.runs.failure import last_lines, tail
@@ -41,7 +41,7 @@ class FolderState:
     steps: int = 0
     """Steps done."""
     planned: int | None = None
-    done: bool = False
+    complete: bool = False
     """Every step is done, and the last checkpoint exists if one was requested."""
 
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
@@ -51,13 +51,13 @@ class FolderState:
 
 
 COMPLETED, FAILED = "COMPLETED", "FAILED"
-OWN_WORDS = frozenset([COMPLETED, FAILED, LOST, SUBMITTING, NOT_SUBMITTED])
+COMMON_STATES = frozenset([COMPLETED, FAILED, LOST, SUBMITTING, NOT_SUBMITTED])
 """States that need no scheduler."""
 
 
-def known_states() -> frozenset[str]:
+def job_states() -> frozenset[str]:
     """All states that a job may have."""
-    return OWN_WORDS.union(*(scheduler.words for scheduler in all_schedulers()))
+    return COMMON_STATES.union(*(scheduler.words for scheduler in all_schedulers()))
 
 
 def decide(job: Job, seen: JobState, folder: FolderState, now_s: float) -> Job:
@@ -96,7 +96,7 @@ def _ended(job: Job, seen: JobState, folder: FolderState) -> tuple[Status, str |
     if seen.phase == "completed":
         return _completed(folder)
     meaning = seen.meaning or seen.state
-    if folder.done and (seen.phase in FROM_OUTSIDE or folder.run_status not in ("failed", "cancelled")):
+    if folder.complete and (seen.phase in FROM_OUTSIDE or folder.run_status not in ("failed", "cancelled")):
         return "success", f"{meaning}, after its last step"
     if seen.phase == "cancelled":
         return "cancelled", f"{meaning}{_progress(folder)}"
@@ -112,7 +112,7 @@ def _completed(folder: FolderState) -> tuple[Status, str | None]:
         return "invalid", f"the job completed, but the result of the run is not known: {folder.unread}"
     if folder.run_status in ("failed", "cancelled"):
         return folder.run_status, folder.run_reason
-    if folder.planned is not None and not folder.done and folder.run_status != "success":
+    if folder.planned is not None and not folder.complete and folder.run_status != "success":
         return "failed", f"the job completed, but the run did not{_progress(folder)}"
     return "success", None
 
@@ -126,7 +126,7 @@ def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
     end = folder.end_of(job, job.restarts)
     if end:
         state, status, reason = _marked(folder, end)
-    elif folder.done and folder.begun:
+    elif folder.complete and folder.begun:
         state, status, reason = LOST, "success", "every step is done, but how the job ended is unknown"
     elif folder.begun:
         state, status = LOST, "failed"
@@ -154,13 +154,13 @@ def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
     if folder.run_status == "cancelled":
         return LOST, "cancelled", folder.run_reason
     if end.signal:
-        if folder.done:
+        if folder.complete:
             return LOST, "success", f"ended by {end.signal}, after its last step"
         return LOST, "failed", f"ended by {end.signal}{_progress(folder)}: cancelled, preempted or out of time"
     if end.exit_code == 0:
         status, reason = _completed(folder)
         return COMPLETED, status, reason
-    if folder.done and folder.run_status not in ("failed", "cancelled"):
+    if folder.complete and folder.run_status not in ("failed", "cancelled"):
         return FAILED, "success", f"exit code {end.exit_code}, after its last step"
     reason = folder.run_reason if folder.run_status == "failed" else None
     return FAILED, "failed", reason or f"the batch script ended with exit code {end.exit_code}{_progress(folder)}"
@@ -176,7 +176,7 @@ def read_folder(run_dir: str) -> FolderState:
     """Missing, damaged and unreadable files count as missing: a job may die at any point."""
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
-    progress = StepsDone(0, done=False)
+    progress = StepProgress(0, complete=False)
     if record:
         program, plan = record.program, record.plan
         progress = _readable(lambda place: find_program(program).progress(place, plan), folder) or progress
@@ -192,7 +192,7 @@ def read_folder(run_dir: str) -> FolderState:
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
         steps=progress.steps,
         planned=record.plan.steps if record else None,
-        done=progress.done or (task is not None and task.status == "success"),
+        complete=progress.complete or (task is not None and task.status == "success"),
     )
 
 

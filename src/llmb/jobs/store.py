@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, get_args
 
 from llmb.base.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Job, Kind, Status
-from llmb.jobs.states import known_states
+from llmb.jobs.states import job_states
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.identity import may_be_short_id
 
@@ -327,7 +327,7 @@ def check_states(states: Sequence[str], store: Store) -> None:
     """Raise UsageError if one is neither a state of a job nor a status of a run, and no job has it."""
     if not states:
         return
-    known = sorted({*known_states(), *get_args(Status)})
+    known = sorted({*job_states(), *get_args(Status)})
     for state in states:
         if state.upper() not in {name.upper() for name in known} and not store.count(Filter(states=(state,))):
             raise unknown("state", state, known)

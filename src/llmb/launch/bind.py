@@ -37,23 +37,23 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
     """CPUs that may be used, by NUMA node; nodes without one are left out."""
-    found = {}
+    nodes = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)
         if cpus:
-            found[int(path.name[4:])] = cpus
-    return dict(sorted(found.items())) or {0: set(allowed)}
+            nodes[int(path.name[4:])] = cpus
+    return dict(sorted(nodes.items())) or {0: set(allowed)}
 
 
 def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> list[list[int]]:
     """Hardware threads of each core, in the order of NUMA nodes."""
-    found = set()
+    groups = set()
     for cpu in cpus:
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         siblings = parse_cpus(path.read_text()) if path.exists() else [cpu]
-        found.add(tuple(sorted(set(siblings) & set(cpus))))
+        groups.add(tuple(sorted(set(siblings) & set(cpus))))
     place = {cpu: node for node, members in nodes.items() for cpu in members}
-    return [list(core) for core in sorted(found, key=lambda core: (place.get(core[0], 0), core[0]))]
+    return [list(core) for core in sorted(groups, key=lambda core: (place.get(core[0], 0), core[0]))]
 
 
 def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int] | None:
@@ -61,14 +61,14 @@ def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int]
     gpus = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
     visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     chosen = [_gpu(gpus, name) for name in visible] if visible else list(gpus)
-    found = []
+    numbers = []
     for gpu in chosen[:workers]:
         path = root / "sys/bus/pci/devices" / (gpu.name.lower() if gpu else "") / "numa_node"
         node = int(path.read_text()) if gpu and path.exists() else -1
         if node < 0:
             return None
-        found.append(node)
-    return found if len(found) == workers else None
+        numbers.append(node)
+    return numbers if len(numbers) == workers else None
 
 
 def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
@@ -96,13 +96,13 @@ def share(
         mine, peers = nodes[node], [number for number in peers if places[number] == node]
     if cpu == "none":
         return sorted(mine), node
-    found = cores(root, mine, nodes)
-    each = int(cpu) if cpu.isdecimal() else max(1, len(found) // len(peers))
-    if each * len(peers) > len(found):
+    local = cores(root, mine, nodes)
+    each = int(cpu) if cpu.isdecimal() else max(1, len(local) // len(peers))
+    if each * len(peers) > len(local):
         where = "the node has" if node is None else f"NUMA node {node} has"
-        raise ValueError(f"binding.cpu is {cpu}: {len(peers)} workers with {each} cores each, but {where} {len(found)}")
+        raise ValueError(f"binding.cpu is {cpu}: {len(peers)} workers with {each} cores each, but {where} {len(local)}")
     first = peers.index(rank) * each
-    return sorted(thread for core in found[first : first + each] for thread in core), node
+    return sorted(thread for core in local[first : first + each] for thread in core), node
 
 
 def bind_memory(node: int) -> str | None:

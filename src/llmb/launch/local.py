@@ -18,7 +18,7 @@ from llmb.base.tools import ask_program
 from llmb.launch.jobspec.job_options import JobOptions
 from llmb.launch.jobspec.spec import JobSpec, filled
 from llmb.launch.ranks import words
-from llmb.launch.scheduler_port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
+from llmb.launch.scheduler_port import UNKNOWN, JobAnswers, JobHandle, JobState, Phase, Scheduler, Submission
 from llmb.launch.site.site import Site
 from llmb.readers.samples.host import host_name
 from llmb.runs.folder import RunFolder, writing
@@ -138,10 +138,10 @@ class LocalScheduler(Scheduler):
         job_id, process = f"local-{secrets.token_hex(4)}", this_process()
         return SubmittedJob(scheduler=self.name, job_id=job_id, submitted_at=now(), process=process)
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:  # noqa: ARG002 (it never waits)
+    def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:  # noqa: ARG002 (it never waits)
         return JobAnswers({job.key: _state(job) for job in jobs if job.live})
 
-    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+    def cancel(self, jobs: Sequence[JobHandle]) -> None:
         for job in jobs:
             process = _process(job.folder)
             if process is None:
@@ -156,7 +156,7 @@ class LocalScheduler(Scheduler):
         return BegunJob(scheduler=self.name, job_id=environ[JOB_VARIABLE], nodes=host_name())
 
 
-def _end(process: Process, job: AskedJob) -> None:
+def _end(process: Process, job: JobHandle) -> None:
     try:
         os.kill(process.pid, signal.SIGTERM)
     except ProcessLookupError:
@@ -173,7 +173,7 @@ def _process(base: RunFolder) -> Process | None:
     return handle.process if handle else None
 
 
-def _state(job: AskedJob) -> JobState:
+def _state(job: JobHandle) -> JobState:
     """Checks for the process first: if the run ends in between, its record is written by then."""
     job_id, process = str(job.job_id), _process(job.folder)
     here = process is not None and is_here(process)

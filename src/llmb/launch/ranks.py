@@ -39,7 +39,7 @@ def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
 def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a rank: those of torch.distributed, and on one node what keeps its libraries on loopback."""
     node = int(environ["SLURM_NODEID"]) if nodes > 1 else 0
-    found = {
+    words = {
         # By default, the compiler of each rank starts processes for all cores of the node.
         "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // per_node)),
         **environ,
@@ -50,11 +50,11 @@ def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: M
         "GROUP_RANK": str(node),
     }
     if nodes > 1:
-        return found
+        return words
     return {
         "GLOO_SOCKET_IFNAME": LOOPBACK,
         "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",
-        **found,
+        **words,
         "MASTER_ADDR": "127.0.0.1",
         STORE: store,
     }
@@ -96,15 +96,15 @@ def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
     """Returns when all have ended, one has failed, or a signal came."""
     running = list(ranks)
     while running:
-        asked = next((number for number in os.read(arrivals, 512) if number in ENDING), None)
+        signal_number = next((number for number in os.read(arrivals, 512) if number in ENDING), None)
         ended = [rank for rank in running if rank.poll() is not None]
         running = [rank for rank in running if rank.returncode is None]
         failed = [rank for rank in ended if rank.returncode]
         for rank in failed:
             sys.stderr.write(f"llmb: rank {ranks[rank]} on {host_name()} {how_it_ended(rank.returncode)}\n")
         sys.stderr.flush()
-        if asked:
-            return 128 + asked
+        if signal_number:
+            return 128 + signal_number
         if failed:
             return FAILED
     return 0
@@ -133,8 +133,8 @@ def how_it_ended(code: int) -> str:
     """An exit code, negative for a signal, in words."""
     if code > 0:
         return f"ended with exit code {code}"
-    known = {item.value: item.name for item in signal.Signals}
-    return f"was killed by signal {-code} ({known.get(-code, 'unknown')})"
+    names = {item.value: item.name for item in signal.Signals}
+    return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
 
 
 def main(nodes: str, per_node: str, *command: str) -> None:

@@ -35,8 +35,8 @@ def find_scheduler(name: str) -> Scheduler:
     """Find a scheduler. Raises UsageError for a name that does not exist."""
     if name not in SCHEDULERS:
         raise unknown("scheduler", name, SCHEDULERS)
-    module, found = SCHEDULERS[name]
-    scheduler: Scheduler = getattr(import_module(module), found)()
+    module, attribute = SCHEDULERS[name]
+    scheduler: Scheduler = getattr(import_module(module), attribute)()
     return scheduler
 
 
@@ -61,8 +61,8 @@ def read_job_options(site: Site, values: Mapping[str, Any], environ: Mapping[str
     """
     scheduler = scheduler_of(site)
     foreign = [item for name, item in scheduler_options().items() if name not in options_of(scheduler.choices)]
-    if given := [item.spelled for item in foreign if values.get(item.name)]:
-        raise UsageError(f"{scheduler.title}, which queues the jobs of this cluster, has no {', '.join(given)}")
+    if options := [item.spelled for item in foreign if values.get(item.name)]:
+        raise UsageError(f"{scheduler.title}, which queues the jobs of this cluster, has no {', '.join(options)}")
     return scheduler.read_options(values, environ, python)
 
 

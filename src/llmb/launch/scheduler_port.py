@@ -40,7 +40,7 @@ class Question:
     """True if no answer but the choices, if there are any, is valid."""
     several: ClassVar[bool] = False
     """Answers are separated by commas."""
-    is_asked: ClassVar[bool] = True
+    interactive: ClassVar[bool] = True
     """True to ask on a terminal; the assumed value is used otherwise."""
 
     def applies(self) -> bool:
@@ -60,8 +60,8 @@ class Question:
     def problem(self, value: str) -> str | None:
         """Return the problem of an answer."""
         names = [choice.value for choice in self.choices()]
-        given = [item.strip() for item in value.split(",")] if self.several else [value]
-        wrong = [item for item in given if self.closed and names and item not in names]
+        values = [item.strip() for item in value.split(",")] if self.several else [value]
+        wrong = [item for item in values if self.closed and names and item not in names]
         if wrong:
             near = closest(wrong[0], names, cutoff=0.5, most=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -140,7 +140,7 @@ class JobState(Record):
     a state that this llmb does not know: whether the job has ended is then queried again."""
     meaning: str | None = None
     """A text on what the job waits for, or how it ended."""
-    may_be_told: bool = False
+    end_pending: bool = False
     """True for an unknown state of a job that has ended, whose end may be known later."""
     exit_code: int | None = None
     signal: int | None = None
@@ -156,7 +156,7 @@ class JobState(Record):
         return self.phase not in ("queued", "running", "unknown", "unrecognized")
 
 
-class AskedJob(Protocol):
+class JobHandle(Protocol):
     """A job of the history, as a scheduler needs it."""
 
     @property
@@ -297,18 +297,18 @@ class Queue(ABC):
         """Hands a job over. Raises UsageError if it is rejected."""
 
     @abstractmethod
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+    def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
         """The states of ``jobs``."""
 
     @abstractmethod
-    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+    def cancel(self, jobs: Sequence[JobHandle]) -> None:
         """Ends jobs. Raises UsageError if that is rejected; jobs that have ended are no error."""
 
     @abstractmethod
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:
         """The job that this process runs in."""
 
-    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
+    def find(self, jobs: Sequence[JobHandle], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
         """Ids, by key, of ``jobs`` without one that were submitted since then; ``claimed`` ids belong to others.
 
         A job that is not found has none, unless it has begun: its folder then has the id.

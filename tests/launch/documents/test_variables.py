@@ -143,7 +143,7 @@ def test_what_does_not_apply_is_refused(workload: str, name: str, value: str, wo
 
 def test_the_command_line_wins() -> None:
     environ = {"TP": "rubbish", "MODEL_SIZE": "8b"}
-    assert read_variables(VARIABLES, environ, LLAMA, OPTIONS, given={"tp"}).options == {"size": "8b"}
+    assert read_variables(VARIABLES, environ, LLAMA, OPTIONS, explicit={"tp"}).options == {"size": "8b"}
 
 
 def test_variables_that_contradict_each_other_are_refused() -> None:

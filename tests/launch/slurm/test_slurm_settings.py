@@ -13,7 +13,7 @@ from llmb.launch.jobspec.job_options import JobOptions
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.site.cluster_config import read_cluster_file
 from llmb.launch.site.site import Site
-from llmb.launch.slurm.asked import job_flags, shell_gpus_per_node
+from llmb.launch.slurm.request import job_flags, shell_gpus_per_node
 from llmb.launch.slurm.scheduler import SlurmScheduler
 from llmb.launch.slurm.settings import TIME, parse_additional
 

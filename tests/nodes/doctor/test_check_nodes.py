@@ -20,7 +20,7 @@ from llmb.jobs.wait import PATIENCE_S
 from llmb.launch.jobspec.job_options import JobOptions
 from llmb.launch.local import LocalScheduler
 from llmb.launch.scheduler_lookup import SCHEDULERS, cluster_schema, find_scheduler
-from llmb.launch.scheduler_port import AskedJob, JobAnswers, JobState, NodeState, Scheduler, Submission
+from llmb.launch.scheduler_port import JobAnswers, JobHandle, JobState, NodeState, Scheduler, Submission
 from llmb.launch.site.site import Site
 from llmb.nodes.doctor import check_nodes
 from llmb.nodes.doctor.check_nodes import CheckTerms, NodesCheck, check_order
@@ -140,7 +140,7 @@ class Scripted(LocalScheduler):
             raise UsageError(self.rejects[node])
         return SubmittedJob(scheduler="slurm", job_id=f"job-{node}", submitted_at=WHEN)
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+    def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
         self.calls["states"] += 1
         return JobAnswers({job.key: self._next(node_of(job)) for job in jobs})
 
@@ -148,7 +148,7 @@ class Scripted(LocalScheduler):
         left = self.phases[node]
         return left.pop(0) if len(left) > 1 else left[0]
 
-    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+    def cancel(self, jobs: Sequence[JobHandle]) -> None:
         self.calls["cancel"] += 1
         self.cancelled += map(node_of, jobs)
 
@@ -157,7 +157,7 @@ class Scripted(LocalScheduler):
         return {name: self.unusable.get(name, UP) for name in (listed or "").split(",")}
 
 
-def node_of(job: AskedJob) -> str:
+def node_of(job: JobHandle) -> str:
     return job.folder.path.parent.name
 
 
@@ -291,7 +291,7 @@ class Failing(Scripted):
         super().__init__()
         self.error = error
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+    def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
         raise self.error
 
 

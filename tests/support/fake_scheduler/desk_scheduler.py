@@ -14,7 +14,7 @@ from llmb.catalogue.records import Record
 from llmb.launch.jobspec.spec import JobSpec, Word, filled
 from llmb.launch.local import started
 from llmb.launch.ranks import words
-from llmb.launch.scheduler_port import AskedJob, Choice, JobAnswers, JobState, Scheduler, SchedulerQuestion, Submission
+from llmb.launch.scheduler_port import Choice, JobAnswers, JobHandle, JobState, Scheduler, SchedulerQuestion, Submission
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now
 
@@ -56,10 +56,10 @@ class DeskScheduler(Scheduler):
             )
         return SubmittedJob(scheduler=self.name, job_id=str(process.pid), submitted_at=now())
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+    def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
         return JobAnswers({job.key: _state(str(job.job_id)) for job in jobs if job.live})
 
-    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+    def cancel(self, jobs: Sequence[JobHandle]) -> None:
         for job in jobs:
             with suppress(ProcessLookupError):
                 os.killpg(int(str(job.job_id)), signal.SIGTERM)

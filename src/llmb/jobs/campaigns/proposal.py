@@ -53,13 +53,13 @@ from llmb.runs.record import now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedJobs:
-    """The requested jobs: ``values`` are all options, ``given`` those specified on the command line."""
+    """The requested jobs: ``values`` are all options, ``explicit`` those specified on the command line."""
 
     source: str
     entries: Sequence[Entry]
     problems: Sequence[str] = ()
     values: Mapping[str, Any]
-    given: Mapping[str, Any]
+    explicit: Mapping[str, Any]
     within: Selection = field(default_factory=Selection)
     """Restricts the jobs."""
 
@@ -186,9 +186,9 @@ def _campaign_job(job: SelectedJob, requested: RequestedJobs, context: CampaignC
     profile = {"profile": ("true",)} if job.profiled else {}
     asked = {name: getattr(job.request, name) for name in ("workload", "size", "dtype", "scale", "gpu_type", "release")}
     own = {**asked, **converted({**job.options, **profile})}
-    options = {**requested.values, **own, **requested.given}
+    options = {**requested.values, **own, **requested.explicit}
     variables = dict(
-        text.partition("=")[::2] for text in requested.given.get("env") or requested.values.get("env") or ()
+        text.partition("=")[::2] for text in requested.explicit.get("env") or requested.values.get("env") or ()
     )
     options["env"] = [f"{name}={value}" for name, value in {**job.variables, **variables}.items()]
     request = job_request(context.site, options, context.environ)

@@ -142,8 +142,8 @@ def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -
     """NeMo packs while it trains, if it has to: the samples decide."""
     path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
     name = f"datasets/{dataset}"
-    wanted = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")
-    lacking = [item for item in wanted if not (path / item).is_file()]
+    files = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")
+    lacking = [item for item in files if not (path / item).is_file()]
     if not lacking:
         return NemoItem(name, path, "complete")
     if set(SAMPLES) <= set(lacking):

@@ -30,7 +30,7 @@ TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
 FileState = Literal["as released", "modified", "missing"]
 
 
-class KnownLine(Record):
+class SourceLine(Record):
     """A line of a file that llmb relies on."""
 
     file: str
@@ -90,7 +90,7 @@ class LaunchScript(Record):
     """Script in the same folder that prepares dataset and checkpoint."""
     files: dict[str, str]
     """SHA-256 by path."""
-    facts: tuple[KnownLine, ...]
+    facts: tuple[SourceLine, ...]
     options: dict[str, int]
     """Options that it gives the training program, and the line in ``options_file`` where."""
     options_file: str
@@ -136,16 +136,16 @@ def launch_scripts() -> tuple[LaunchScript, ...]:
 
 def scripts_of(release: str) -> tuple[LaunchScript, ...]:
     """Return a release's scripts. Raises UsageError for an unknown release."""
-    found = tuple(item for item in launch_scripts() if item.release == release)
-    if not found:
+    scripts = tuple(item for item in launch_scripts() if item.release == release)
+    if not scripts:
         raise unknown("release", release, dict.fromkeys(item.release for item in launch_scripts()))
-    return found
+    return scripts
 
 
 def find_launch_script(workload: str, size: str, release: str | None) -> LaunchScript | None:
     """None where no document has the recipe in this release."""
-    wanted = (item for item in launch_scripts() if item.workload == workload and size in item.sizes)
-    return next((item for item in wanted if item.release == release), None)
+    matching = (item for item in launch_scripts() if item.workload == workload and size in item.sizes)
+    return next((item for item in matching if item.release == release), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +165,20 @@ def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None
     Raises UsageError for a folder that has no script of any release.
     """
     if scripts is not None:
-        return [found for script in scripts for found in _check_script(checkout, script)]
+        return [file for script in scripts for file in _check_script(checkout, script)]
     by_tag: dict[str, list[CheckedFile]] = {}
     for script in launch_scripts():
         by_tag.setdefault(script.tag, []).extend(_check_script(checkout, script))
     nearest = max(by_tag.values(), key=_nearness)
-    if all(found.state == "missing" for found in nearest):
+    if all(file.state == "missing" for file in nearest):
         tags = ", ".join(by_tag)
         do = f"give the folder of a clone of {REPOSITORY}, at one of {tags}"
         raise UsageError("this is not a checkout of the reference suite", where=str(checkout), do=do)
     return nearest
 
 
-def _nearness(found: list[CheckedFile]) -> tuple[float, float]:
-    shares = [sum(item.state == state for item in found) / len(found) for state in ("as released", "modified")]
+def _nearness(files: list[CheckedFile]) -> tuple[float, float]:
+    shares = [sum(item.state == state for item in files) / len(files) for state in ("as released", "modified")]
     return shares[0], shares[1]
 
 
@@ -206,8 +206,8 @@ def _differences(script: LaunchScript, name: str, content: bytes) -> Iterator[st
     lines = content.decode(errors="replace").splitlines()
     for fact in script.facts:
         if fact.file == name and fact.text not in map(str.strip, lines):
-            found = lines[fact.line - 1].strip() if fact.line <= len(lines) else "nothing"
-            yield f"line {fact.line} was '{fact.text}', and is '{found}'"
+            actual = lines[fact.line - 1].strip() if fact.line <= len(lines) else "nothing"
+            yield f"line {fact.line} was '{fact.text}', and is '{actual}'"
     text = "\n".join(lines)
     for variable, line in script.variables.get(name, {}).items():
         if variable not in text:
@@ -219,8 +219,8 @@ def _differences(script: LaunchScript, name: str, content: bytes) -> Iterator[st
 
 def changed_files(checkout: Path, script: LaunchScript) -> list[str]:
     """Describe the differences from the release; empty for a checkout of its tag."""
-    found = [item for item in _check_script(checkout, script) if item.state != "as released"]
-    return [f"{item.file} is {'; '.join((item.state, *item.differs))}" for item in found]
+    changed = [item for item in _check_script(checkout, script) if item.state != "as released"]
+    return [f"{item.file} is {'; '.join((item.state, *item.differs))}" for item in changed]
 
 
 def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
@@ -237,13 +237,13 @@ def is_met(script: LaunchScript, need: Need, values: Mapping[str, str]) -> bool:
 
 def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
     """Describe files that were made for ``script``, and are not those of its release."""
-    found = []
+    problems = []
     for need in script.needs:
         path = Path(filled_path(need.path, values))
         problem = _problem_of(script, need, path) if path.exists() else None
         if problem:
-            found.append(f"{path} {problem}: {filled_path(need.by, values)}")
-    return found
+            problems.append(f"{path} {problem}: {filled_path(need.by, values)}")
+    return problems
 
 
 def _problem_of(script: LaunchScript, need: Need, path: Path) -> str | None:

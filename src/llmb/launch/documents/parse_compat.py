@@ -229,8 +229,8 @@ def compat_json(report: CompatReport) -> str:
 
 def _json_result(run: WindowSamples, form: CompatForm) -> dict[str, Any]:
     if run.kind == "success":
-        shown = zip(form.keys, _figures(run, form), strict=True)
-        figures = {key: Decimals(text) if text else None for key, text in shown}
+        values = zip(form.keys, _figures(run, form), strict=True)
+        figures = {key: Decimals(text) if text else None for key, text in values}
         return {"filename": _text(run), "status": "Success", **figures}
     reached = {} if run.last_step is None else {"max_iteration": run.last_step}
     return {"filename": _text(run), "status": "Failed", **reached}

@@ -169,66 +169,66 @@ def _marks(data: Mapping[str, object], keys: tuple[str, ...], below_slurm: tuple
     ]
 
 
-def translated(given: Version1 | Version2) -> Translation:
-    """``given`` as data of llmb's form."""
-    found = Translation()
-    head = given.launcher or _Launcher() if isinstance(given, Version1) else given
-    slurm = _slurm(given, found)
-    environment = _variables(given.environment or {}, "environment", found, slurm)
-    own = {
+def translated(config: Version1 | Version2) -> Translation:
+    """``config`` as data of llmb's form."""
+    result = Translation()
+    head = config.launcher or _Launcher() if isinstance(config, Version1) else config
+    slurm = _slurm(config, result)
+    environment = _variables(config.environment or {}, "environment", result, slurm)
+    values = {
         "cluster_name": head.cluster_name,
         "gpu_type": head.gpu_type and head.gpu_type.lower(),
         "environment": environment,
         "slurm": slurm,
-        "install": _install(given, found),
-        "workloads": _workloads(given.workloads, found),
-        "reference_suite": _suite(given),
+        "install": _install(config, result),
+        "workloads": _workloads(config.workloads, result),
+        "reference_suite": _suite(config),
     }
-    found.data.update({key: value for key, value in own.items() if value})
+    result.data.update({key: value for key, value in values.items() if value})
     if (head.cluster_name or "").lower() == VBOOST_CLUSTER:
-        found.data.setdefault("vboost", 1)
-    return found
+        result.data.setdefault("vboost", 1)
+    return result
 
 
-def _slurm(given: Version1 | Version2, found: Translation) -> Data:
-    if isinstance(given.slurm, _Flat):
-        flat = given.slurm
+def _slurm(config: Version1 | Version2, result: Translation) -> Data:
+    if isinstance(config.slurm, _Flat):
+        flat = config.slurm
         shared, gpu = flat.others(), _Partition(partition=flat.gpu_partition, gres=flat.gpu_gres)
         cpu = _Partition(partition=flat.cpu_partition, gres=flat.cpu_gres)
-    elif given.slurm:
-        shared, gpu, cpu = given.slurm.others(), given.slurm.gpu or _Partition(), given.slurm.cpu or _Partition()
+    elif config.slurm:
+        shared, gpu, cpu = config.slurm.others(), config.slurm.gpu or _Partition(), config.slurm.cpu or _Partition()
     else:
         return {}
-    account = given.slurm.account
+    account = config.slurm.account
     slurm: Data = {
         "account": None if account is None else str(account),
         "partition": gpu.partition,
         "cpu_partition": cpu.partition,
-        **_gres(gpu.gres, found),
+        **_gres(gpu.gres, result),
     }
     # What a block says replaces what is shared; null cancels it.
     for name, value in {**shared, **gpu.others()}.items():
-        _add_flag(name, value, slurm, found)
+        _add_flag(name, value, slurm, result)
     if cpu.gres:
-        found.notes.append("slurm: GPUs of CPU jobs are not taken: they ask for none")
-    found.notes.extend(f"slurm.cpu.{name} is not taken: flags hold for all jobs" for name in cpu.others())
+        result.notes.append("slurm: GPUs of CPU jobs are not taken: they ask for none")
+    result.notes.extend(f"slurm.cpu.{name} is not taken: flags hold for all jobs" for name in cpu.others())
     return {key: value for key, value in slurm.items() if value is not None}
 
 
-def _gres(gres: str | int | None, found: Translation) -> Data:
+def _gres(gres: str | int | None, result: Translation) -> Data:
     """SBATCH_GPUS_PER_NODE of the reference suite, such as 8 or h100:8."""
     if gres is None or str(gres).strip().lower() in ("", "null", "none", "0"):
         return {"gpu_request": "none"}
     kind, _, count = str(gres).strip().removeprefix("gpu:").rpartition(":")
     if not count.isdecimal():
-        found.notes.append(f"slurm: the GRES '{gres}' is not taken: it must be a number of GPUs, such as 8")
+        result.notes.append(f"slurm: the GRES '{gres}' is not taken: it must be a number of GPUs, such as 8")
         return {}
     if count == "1":
-        found.notes.append("slurm: a GRES of 1 is read as all GPUs of a node")
+        result.notes.append("slurm: a GRES of 1 is read as all GPUs of a node")
     return {"gpus_per_node": None if count == "1" else int(count), "gres_type": kind or None}
 
 
-def _add_flag(name: str, value: Value, slurm: Data, found: Translation) -> None:
+def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None:
     """A key of Slurm as the variable that the reference suite makes of it, and that as a flag of sbatch."""
     variable = name.upper() if name.lower().startswith(("sbatch_", "slurm_")) else f"SBATCH_{name.upper()}"
     if value is None:
@@ -236,63 +236,63 @@ def _add_flag(name: str, value: Value, slurm: Data, found: Translation) -> None:
     text = str(value)
     kind, _, key = variable.partition("_")
     if holds_secret(variable, text):
-        found.secrets.append(name)
+        result.secrets.append(name)
     elif key in ("ACCOUNT", "PARTITION"):
         slurm[key.lower()] = text
     elif key == "GPUS_PER_NODE":
-        slurm.update(_gres(text, found))
+        slurm.update(_gres(text, result))
     elif kind == "SLURM":
-        found.notes.append(f"slurm.{name} is not taken: {variable} is a variable of srun; see slurm.srun_flags")
+        result.notes.append(f"slurm.{name} is not taken: {variable} is a variable of srun; see slurm.srun_flags")
     else:
         flag = FLAG_OF.get(key, key.lower().replace("_", "-"))
         flags = slurm.setdefault("flags", {})
         flags[flag] = value if isinstance(value, bool) else text
 
 
-def _variables(given: Values, where: str, found: Translation, slurm: Data | None = None) -> dict[str, str]:
+def _variables(values: Values, where: str, result: Translation, slurm: Data | None = None) -> dict[str, str]:
     """Variables of jobs. What the reference suite's scripts read becomes the setting that it stands for, if ``slurm``
     is given.
     """
-    kept = {}
-    for name, value in given.items():
+    variables = {}
+    for name, value in values.items():
         text = str(value)
         if value is None:
-            found.notes.append(f"{where}.{name} is not taken: it has no value")
+            result.notes.append(f"{where}.{name} is not taken: it has no value")
         elif holds_secret(name, text):
-            found.secrets.append(name)
+            result.secrets.append(name)
         elif slurm is not None and name.startswith("SBATCH_"):
-            _add_flag(name.lower(), value, slurm, found)
+            _add_flag(name.lower(), value, slurm, result)
         elif slurm is not None and name in _READ:
-            _READ[name](text, slurm, found)
+            _READ[name](text, slurm, result)
         elif problems := list(variable_problems({name: text})):
-            found.notes.append(f"{where}.{name} is not taken: {problems[0]}")
+            result.notes.append(f"{where}.{name} is not taken: {problems[0]}")
         else:
-            kept[name] = text
-    return kept
+            variables[name] = text
+    return variables
 
 
-def _time_limit(text: str, slurm: Data, found: Translation) -> None:  # noqa: ARG001
+def _time_limit(text: str, slurm: Data, result: Translation) -> None:  # noqa: ARG001
     slurm.setdefault("flags", {})["time"] = text
 
 
-def _gpus_per_node(text: str, slurm: Data, found: Translation) -> None:
+def _gpus_per_node(text: str, slurm: Data, result: Translation) -> None:
     if text.isdecimal():
         slurm["gpus_per_node"] = int(text)
     else:
-        found.notes.append(f"environment.GPUS_PER_NODE is not taken: '{text}' is not a number")
+        result.notes.append(f"environment.GPUS_PER_NODE is not taken: '{text}' is not a number")
 
 
-def _additional(text: str, slurm: Data, found: Translation) -> None:
+def _additional(text: str, slurm: Data, result: Translation) -> None:
     for part in filter(None, map(str.strip, text.split(";"))):
         name, equals, value = part.lstrip("-").partition("=")
         if has_secret(part):
-            found.secrets.append("ADDITIONAL_SLURM_PARAMS")
+            result.secrets.append("ADDITIONAL_SLURM_PARAMS")
         else:
             slurm.setdefault("flags", {})[name.strip()] = value.strip() if equals else True
 
 
-def _vboost(text: str, slurm: Data, found: Translation) -> None:  # noqa: ARG001
-    found.data["vboost"] = int(text.strip().lower() in ("1", "true", "yes"))
+def _vboost(text: str, slurm: Data, result: Translation) -> None:  # noqa: ARG001
+    result.data["vboost"] = int(text.strip().lower() in ("1", "true", "yes"))
 
 
 _READ = {
@@ -303,45 +303,45 @@ _READ = {
 }
 
 
-def _install(given: Version1 | Version2, found: Translation) -> Data:
-    install = given.install or _Install()
-    launcher = given.launcher if isinstance(given, Version1) else None
+def _install(config: Version1 | Version2, result: Translation) -> Data:
+    install = config.install or _Install()
+    launcher = config.launcher if isinstance(config, Version1) else None
     architecture = install.node_architecture or (launcher and launcher.node_architecture)
-    known = {"arm64": "aarch64", "amd64": "x86_64"}.get(str(architecture), architecture)
-    if known not in (None, "x86_64", "aarch64"):
-        found.notes.append(f"install.node_architecture is not taken: '{known}' is not known")
-        known = None
-    own = {
+    name = {"arm64": "aarch64", "amd64": "x86_64"}.get(str(architecture), architecture)
+    if name not in (None, "x86_64", "aarch64"):
+        result.notes.append(f"install.node_architecture is not taken: '{name}' is not known")
+        name = None
+    values = {
         "environment": install.venv_type,
         "image_folder": install.image_folder,
-        "node_architecture": known,
-        "workloads": list(given.workloads.installed) if given.workloads else [],
+        "node_architecture": name,
+        "workloads": list(config.workloads.installed) if config.workloads else [],
     }
-    return {key: value for key, value in own.items() if value}
+    return {key: value for key, value in values.items() if value}
 
 
-def _workloads(given: _Workloads | None, found: Translation) -> Data:
+def _workloads(section: _Workloads | None, result: Translation) -> Data:
     workloads: Data = {}
-    for name, own in (given.config or {}).items() if given else ():
-        variables = _variables((own and own.environment) or {}, f"workloads.config.{name}.environment", found)
+    for name, item in (section.config or {}).items() if section else ():
+        variables = _variables((item and item.environment) or {}, f"workloads.config.{name}.environment", result)
         if variables:
             workloads[name] = {"environment": variables}
     return workloads
 
 
-def _suite(given: Version1 | Version2) -> Data:
+def _suite(suite: Version1 | Version2) -> Data:
     """Read the places of the suite's own software."""
-    launcher = given.launcher if isinstance(given, Version1) else None
-    checkout = given.llmb_repo if isinstance(given, Version2) else launcher and launcher.llmb_repo
-    config = (given.workloads and given.workloads.config) or {}
-    environments = {name: own.venv_path for name, own in config.items() if own and own.venv_path}
+    launcher = suite.launcher if isinstance(suite, Version1) else None
+    checkout = suite.llmb_repo if isinstance(suite, Version2) else launcher and launcher.llmb_repo
+    config = (suite.workloads and suite.workloads.config) or {}
+    environments = {name: item.venv_path for name, item in config.items() if item and item.venv_path}
     return {name: value for name, value in (("checkout", checkout), ("environments", environments)) if value}
 
 
-def told(form: ReferenceForm, found: Translation) -> Iterator[str]:
+def notes_on(form: ReferenceForm, result: Translation) -> Iterator[str]:
     """Yield the notes to show wherever the file is read."""
     what = f"cluster_config.yaml is the reference suite's ({form.title}), read as llmb's"
     yield f"{what}; 'llmb config migrate' writes it so"
-    if found.secrets:
-        names = ", ".join(dict.fromkeys(found.secrets))
+    if result.secrets:
+        names = ", ".join(dict.fromkeys(result.secrets))
         yield f"cluster_config.yaml holds secrets, which are left out: {names}; jobs need none"

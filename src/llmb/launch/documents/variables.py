@@ -116,8 +116,8 @@ class LaunchVariable(Record):
         if "none_is" in self.model_fields_set and text.lower() in NONE_WORDS:
             return self.none_is
         takes = self.takes(options)
-        found: Value = read_value(takes, text.lower() if takes.form.any_case else text)
-        return found
+        value: Value = read_value(takes, text.lower() if takes.form.any_case else text)
+        return value
 
     def valid(self, options: Mapping[str, Option]) -> str:
         """Valid values, as words after "it must be"."""
@@ -157,13 +157,13 @@ def read_variables(
     environ: Mapping[str, str],
     workload: str,
     options: Mapping[str, Option],
-    given: Collection[str] = (),
+    explicit: Collection[str] = (),
     *,
     framework: bool = False,
 ) -> Reading:
     """Return the requests of ``environ`` for a launch of ``workload``. As in the reference, an empty value is unset.
 
-    ``options`` are those that variables may set. Options in ``given``, of the command line, take precedence: a variable
+    ``options`` are those that variables may set. Options in ``explicit``, of the command line, override: a variable
     that sets one of them is not checked. Raises UsageError with every variable that does not apply, is invalid, or
     contradicts another one.
     """
@@ -171,7 +171,7 @@ def read_variables(
     for variable in variables:
         text = environ.get(variable.name, "").strip()
         use = variable.use_for(workload, framework=framework)
-        if not text or (use and use.sets in given and use.sets is not None):
+        if not text or (use and use.sets in explicit and use.sets is not None):
             continue
         problem = reading.add(variable, use, text) if use else _does_not_apply(variable, workload)
         if problem:
@@ -191,11 +191,11 @@ def read_preparation_variables(
     environ: Mapping[str, str],
     workload: str,
     options: Mapping[str, Option],
-    given: Collection[str] = (),
+    explicit: Collection[str] = (),
 ) -> Reading:
     """Reads the variables of a preparation. A variable that applies to runs alone is noted, and not checked."""
-    own = [item.model_copy(update={"uses": (item.prepares,), "excludes": ()}) for item in variables if item.prepares]
-    reading = read_variables(own, environ, workload, options, given)
+    prep = [item.model_copy(update={"uses": (item.prepares,), "excludes": ()}) for item in variables if item.prepares]
+    reading = read_variables(prep, environ, workload, options, explicit)
     others = [item.name for item in variables if not item.prepares and not item.quiet and environ.get(item.name)]
     notes = (f"{name} is not needed: it is for runs, and this is a preparation" for name in others)
     return Reading(reading.options, reading.origins, (*reading.notes, *notes))
@@ -204,8 +204,8 @@ def read_preparation_variables(
 class _Readings:
     """The variables read so far."""
 
-    def __init__(self, known: Mapping[str, Option]) -> None:
-        self.known = known
+    def __init__(self, options: Mapping[str, Option]) -> None:
+        self.known = options
         self.options: dict[str, Value] = {}
         self.origins: dict[str, str] = {}
         self.notes: list[str] = []
@@ -229,8 +229,8 @@ class _Readings:
         if use.read_for or use.install or use.passed:
             return None
         self.honored[variable.name] = value
-        taken = {str(use.sets): value, **(use.adds if value is not False else {})}
-        problems = (self._take(option, variable.name, item) for option, item in taken.items())
+        values = {str(use.sets): value, **(use.adds if value is not False else {})}
+        problems = (self._take(option, variable.name, item) for option, item in values.items())
         return next(filter(None, problems), None)
 
     def _take(self, option: str, name: str, value: Value) -> str | None:
@@ -272,18 +272,18 @@ def _does_not_apply(variable: LaunchVariable, workload: str) -> str:
 
 def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> Iterator[str]:
     """A warning for each name in ``environ`` that is similar to that of a variable."""
-    known = {_letters(variable.name): variable.name for variable in variables}
-    for name in sorted(set(environ) - set(known.values())):
-        like = closest(_letters(name), known, cutoff=LIKENESS)
-        if near := [known[letters] for letters in like if _is_near(name, letters)]:
+    by_letters = {_letters(variable.name): variable.name for variable in variables}
+    for name in sorted(set(environ) - set(by_letters.values())):
+        like = closest(_letters(name), by_letters, cutoff=LIKENESS)
+        if near := [by_letters[letters] for letters in like if _is_near(name, letters)]:
             yield f"{name} is not a variable that llmb reads; did you mean {' or '.join(near)}?"
 
 
-def _is_near(name: str, known: str) -> bool:
-    """True if ``name`` may be a misspelling of ``known``; a name with an additional prefix is another name."""
+def _is_near(name: str, valid: str) -> bool:
+    """True if ``name`` may be a misspelling of ``valid``; a name with an additional prefix is another name."""
     letters = _letters(name)
-    long = len(known) >= SHORTEST_INEXACT
-    return letters == known or (long and abs(len(letters) - len(known)) <= MOST_LETTERS_MORE)
+    long = len(valid) >= SHORTEST_INEXACT
+    return letters == valid or (long and abs(len(letters) - len(valid)) <= MOST_LETTERS_MORE)
 
 
 def _letters(name: str) -> str:
@@ -305,36 +305,36 @@ def read_launch(
     environ: Mapping[str, str],
     model: str,
     values: Mapping[str, Any],
-    given: Mapping[str, Any],
+    explicit: Mapping[str, Any],
 ) -> RequestedLaunch:
     """The job of a launch of ``model``, a workload or a workload and a size.
 
-    ``options`` are those of a job; ``values`` are the command line's with their defaults, ``given`` those specified
+    ``options`` are those of a job; ``values`` are the command line's with their defaults, ``explicit`` those specified
     there, which override the variables. Raises UsageError.
     """
     workload, own_size = split_model(catalogue, model)
-    size = given.get("size") or own_size
-    strongest = {**given, "workload": workload, **({"size": size} if size else {})}
+    size = explicit.get("size") or own_size
+    strongest = {**explicit, "workload": workload, **({"size": size} if size else {})}
     framework, variables = values.get("framework"), documented_variables()
-    left: dict[str, str] = {}
+    ignored: dict[str, str] = {}
     if framework == SUITE:
-        variables, left = _left_to_scripts(variables, environ, workload)
+        variables, ignored = _left_to_scripts(variables, environ, workload)
     reading = read_variables(variables, environ, workload, options, strongest, framework=bool(framework))
-    found = {**values, **reading.options, **strongest}
-    found["size"] = found.get("size") or _only_size(catalogue, workload)
-    if found.get("scale") is None and found.get("nodes") is None:
+    chosen = {**values, **reading.options, **strongest}
+    chosen["size"] = chosen.get("size") or _only_size(catalogue, workload)
+    if chosen.get("scale") is None and chosen.get("nodes") is None:
         raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or give --scale or --nodes")
     notes = list(reading.notes)
-    if release := _other_release(catalogue, found, reading.origins):
-        found["release"] = release
-        newest = _newest(catalogue, found)
+    if release := _other_release(catalogue, chosen, reading.origins):
+        chosen["release"] = release
+        newest = _newest(catalogue, chosen)
         notes.append(f"release {release}, whose document counts the GPUs this way; --release {newest} is the newest")
-    script = find_launch_script(workload, found["size"], found.get("release") or _newest(catalogue, found))
-    unread = {*left} - script.reads if script else set[str]()
+    script = find_launch_script(workload, chosen["size"], chosen.get("release") or _newest(catalogue, chosen))
+    unread = {*ignored} - script.reads if script else set[str]()
     notes += [f"{name} is not needed: the launch script of that release does not read it" for name in sorted(unread)]
-    if arguments := [f"{name.lower()}={value}" for name, value in left.items() if name not in unread]:
-        found["framework_arg"] = [*(found.get("framework_arg") or ()), *arguments]
-    return RequestedLaunch(found, tuple(notes))
+    if arguments := [f"{name.lower()}={value}" for name, value in ignored.items() if name not in unread]:
+        chosen["framework_arg"] = [*(chosen.get("framework_arg") or ()), *arguments]
+    return RequestedLaunch(chosen, tuple(notes))
 
 
 def _left_to_scripts(
@@ -342,27 +342,27 @@ def _left_to_scripts(
 ) -> tuple[tuple[LaunchVariable, ...], dict[str, str]]:
     """The variables that llmb reads, and those, with values, that only the suite's own launch scripts do."""
     read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
-    own = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
-    own -= {item.name for item in variables if any(use.install for use in item.uses)}
-    left = {name: environ[name] for name in sorted(own - CACHES) if environ.get(name)}
-    return tuple(item for item in variables if item.name not in own), left
+    ignored = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
+    ignored -= {item.name for item in variables if any(use.install for use in item.uses)}
+    values = {name: environ[name] for name in sorted(ignored - CACHES) if environ.get(name)}
+    return tuple(item for item in variables if item.name not in ignored), values
 
 
-def _newest(catalogue: Catalogue, found: Mapping[str, Any]) -> str | None:
+def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
     """The newest release that has the recipe."""
-    releases = releases_of(find_workload(catalogue, found["workload"]), found["size"])
+    releases = releases_of(find_workload(catalogue, options["workload"]), options["size"])
     return releases[-1] if releases else None
 
 
-def _other_release(catalogue: Catalogue, found: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
+def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
     """The release of the only documents that define the number of GPUs as this launch does, unless it is the newest."""
-    option = "nodes" if found.get("nodes") is not None else "scale"
+    option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)
     ]
-    releases = releases_of(find_workload(catalogue, found["workload"]), found["size"])
-    own = [release for release in releases if any(release in item.releases for item in counted)]
-    return own[-1] if own and own[-1] != releases[-1] and found.get("release") is None else None
+    releases = releases_of(find_workload(catalogue, options["workload"]), options["size"])
+    matching = [release for release in releases if any(release in item.releases for item in counted)]
+    return matching[-1] if matching and matching[-1] != releases[-1] and options.get("release") is None else None
 
 
 def _only_size(catalogue: Catalogue, name: str) -> str:

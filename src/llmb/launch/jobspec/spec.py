@@ -17,7 +17,7 @@ from llmb.runs.record_file import read_record_file
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The launcher sets the first; the others are read-only in bash.
-TAKEN = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
+RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
 ADVICE = "remove or correct them; 'llmb submit --help-all' shows the form"
 READ_ONLY = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "BASH_", "llmb_")
@@ -41,7 +41,7 @@ class VariableLayer:
 
 
 def layered(
-    shipped: Iterable[VariableLayer], shell: Mapping[str, str], given: Iterable[VariableLayer]
+    shipped: Iterable[VariableLayer], shell: Mapping[str, str], explicit: Iterable[VariableLayer]
 ) -> tuple[Variable, ...]:
     """Every variable once: what llmb ships, unless the shell that submits has it, below what the user has written.
 
@@ -50,9 +50,9 @@ def layered(
     variables: dict[str, Variable] = {}
     for layer in shipped:
         variables.update(_variables(layer))
-    own = without_secrets({name: shell[name] for name in variables if name in shell})
-    variables.update({name: Variable(name, value, "the shell that submitted") for name, value in own.items()})
-    for layer in given:
+    exported = without_secrets({name: shell[name] for name in variables if name in shell})
+    variables.update({name: Variable(name, value, "the shell that submitted") for name, value in exported.items()})
+    for layer in explicit:
         variables.update(_variables(layer))
     return tuple(variables.values())
 
@@ -83,7 +83,7 @@ def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
     for name, value in variables.items():
         if not NAME.fullmatch(name):
             yield f"'{name}' is not the name of a variable"
-        elif name in TAKEN or name in READ_ONLY or name.startswith(PREFIXES):
+        elif name in RANKS or name in READ_ONLY or name.startswith(PREFIXES):
             yield f"{name} is set by the launcher of the workers"
         elif holds_secret(name, value):
             yield (

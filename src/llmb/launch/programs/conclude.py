@@ -54,18 +54,18 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
     with the reason, and never keeps it from its end. Raises OSError where the steps cannot be read now, but may be
     later.
     """
-    known = record.model_copy(update=_left_beside(folder))
+    base = record.model_copy(update=_left_beside(folder))
     after = f"ended by {end.cause}" if end.cause else f"exit code {end.exit_code}" if end.exit_code else None
-    result, done = _read_result(folder, known, end, after)
-    if done and end.cause:
+    result, is_done = _read_result(folder, base, end, after)
+    if is_done and end.cause:
         end = End(0)
-    settings = _settings(folder, known, result)
+    settings = _settings(folder, base, result)
     if after and result.status == "success":
         result = result.model_copy(update={"note": f"{after}, after its last step"})
     if end.cancelled and result.status == "failed":
         result = result.model_copy(update={"status": "cancelled"})
     ended = {"status": result.status, "reason": result.reason, "exit_code": end.exit_code, "ended_at": now()}
-    return known.model_copy(update={**ended, "settings": settings, "result": result})
+    return base.model_copy(update={**ended, "settings": settings, "result": result})
 
 
 def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
@@ -93,23 +93,23 @@ def remove_merged_files(folder: RunFolder, result: Result) -> None:
 
 def _left_beside(folder: RunFolder) -> dict[str, Any]:
     """Read the files that workers and the batch script wrote for the record."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if (
         environment := read_or_missing("what the workers wrote", lambda: read_environment(folder.environment))
     ) is not None:
-        found["environment"] = environment
+        fields["environment"] = environment
     if folder.vboost.exists():
         wrote = "what the batch script wrote"
-        found["vboost"] = read_or_missing(wrote, lambda: read_record_file(folder.vboost, VboostOutcome))
-    return found
+        fields["vboost"] = read_or_missing(wrote, lambda: read_record_file(folder.vboost, VboostOutcome))
+    return fields
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
     """The result by the files of the program, and whether the run was done when ``after`` ended it."""
     program = find_program(record.program)
     try:
-        done = after is not None and program.progress(folder, record.plan).done
-        return program.result(folder, record, End(0) if done else end), done
+        is_done = after is not None and program.progress(folder, record.plan).complete
+        return program.result(folder, record, End(0) if is_done else end), is_done
     except UNREADABLE as error:
         if isinstance(error, OSError) and error.errno not in NEVER_READABLE:
             raise
@@ -121,8 +121,8 @@ def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSett
     """Return the settings; without a sampler, the reason is that for which the nodes were not watched either."""
     nodes = record.environment.nodes if record.environment else ()
     read = read_or_missing("the settings of the nodes", lambda: settings_of_nodes(folder.resources, nodes))
-    found = record.settings if read is None else read
-    return result.machine if read is None and not found and isinstance(result.machine, Missing) else found
+    settings = record.settings if read is None else read
+    return result.machine if read is None and not settings and isinstance(result.machine, Missing) else settings
 
 
 @dataclass(frozen=True, slots=True)

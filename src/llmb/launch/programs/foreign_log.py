@@ -62,7 +62,7 @@ def result_of_log(
         reasons.append(f"exit code {end.exit_code}")
     losses = (outcome.loss_first, outcome.loss_last)
     times = _statistics(plan, status, outcome, log_format)
-    found = Result(
+    result = Result(
         status=status,
         reason=None if status == "success" else "; ".join(reasons),
         steps=outcome.steps or 0,
@@ -75,7 +75,7 @@ def result_of_log(
         **_sampled(plan, outcome, times, samples, nodes),
         **(figures_of(plan, times.mean) if times else {}),
     )
-    return if_possible(found)
+    return if_possible(result)
 
 
 def samples_beside(folder: RunFolder) -> Sequence[Sampled] | Missing:
@@ -99,20 +99,20 @@ def _sampled(
 
 def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> ResourceUse | Missing:
     """Use of resources in the steps of the window, which the log's clock places in time."""
-    spans, wanted = logged_spans(outcome), plan.recipe.layout.gpus
+    spans, gpus = logged_spans(outcome), plan.recipe.layout.gpus
     sampled = {gpu.uuid for one in samples for gpu in one.start.gpus}
     last_s = max((one.samples[-1].time_s for one in samples if one.samples), default=None)
     if not spans or outcome.logged_last_s is None or last_s is None:
         return Missing("the log does not tell when the steps of the window ended")
     if abs(last_s - outcome.logged_last_s) > FURTHEST_CLOCK_S:
         return Missing("the clock of the log is not that of the nodes, such as of another time zone")
-    if len(sampled) > wanted:
-        return Missing(f"{len(sampled)} GPUs were sampled, and which {wanted} of them trained is not known")
+    if len(sampled) > gpus:
+        return Missing(f"{len(sampled)} GPUs were sampled, and which {gpus} of them trained is not known")
     work = SampledWork(
         spans=spans,
         tokens=len(outcome.step_times_s) * plan.recipe.layout.gbs * plan.recipe.layout.seq_len,
         device=plan.device,
-        nodes=(*(one.start.node for one in samples), *(["others"] if len(sampled) < wanted else [])),
+        nodes=(*(one.start.node for one in samples), *(["others"] if len(sampled) < gpus else [])),
     )
     return resource_use(samples, work)
 

@@ -35,5 +35,5 @@ def export_report(plan: Plan, folder: RunFolder) -> str | None:
         return None
     target = report.with_suffix(SQLITE_END)
     command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
-    said = ask_program(command, EXPORT_LIMIT_S, cwd=None)
-    return f"{report.name} could not be exported: {said.problem}" if said.problem else None
+    output = ask_program(command, EXPORT_LIMIT_S, cwd=None)
+    return f"{report.name} could not be exported: {output.problem}" if output.problem else None

@@ -31,7 +31,7 @@ class ProgramRequest:
     variables: frozenset[str] = frozenset()
     """Names of variables that the user, the shell or the cluster's settings have set."""
     gpus_per_node: int
-    given: frozenset[str] = frozenset()
+    explicit: frozenset[str] = frozenset()
     """Names of ``variables`` that do not come from the shell."""
 
 
@@ -58,11 +58,11 @@ class ProgramWork:
 
 
 @dataclass(frozen=True, slots=True)
-class StepsDone:
-    """The progress of a run. ``done``: every step, and the last checkpoint where one is requested."""
+class StepProgress:
+    """The progress of a run. ``complete``: every step, and the last checkpoint if one is requested."""
 
     steps: int
-    done: bool
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,13 @@ class Program(Protocol):
         Raises UsageError with everything that it does not support, and NotPrepared.
         """
 
-    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:
+    def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
         """Return the work in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
 
     def started(self, plan: Plan) -> Plan:
         """The plan as it is on the machine where the run starts, which may decide what was left open."""
 
-    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+    def progress(self, folder: RunFolder, plan: Plan) -> StepProgress:
         """Progress from the files of a run, whether it has ended or not."""
 
     def new_steps(self, folder: RunFolder) -> NewSteps:
@@ -123,6 +123,6 @@ def find_program(name: str) -> Program:
     """Find a program. Raises UsageError for a name that does not exist."""
     if name not in PROGRAMS:
         raise unknown("program", name, PROGRAMS)
-    module, found = PROGRAMS[name]
-    program: Program = getattr(import_module(module), found)()
+    module, attribute = PROGRAMS[name]
+    program: Program = getattr(import_module(module), attribute)()
     return program

@@ -34,7 +34,7 @@ from llmb.launch.documents.variables import LaunchVariable, VariableUse, documen
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
 from llmb.launch.jobspec.spec import Launch, VariableLayer, read_spec
 from llmb.launch.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
-from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site, suite_checkout
 from llmb.predict.prediction import predicted_step
 from llmb.readers.logs.formats import format_called
@@ -60,14 +60,14 @@ ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")
 
 def variables_by_option(script: LaunchScript) -> dict[str, LaunchVariable]:
     """The variable of ``script`` that takes what an option of llmb says, by the option's name."""
-    found: dict[str, LaunchVariable] = {}
+    variables: dict[str, LaunchVariable] = {}
     for variable in documented_variables():
         use = _use(variable, script)
         if use and variable.name in {*script.reads, *script.always}:
             option = use.sets or use.read_for or ("install" if use.install else None)
             if option:
-                found.setdefault(option, variable)
-    return found
+                variables.setdefault(option, variable)
+    return variables
 
 
 def _use(variable: LaunchVariable, script: LaunchScript) -> VariableUse | None:
@@ -85,22 +85,22 @@ def script_variables(
     mounts: Sequence[str],
 ) -> dict[str, str]:
     """Names and values that the script gets; ``script_problems`` has refused what it cannot take."""
-    known = variables_by_option(script)
+    variables = variables_by_option(script)
     chosen = dict(_always(recipe, gpus_per_node)) | dict(_chosen(script, recipe, choices, steps))
     chosen |= {"image": image, "mounts": ",".join(mounts) or None}
     usual = Catalogue().gpus[recipe.gpu_type].gpus_per_node == gpus_per_node
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for option, value in chosen.items():
-        variable = known.get(option)
+        variable = variables.get(option)
         if variable is None or value is None:
             continue
         if option in ALWAYS and variable.name not in script.always and (option != "gpus_per_node" or usual):
             continue
-        found[variable.name] = _text(variable, script, value)
+        values[variable.name] = _text(variable, script, value)
     for fixed in script.fixed:
         if chosen.get(fixed.option):
-            found |= fixed.variables
-    return found | {name.upper(): value for name, value in arguments.items()}
+            values |= fixed.variables
+    return values | {name.upper(): value for name, value in arguments.items()}
 
 
 def _always(recipe: Recipe, gpus_per_node: int) -> Iterator[tuple[str, object]]:
@@ -141,7 +141,7 @@ def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> i
 def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
     """Format as the script does."""
     use = _use(variable, script)
-    words = {taken: word for word, taken in use.values.items()} if use else {}
+    words = {setting: word for word, setting in use.values.items()} if use else {}
     if value is True:
         return "true"
     return words.get(str(value), str(value))
@@ -155,9 +155,9 @@ def script_problems(
     script: LaunchScript, recipe: Recipe, choices: Choices, steps: int, arguments: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield the choices that the script does not support."""
-    own, recorded = steps_by_itself(script, recipe, choices), choices.profiling.profile or choices.profiling.nccl_trace
-    if script.fixes_steps and (recorded or choices.load_checkpoint) and steps != own:
-        yield f"--steps is {steps}, and such a run has {own} there"
+    usual, profiling = steps_by_itself(script, recipe, choices), choices.profiling
+    if script.fixes_steps and (profiling.profile or profiling.nccl_trace or choices.load_checkpoint) and steps != usual:
+        yield f"--steps is {steps}, and such a run has {usual} there"
     if choices.profiling.profiler == "torch" or choices.profiling.profile_ranks:
         yield "it profiles with Nsight Systems, and ranks of its own choice"
     if recipe.gpu_type not in script.gpu_types:
@@ -167,32 +167,32 @@ def script_problems(
 
 
 def _unknown_options(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) -> Iterator[str]:
-    known, default = variables_by_option(script), Choices()
+    variables, default = variables_by_option(script), Choices()
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
             yield f"{name.replace('_', '-')} is chosen, which is for llmb's engine"
-    asked = [name for name, value in _chosen(script, recipe, choices, steps) if value is not None]
+    chosen = [name for name, value in _chosen(script, recipe, choices, steps) if value is not None]
     others = [name for name in recipe.overridden if name not in LAYOUT]
-    for option in (*(name for name in asked if name not in known), *others):
+    for option in (*(name for name in chosen if name not in variables), *others):
         yield f"--{option.replace('_', '-')} has no variable there"
 
 
 def _unknown_arguments(script: LaunchScript, arguments: Mapping[str, str]) -> Iterator[str]:
-    known = variables_by_option(script)
-    taken = {variable.name: option for option, variable in known.items()}
+    variables = variables_by_option(script)
+    by_variable = {variable.name: option for option, variable in variables.items()}
     for name in arguments:
         variable = name.upper()
-        if variable in taken:
-            yield f"--framework-arg {name} is what --{taken[variable].replace('_', '-')} says"
+        if variable in by_variable:
+            yield f"--framework-arg {name} is what --{by_variable[variable].replace('_', '-')} says"
         elif variable not in script.reads:
             yield f"--framework-arg {name}: it does not read {variable}"
 
 
-def named_variables(script: LaunchScript) -> dict[str, str]:
+def scheduler_variables(script: LaunchScript) -> dict[str, str]:
     """The variables for what the scheduler is asked for."""
-    known = variables_by_option(script)
+    variables = variables_by_option(script)
     pairs = {"account": "account", "partition": "partition", "time": "time_limit", "flags": "slurm_arg"}
-    return {name: known[option].name for name, option in pairs.items() if option in known}
+    return {name: variables[option].name for name, option in pairs.items() if option in variables}
 
 
 CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samples[:=] ?(\d{1,12})\b")
@@ -205,12 +205,12 @@ NOT_BESIDE = Missing("the reference suite's own script starts the job, and no sa
 
 def script_of(recipe: Recipe) -> LaunchScript:
     """Return the script. Raises UsageError for a recipe that no release of the suite has."""
-    found = find_launch_script(recipe.workload, recipe.size, recipe.release)
-    if found is None:
-        known = [f"{', '.join(item.sizes)} of {item.title}" for item in launch_scripts()]
+    script = find_launch_script(recipe.workload, recipe.size, recipe.release)
+    if script is None:
+        scripts = [f"{', '.join(item.sizes)} of {item.title}" for item in launch_scripts()]
         what = f"the reference suite has no launch script for {recipe.workload} {recipe.size} of {recipe.release}"
-        raise UsageError(what, choices=known, do="give another --release, or leave --framework out")
-    return found
+        raise UsageError(what, choices=scripts, do="give another --release, or leave --framework out")
+    return script
 
 
 def checkout_of(script: LaunchScript, options: FrameworkOptions, site: Site) -> Path:
@@ -224,7 +224,7 @@ def environment_of(script: LaunchScript, site: Site) -> Path | None:
     chosen = site.config.reference_suite.environments.get(script.workload)
     if chosen:
         return Path(chosen).expanduser()
-    active = (Path(found) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if (found := site.shell.get(name)))
+    active = (Path(folder) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if (folder := site.shell.get(name)))
     return next((path for path in active if has_nemo_run(path)), site.install / "venv")
 
 
@@ -285,8 +285,8 @@ def _unloadable(checkpoint: str | None, site: Site) -> Iterator[str]:
         return
     path, cache = Path(checkpoint), site.shell.get("NEMO_HOME")
     mounted = [site.install, *([Path(cache)] if cache else [])]
-    seen = any(path.is_relative_to(root) for root in mounted)
-    if not seen or not any(path.resolve().is_relative_to(root.resolve()) for root in mounted):
+    visible = any(path.is_relative_to(root) for root in mounted)
+    if not visible or not any(path.resolve().is_relative_to(root.resolve()) for root in mounted):
         yield f"{path} is not in the container, which has {' and '.join(map(str, mounted))} alone: move it below"
     if not any(path.glob("weights/*.distcp")):
         yield f"{path} has no weights/*.distcp: give the folder that holds the folder 'weights' of a checkpoint of NeMo"
@@ -341,31 +341,31 @@ class ReferenceSuite(Program):
             )
         return plan
 
-    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
-        script, recipe, site = script_of(plan.recipe), plan.recipe, asked.site
-        _check_nodes(script, asked.gpus_per_node)
-        _check_given(script, asked)
-        checkout = checkout_of(script, asked.options, site)
+    def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
+        script, recipe, site = script_of(plan.recipe), plan.recipe, request.site
+        _check_nodes(script, request.gpus_per_node)
+        _check_given(script, request)
+        checkout = checkout_of(script, request.options, site)
         values = _values(script, recipe, checkout, site)
-        own = script_variables(
+        variables = script_variables(
             script,
             recipe,
-            asked.choices,
+            request.choices,
             plan.steps,
-            asked.gpus_per_node,
-            asked.options.arguments,
-            asked.options.image,
-            asked.options.mounts,
+            request.gpus_per_node,
+            request.options.arguments,
+            request.options.image,
+            request.options.mounts,
         )
-        own = {script.root: str(site.install), **own}
-        environment, named = environment_of(script, site), named_variables(script)
-        set_here = own.keys() | {*named.values(), TOKEN} | CACHES
+        variables = {script.root: str(site.install), **variables}
+        environment, names = environment_of(script, site), scheduler_variables(script)
+        set_here = variables.keys() | {*names.values(), TOKEN} | CACHES
         launch = Launch(
             queued_by=script.queued_by,
             folder=values["folder"],
             script=f"./{script.script}",
-            named=named,
-            needed=tuple(name for name, variable in named.items() if variable in script.always),
+            named=names,
+            needed=tuple(name for name, variable in names.items() if variable in script.always),
             removed=tuple(sorted((script.reads | {*script.removed}) - set_here)),
             environment=str(environment) if environment else None,
             logs=tuple(filled_path(item, values) for item in script.logs),
@@ -375,9 +375,9 @@ class ReferenceSuite(Program):
             launch=launch,
             secrets=(TOKEN,) if script.queued_by == "script" else (),
             container=ContainerSettings(
-                runtime="pyxis", image=asked.options.image or filled_path(script.image_file, values)
+                runtime="pyxis", image=request.options.image or filled_path(script.image_file, values)
             ),
-            variables=VariableLayer(self.name, own),
+            variables=VariableLayer(self.name, variables),
             recipe_variables=False,
             title=f", with {self.name} {script.release} ({script.framework})",
         )
@@ -385,11 +385,11 @@ class ReferenceSuite(Program):
     def started(self, plan: Plan) -> Plan:
         return plan
 
-    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+    def progress(self, folder: RunFolder, plan: Plan) -> StepProgress:
         bring_log(folder)
         log_format = _format(plan)
         outcome = judge_latest_attempt(folder.log, plan.window, log_format)
-        return StepsDone(outcome.steps or 0, has_all_steps(plan, outcome, log_format))
+        return StepProgress(outcome.steps or 0, has_all_steps(plan, outcome, log_format))
 
     def new_steps(self, folder: RunFolder) -> NewLogSteps:
         return NewLogSteps(folder, _format(read_record(folder).plan), lambda: bring_log(folder))
@@ -412,16 +412,16 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
     """Why the log is of another recipe: its last step, or the samples that it has consumed, are not the plan's."""
-    found = CONSUMED.findall(tail(folder.log))
-    if not found or plan.start or plan.first_step:
+    counters = CONSUMED.findall(tail(folder.log))
+    if not counters or plan.start or plan.first_step:
         return None
-    step, samples = int(found[-1][0]), int(found[-1][1])
-    wanted = plan.samples_before(step + 1)
+    step, samples = int(counters[-1][0]), int(counters[-1][1])
+    target = plan.samples_before(step + 1)
     if step < plan.last_step:
         return f"the log is of another recipe: its last step is {step}, and the plan's is {plan.last_step}"
-    if samples == wanted:
+    if samples == target:
         return None
-    return f"the log is of another recipe: {samples} samples were consumed by step {step}, and the plan's are {wanted}"
+    return f"the log is of another recipe: {samples} samples were consumed by step {step}, and the plan's are {target}"
 
 
 def _format(plan: Plan) -> Format:
@@ -453,9 +453,9 @@ def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
     raise UsageError(f"{what}, and these are {gpus_per_node}", do=do)
 
 
-def _check_given(script: LaunchScript, asked: ProgramRequest) -> None:
+def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
     """Raise UsageError for variables of settings and options that would change the script's work, unnoticed."""
-    clashing = sorted(asked.given & (script.reads | {*script.removed}) - CACHES - {TOKEN})
+    clashing = sorted(request.explicit & (script.reads | {*script.removed}) - CACHES - {TOKEN})
     if clashing:
         do = "use the options of llmb for them, or --framework-arg NAME=VALUE"
         raise UsageError(f"the launch script reads {', '.join(clashing)}, given by --env or cluster_config.yaml", do=do)
@@ -470,8 +470,8 @@ def bring_log(folder: RunFolder) -> None:
     if job is None or launch is None:
         return
     for link, patterns in ((folder.log, launch.logs), (folder.batch_output, launch.outputs)):
-        found = [path for pattern in patterns for path in _matching(pattern, job.job_id)]
-        newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        files = [path for pattern in patterns for path in _matching(pattern, job.job_id)]
+        newest = max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
         if newest and not (link.exists() and link.samefile(newest)):
             _link(link, newest)
 

@@ -13,7 +13,7 @@ from llmb.base.errors import UsageError, see, unknown
 from llmb.base.trust import check_owner
 from llmb.catalogue.data_files import CatalogueError, read_data, schema_problems
 from llmb.catalogue.records import Record
-from llmb.launch.documents.suite_cluster_config import ReferenceForm, form_of, told, translated
+from llmb.launch.documents.suite_cluster_config import ReferenceForm, form_of, notes_on, translated
 from llmb.launch.jobspec.job_options import Binding, ContainerSettings, Vboost, text_problems
 from llmb.launch.jobspec.spec import variable_problems
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, user_config
@@ -127,18 +127,18 @@ def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
         form = form_of(data)
         if form is None:
             return SettingsFile(path, checked(path, data, schema))
-        given = checked_record(path, data, form.shape)
+        config = checked_record(path, data, form.shape)
     except ValueError as error:
         raise unusable(path, [f"{path}: {error}"]) from error
     except CatalogueError as error:
         raise unusable(path, error.problems) from error
-    found = translated(given)
+    result = translated(config)
     try:
-        schema.model_validate(found.data)
+        schema.model_validate(result.data)
     except ValidationError as error:
         problems = (f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise unusable(path, problems) from error
-    return SettingsFile(path, found.data, form, tuple(told(form, found)), tuple(found.notes))
+    return SettingsFile(path, result.data, form, tuple(notes_on(form, result)), tuple(result.notes))
 
 
 def checked(path: Path, data: object, schema: type[Shape]) -> dict[str, Any]:
@@ -190,11 +190,11 @@ def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterCo
     return combined(read_cluster_file(install / CLUSTER_CONFIG, schema), None, schema)
 
 
-def _above(below: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``own`` replaces what is below, key by key within mappings."""
+def _above(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` replaces what is below, key by key within mappings."""
     both = {
         key: _above(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
-        for key, value in own.items()
+        for key, value in above.items()
     }
     return {**below, **both}
 
@@ -216,14 +216,14 @@ NAME = "<name>"
 
 def split_key(schema: type[BaseModel], text: str) -> tuple[str, ...]:
     """The keys that ``text`` stands for; names of workloads may have dots. Raises UsageError with what is like it."""
-    found = _split(schema, text.split("."))
-    if found is None:
-        known = list(known_keys(schema))
+    path = _split(schema, text.split("."))
+    if path is None:
+        valid = list(setting_keys(schema))
         *above, name = text.split(".")
-        free = [".".join((*keys[:-1], name)) for keys in known if keys[-1] == NAME and list(keys[:-2]) == above]
+        free = [".".join((*keys[:-1], name)) for keys in valid if keys[-1] == NAME and list(keys[:-2]) == above]
         do = f"any name is possible in {' and '.join(free)}" if free and above else None
-        raise unknown("key", text, [".".join(keys) for keys in known], do=do)
-    return found
+        raise unknown("key", text, [".".join(keys) for keys in valid], do=do)
+    return path
 
 
 def is_key(schema: type[BaseModel], text: str) -> bool:
@@ -250,14 +250,14 @@ def _split(kind: Any, parts: Sequence[str]) -> tuple[str, ...] | None:  # noqa: 
     return (".".join(parts),)
 
 
-def known_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any type there is)
+def setting_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any type there is)
     """Keys of single values, with a placeholder for names that are free."""
     kind = plain(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
-            yield from ((name, *rest) for rest in known_keys(field.annotation))
+            yield from ((name, *rest) for rest in setting_keys(field.annotation))
     elif get_origin(kind) is dict:
-        yield from ((NAME, *rest) for rest in known_keys(get_args(kind)[1]))
+        yield from ((NAME, *rest) for rest in setting_keys(get_args(kind)[1]))
     else:
         yield ()
 

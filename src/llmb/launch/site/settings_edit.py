@@ -23,7 +23,7 @@ from llmb.launch.documents.suite_cluster_config import form_of
 from llmb.launch.site.cluster_config import SettingsFile, split_key, unusable
 from llmb.runs.folder import write_atomically, writing
 
-KEPT = ".reference"
+BACKUP_ENDING = ".reference"
 """Ends the name of a migrated file's old form."""
 REMOVED = object()
 """Marks a value that is removed."""
@@ -44,8 +44,8 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     problems: list[str] = []
     for value in _values(text):
         edited = edited_text(path, before, keys, value)
-        if found := _problems(schema, edited):
-            problems = problems or found
+        if reasons := _problems(schema, edited):
+            problems = problems or reasons
             continue
         _write(path, edited if before else NEW_FILE + edited)
         return str(value)
@@ -70,15 +70,15 @@ def migrate(file: SettingsFile) -> Path:
 
     At any time there is a whole file. Raises UsageError where another old one is kept already, EnvironmentProblem.
     """
-    kept = file.path.with_name(file.path.name + KEPT)
+    backup = file.path.with_name(file.path.name + BACKUP_ENDING)
     with writing(file.path):
-        if kept.exists() and kept.read_bytes() != file.path.read_bytes():
-            raise UsageError("another file of the reference suite is kept there", where=str(kept), do="rename it")
-        if not kept.exists():
-            shutil.copy2(file.path, kept)
-        kept.chmod(0o600)
+        if backup.exists() and backup.read_bytes() != file.path.read_bytes():
+            raise UsageError("another file of the reference suite is kept there", where=str(backup), do="rename it")
+        if not backup.exists():
+            shutil.copy2(file.path, backup)
+        backup.chmod(0o600)
         write_atomically(file.path, migrated_text(file))
-    return kept
+    return backup
 
 
 def migrated_text(file: SettingsFile) -> str:
@@ -113,8 +113,8 @@ def _problems(schema: type[BaseModel], text: str) -> list[str]:
     try:
         schema.model_validate(yaml.load(text, Loader=FOREIGN_LOADER) or {})  # noqa: S506 (a safe loader)
     except ValidationError as error:
-        named = ((".".join(map(str, item["loc"])), item["msg"]) for item in error.errors())
-        return [f"{name}: {what}" if name else what for name, what in named]
+        problems = ((".".join(map(str, item["loc"])), item["msg"]) for item in error.errors())
+        return [f"{name}: {what}" if name else what for name, what in problems]
     return []
 
 
@@ -131,9 +131,9 @@ def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMO
     """Return the text. Raises UsageError if one value cannot be changed alone, such as an alias's; KeyError."""
     try:
         edited = with_value(text, keys, value)
-        wanted = _data(text)
-        _change(wanted, keys, value)
-        if _data(edited) == wanted:
+        data = _data(text)
+        _change(data, keys, value)
+        if _data(edited) == data:
             return edited
     except (YAMLError, yaml.YAMLError):
         pass
@@ -220,9 +220,9 @@ def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's
     slots, place = _last_comment(data, key)
     if slots[place] is None:
         return ""
-    own, _, following = str(slots[place].value).partition("\n")
-    if own:
-        slots[place].value = f"{own}\n"
+    comment, _, following = str(slots[place].value).partition("\n")
+    if comment:
+        slots[place].value = f"{comment}\n"
     else:
         slots[place] = None
     return following

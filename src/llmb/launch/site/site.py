@@ -68,10 +68,10 @@ def read_site(
 
 def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
     """A partition of a misspelled type would silently get no jobs. Raises UsageError."""
-    known = (*catalogue.gpus, CPU)
+    types = (*catalogue.gpus, CPU)
     for keys, value in leaves(config):
-        if keys[-1] == "gpu_type" and "environment" not in keys and value not in known:
-            raise unknown("GPU type", value, known, do=f"see '{'.'.join(keys)}' in 'llmb config show'")
+        if keys[-1] == "gpu_type" and "environment" not in keys and value not in types:
+            raise unknown("GPU type", value, types, do=f"see '{'.'.join(keys)}' in 'llmb config show'")
 
 
 def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[str]:
@@ -103,10 +103,10 @@ def _gpu_names() -> tuple[str, ...]:
     """Empty without a driver. CUDA_VISIBLE_DEVICES counts as the workers will count it."""
     if shutil.which(QUERY[0]) is None:
         return ()
-    said = ask_program(QUERY, QUERY_LIMIT_S)
-    if said.problem:
+    output = ask_program(QUERY, QUERY_LIMIT_S)
+    if output.problem:
         return ()
-    names = tuple(line.strip() for line in said.text.splitlines() if line.strip())[:MOST_GPUS]
+    names = tuple(line.strip() for line in output.text.splitlines() if line.strip())[:MOST_GPUS]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names if visible is None else visible_names(names, visible)
 
@@ -116,13 +116,13 @@ def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
 
     Which GPU has a UUID is not known: then the first ones count.
     """
-    found: list[str] = []
+    reasons: list[str] = []
     for device in visible.split(","):
-        number = int(device) if device.strip().isdecimal() else len(found)
+        number = int(device) if device.strip().isdecimal() else len(reasons)
         if not device.strip() or device.strip().startswith("-") or number >= len(names):
             break
-        found.append(names[number])
-    return tuple(found)
+        reasons.append(names[number])
+    return tuple(reasons)
 
 
 def check_machine(plan: Plan, machine: Machine) -> None:

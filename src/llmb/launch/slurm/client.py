@@ -37,7 +37,7 @@ MOST_SHOWN = 80
 SPEAKER = re.compile(r"^\w+: ((error|fatal): )?")
 # sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
 USER_TOKEN = "SLURM_JWT"  # noqa: S105 (its name, not a token)
-KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", USER_TOKEN)
+PASSED_ON = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", USER_TOKEN)
 
 
 def submit(
@@ -54,17 +54,17 @@ def submit(
     Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer: the job may have been
     queued even then.
     """
-    kept = submitting_environment(environ, secrets)
-    hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in kept else []
-    done = call(["sbatch", "--parsable", *hidden, *arguments, str(script)], kept, held=held)
-    if done.code:
+    variables = submitting_environment(environ, secrets)
+    hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in variables else []
+    output = call(["sbatch", "--parsable", *hidden, *arguments, str(script)], variables, held=held)
+    if output.code:
         do = "correct the options or cluster_config.yaml; --dry-run prints the batch script"
-        raise UsageError(f"Slurm rejected the job: {message(done)}", do=do)
-    found = SUBMITTED.fullmatch("".join(done.text.strip().splitlines()[-1:]))
-    if found is None:
-        what = f"sbatch did not answer with the id of a job, but with '{printable(done.text.strip()[:MOST_SHOWN])}'"
+        raise UsageError(f"Slurm rejected the job: {message(output)}", do=do)
+    match = SUBMITTED.fullmatch("".join(output.text.strip().splitlines()[-1:]))
+    if match is None:
+        what = f"sbatch did not answer with the id of a job, but with '{printable(output.text.strip()[:MOST_SHOWN])}'"
         raise InfrastructureError(what, do="see 'squeue --me'; 'llmb jobs refresh' finds a job that was queued")
-    return found["job_id"], found["cluster"]
+    return match["job_id"], match["cluster"]
 
 
 def not_exported(name: str) -> str:
@@ -83,29 +83,29 @@ def call(
     Raises EnvironmentProblem where this machine has no Slurm or none that is configured, InfrastructureError where the
     controller is down.
     """
-    said = ask_program(command, time_out_s, environ=environ, held=held, cwd=None)
-    if said.code == 0:
-        return said
-    problem = said.problem or ""
-    if said.not_here:
+    output = ask_program(command, time_out_s, environ=environ, held=held, cwd=None)
+    if output.code == 0:
+        return output
+    problem = output.problem or ""
+    if output.not_here:
         do = "call llmb where Slurm's commands are, such as a login node; or use 'llmb run' here"
         raise EnvironmentProblem(problem, do=do)
-    _raise_unless_configured(said.errors)
-    if said.timed_out:
+    _raise_unless_configured(output.errors)
+    if output.timed_out:
         raise InfrastructureError(problem, do="try again")
-    if said.code is None:
+    if output.code is None:
         do = "look at the file that 'command -v' names; a login node has Slurm's own"
         raise EnvironmentProblem(problem, do=do)
-    if DOWN.search(said.errors):
-        raise InfrastructureError(f"Slurm does not answer: {message(said)}", do="try again, or see 'scontrol ping'")
-    return said
+    if DOWN.search(output.errors):
+        raise InfrastructureError(f"Slurm does not answer: {message(output)}", do="try again, or see 'scontrol ping'")
+    return output
 
 
-def _raise_unless_configured(said: str) -> None:
+def _raise_unless_configured(errors: str) -> None:
     """A machine that gets its configuration from the controller has none while that is down, and says both."""
-    if NO_CONFIGURATION.search(said) and not DOWN.search(said):
+    if NO_CONFIGURATION.search(errors) and not DOWN.search(errors):
         do = "call llmb where Slurm is configured, such as a login node, or set SLURM_CONF to its slurm.conf"
-        raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(said)}", do=do)
+        raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(errors)}", do=do)
 
 
 def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
@@ -117,27 +117,27 @@ def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] 
         for name, value in without_secrets(environ).items()
         if not name.startswith(("SBATCH_", "SLURM_", "SRUN_"))
     }
-    return harmless | {name: environ[name] for name in (*KEPT, *secrets) if name in environ}
+    return harmless | {name: environ[name] for name in (*PASSED_ON, *secrets) if name in environ}
 
 
-def message(said: Output) -> str:
-    return last_lines(said.errors) or f"exit code {said.code} with no output"
+def message(output: Output) -> str:
+    return last_lines(output.errors) or f"exit code {output.code} with no output"
 
 
-def last_lines(said: str) -> str:
-    return "; ".join([SPEAKER.sub("", line.strip()) for line in said.splitlines() if line.strip()][-3:])
+def last_lines(text: str) -> str:
+    return "; ".join([SPEAKER.sub("", line.strip()) for line in text.splitlines() if line.strip()][-3:])
 
 
 def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
     """States of the jobs that the controller remembers. Raises InfrastructureError where it does not answer."""
-    found: dict[str, SlurmJob] = {}
+    jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         # Of a single id that is unknown squeue makes an error; of several it leaves out the unknown ones.
-        found.update(_queue(["-j", ids], time_out_s))
-    return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+        jobs.update(_queue(["-j", ids], time_out_s))
+    return {job_id: jobs[job_id] for job_id in job_ids if job_id in jobs}
 
 
-def own_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
+def user_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
     """All of this user's jobs that the controller remembers."""
     return list(_queue(["--me"], time_out_s).values())
 
@@ -147,49 +147,49 @@ def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> 
 
     Raises InfrastructureError if accounting does not answer.
     """
-    found: dict[str, SlurmJob] = {}
+    jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
-        done, accounts = _accounts(["-j", ids], time_out_s)
-        if done.code and NO_ACCOUNTS in done.errors:
+        output, accounts = _accounts(["-j", ids], time_out_s)
+        if output.code and NO_ACCOUNTS in output.errors:
             return {}
-        _check(done, "accounting does not answer")
-        found.update(accounts)
-    return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+        _check(output, "accounting does not answer")
+        jobs.update(accounts)
+    return {job_id: jobs[job_id] for job_id in job_ids if job_id in jobs}
 
 
-def own_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
+def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
     """All of this user's jobs since then that are in accounting; none if there is none, or it does not answer."""
     since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
-    done, accounts = _accounts(["-S", since], time_out_s)
-    return list(accounts.values()) if done.code == 0 else []
+    output, accounts = _accounts(["-S", since], time_out_s)
+    return list(accounts.values()) if output.code == 0 else []
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
     """Cancel jobs. Raises UsageError if Slurm does not cancel one of them; jobs that have ended are no error."""
     for ids in _batches(job_ids):
-        done = call(["scancel", *ids.split(",")])
-        if done.code and NO_JOB not in done.errors:
-            raise UsageError(f"Slurm did not cancel the job: {message(done)}")
+        output = call(["scancel", *ids.split(",")])
+        if output.code and NO_JOB not in output.errors:
+            raise UsageError(f"Slurm did not cancel the job: {message(output)}")
 
 
 def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Output, dict[str, SlurmJob]]:
     """Return the answer of sacct, and the jobs in it."""
     command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", SACCT_FIELDS]
-    done = call(command, _environ(), time_out_s)
-    return done, parse_accounts(done.text)
+    output = call(command, _environ(), time_out_s)
+    return output, parse_accounts(output.text)
 
 
 def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:
-    done = call(["squeue", "-h", "-r", "-t", "all", *which, "-O", SQUEUE_FIELDS], _environ(), time_out_s)
-    if done.code and NO_JOB in done.errors:
+    output = call(["squeue", "-h", "-r", "-t", "all", *which, "-O", SQUEUE_FIELDS], _environ(), time_out_s)
+    if output.code and NO_JOB in output.errors:
         return {}
-    _check(done, "Slurm does not report its jobs")
-    return parse_queue(done.text)
+    _check(output, "Slurm does not report its jobs")
+    return parse_queue(output.text)
 
 
-def _check(done: Output, what: str) -> None:
-    if done.code:
-        raise InfrastructureError(f"{what}: {message(done)}", do="try again, or see 'scontrol ping'")
+def _check(output: Output, what: str) -> None:
+    if output.code:
+        raise InfrastructureError(f"{what}: {message(output)}", do="try again, or see 'scontrol ping'")
 
 
 def _batches(job_ids: Sequence[str]) -> Iterator[str]:

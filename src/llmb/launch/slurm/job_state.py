@@ -44,7 +44,7 @@ def parse_accounts(text: str) -> dict[str, SlurmJob]:
 
     After ids were reset, an earlier job with the same id has lines too, which are not starts of this one.
     """
-    found: dict[str, SlurmJob] = {}
+    jobs: dict[str, SlurmJob] = {}
     for line in text.splitlines():
         if line.count(FIELD) < SACCT_FIELDS.count(","):
             continue  # the rest of a submit line that holds a line break
@@ -52,8 +52,8 @@ def parse_accounts(text: str) -> dict[str, SlurmJob]:
         name, _, who = state.partition(" by ")  # such as "CANCELLED by 1000"
         code, signal = _exit(exit_text)
         over = name in ENDED
-        before = found.get(job_id)
-        found[job_id] = SlurmJob(
+        before = jobs.get(job_id)
+        jobs[job_id] = SlurmJob(
             job_id=job_id,
             state=name or UNKNOWN,
             exit_code=code if over else None,
@@ -67,12 +67,12 @@ def parse_accounts(text: str) -> dict[str, SlurmJob]:
             ended_s=_seconds(ended) if over else None,
             cancelled_by=who or None,
         )
-    return found
+    return jobs
 
 
 def parse_queue(text: str) -> dict[str, SlurmJob]:
     """Parse ``squeue -h -r -t all`` with SQUEUE_FIELDS, by job id, where a task of an array is ``<job>_<task>``."""
-    found: dict[str, SlurmJob] = {}
+    jobs: dict[str, SlurmJob] = {}
     for record in text.split(RECORD):
         if record.count(FIELD) < SQUEUE_FIELDS.count(","):
             continue
@@ -80,7 +80,7 @@ def parse_queue(text: str) -> dict[str, SlurmJob]:
         job_id, state, status, restarts, reason, nodes, submitted, started, ended, command = line.split(FIELD, 9)
         code, signal = _wait_status(status)
         over = state in ENDED
-        found[job_id] = SlurmJob(
+        jobs[job_id] = SlurmJob(
             job_id=job_id,
             state=state,
             exit_code=code if over else None,
@@ -93,7 +93,7 @@ def parse_queue(text: str) -> dict[str, SlurmJob]:
             started_s=None if state == "PENDING" else _seconds(started),  # of a job that waits, when it may start
             ended_s=_seconds(ended) if over else None,
         )
-    return found
+    return jobs
 
 
 def _seconds(text: str) -> float | None:
@@ -186,8 +186,8 @@ def _live_meaning(job: SlurmJob) -> str | None:
     if job.state not in WAITING or job.reason in (None, "", "None"):
         return None
     name = str(job.reason).strip("()")
-    known = WAITS.get(name.partition(",")[0].replace(" ", "_"))  # scontrol writes some reasons as words
-    return f"{known} ({name})" if known else name
+    wait = WAITS.get(name.partition(",")[0].replace(" ", "_"))  # scontrol writes some reasons as words
+    return f"{wait} ({name})" if wait else name
 
 
 def _end_meaning(job: SlurmJob) -> str:

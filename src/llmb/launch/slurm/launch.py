@@ -15,9 +15,9 @@ from llmb.launch.documents.launch_scripts import NEMO_RUN_JOB
 from llmb.launch.jobspec.job_options import JobOptions
 from llmb.launch.jobspec.spec import JobSpec, Launch, Variable, read_spec
 from llmb.launch.scheduler_port import Submission
-from llmb.launch.slurm.asked import gpu_request
 from llmb.launch.slurm.client import DOWN
 from llmb.launch.slurm.offer import site_partition
+from llmb.launch.slurm.request import gpu_request
 from llmb.launch.slurm.settings import GPU_FLAGS, SlurmSettings, flag_problems, minutes, on_top, requested_flags
 from llmb.runs.folder import RunFolder, writing
 
@@ -43,8 +43,8 @@ def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, setting
 
     Raises UsageError for what cannot be handed to it.
     """
-    own = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type)}
-    site = {**{name: value for name, value in own.items() if value}, **settings.flags}
+    settings_flags = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type)}
+    site = {**{name: value for name, value in settings_flags.items() if value}, **settings.flags}
     chosen = on_top(site, options.flags)
     asking = settings.within(chosen.get("partition"))
     if options.gpu_request:
@@ -53,11 +53,11 @@ def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, setting
         **{name: value for name, value in requested_flags(chosen).items() if name not in GPU_FLAGS},
         **gpu_request(asking, spec.placement, chosen),
     }
-    given = {} if launch.queued_by == "scheduler" else dict(_handed(launch, flags))
+    handed = {} if launch.queued_by == "scheduler" else dict(_handed(launch, flags))
     problems = [*_problems(launch, flags, options), *flag_problems(flags)]
     if problems:
         raise UsageError(f"this job cannot be requested:{itemized(problems)}")
-    variables = (*spec.variables, *(Variable(name, value, "slurm") for name, value in given.items()))
+    variables = (*spec.variables, *(Variable(name, value, "slurm") for name, value in handed.items()))
     limit = minutes(flags.get("time") or "") if flags.get("time") else spec.time_limit_min
     return spec.model_copy(update={"flags": flags, "variables": variables, "time_limit_min": limit})
 
@@ -69,8 +69,8 @@ def _problems(launch: Launch, flags: Mapping[str, str | None], options: JobOptio
         if name in launch.needed and not flags.get(name)
     )
     if launch.queued_by == "script" and "flags" not in launch.named:
-        known = {*launch.named, *SBATCH_VARIABLES}
-        yield from (f"--{name} cannot be handed to sbatch by the launch script" for name in flags if name not in known)
+        names = {*launch.named, *SBATCH_VARIABLES}
+        yield from (f"--{name} cannot be handed to sbatch by the launch script" for name in flags if name not in names)
     chosen = {
         "--start": options.start,
         "--vboost": options.vboost,
@@ -137,11 +137,11 @@ def call_launch(job: Submission) -> str:
     environ = without_secrets(job.environ) | secrets
     with writing(output):
         output.touch()
-    said = ask_program(["bash", str(job.folder.batch_script)], LIMIT_S, environ=environ, held=job.held, cwd=None)
+    program = ask_program(["bash", str(job.folder.batch_script)], LIMIT_S, environ=environ, held=job.held, cwd=None)
     text = _hidden(output, secrets.values())
-    found = JOB_ID[launch.queued_by].findall(text)
-    if found:
-        return str(found[0])
+    ids = JOB_ID[launch.queued_by].findall(text)
+    if ids:
+        return str(ids[0])
     last = "\n".join(f"  {printable(line)}" for line in text.strip().splitlines()[-LAST_LINES:])
     if DOWN.search(text):
         raise InfrastructureError(f"Slurm does not answer:\n{last}", do="try again, or see 'scontrol ping'")
@@ -149,10 +149,10 @@ def call_launch(job: Submission) -> str:
         raise UsageError(
             f"Slurm rejected the job: {printable(refused[1])}", do="correct the options or cluster_config.yaml"
         )
-    if said.code == 0:
+    if program.code == 0:
         what = f"{launch.script} ended without the id of a job:\n{last}"
         raise InfrastructureError(what, do="see 'squeue --me': a job that it queued is not followed")
-    why = "took too long" if said.timed_out else f"ended with exit code {said.code}"
+    why = "took too long" if program.timed_out else f"ended with exit code {program.code}"
     raise UsageError(f"{launch.script} in {launch.folder} {why}, and queued nothing:\n{last}")
 
 
@@ -174,8 +174,8 @@ def launched_id(base: RunFolder) -> str | None:
         launch = read_spec(base).launch
     except (OSError, ValueError):
         return None
-    found = JOB_ID[launch.queued_by].findall(_text(base.launch_output)) if launch else []
-    return found[0] if found else None
+    ids = JOB_ID[launch.queued_by].findall(_text(base.launch_output)) if launch else []
+    return ids[0] if ids else None
 
 
 def _text(path: Path) -> str:

@@ -48,19 +48,19 @@ def compress(names: Iterable[str]) -> str:
     """The names as one list, sorted, each of them once; ``node1``, ``node2`` as ``node[1-2]``."""
     numbers: dict[tuple[str, str], set[str]] = {}
     for name in names:
-        found = _NUMBERED.fullmatch(name)
-        head, digits, tail = found.groups() if found else (name, "", "")
+        match = _NUMBERED.fullmatch(name)
+        head, digits, tail = match.groups() if match else (name, "", "")
         numbers.setdefault((head, tail), set()).add(digits)
-    return ",".join(part for (head, tail), found in sorted(numbers.items()) for part in _families(head, tail, found))
+    return ",".join(part for (head, tail), match in sorted(numbers.items()) for part in _families(head, tail, match))
 
 
 def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
     """Numbers of as many digits as one with leading zeros have leading zeros, too."""
     padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
     for width in (0, *sorted(padded)):
-        own = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
-        if own:
-            yield _family(head, width, tail, sorted(own))
+        ids = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
+        if ids:
+            yield _family(head, width, tail, sorted(ids))
     if "" in numbers:
         yield head + tail
 
@@ -86,16 +86,16 @@ def _names(part: str) -> Iterator[str]:
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
     """Read nodes in the order of the list. Raises UsageError for text that is not a list, and for nodes or partitions
     that are not of this cluster; InfrastructureError if Slurm does not answer, EnvironmentProblem without Slurm."""
-    wanted = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
-    names = list(dict.fromkeys(wanted))
-    done = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
-    found = parse_nodes(done.text)
-    if missing := [name for name in names if name not in found]:
-        if done.code and ABSENT not in f"{done.errors}{done.text}":
-            raise InfrastructureError(f"Slurm does not show its nodes: {message(done)}", do="try again")
+    queried = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
+    names = list(dict.fromkeys(queried))
+    output = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
+    nodes = parse_nodes(output.text)
+    if missing := [name for name in names if name not in nodes]:
+        if output.code and ABSENT not in f"{output.errors}{output.text}":
+            raise InfrastructureError(f"Slurm does not show its nodes: {message(output)}", do="try again")
         do = "'sinfo -N' lists the nodes of this cluster"
         raise UsageError(f"this cluster has no node {compress(missing)}", do=do)
-    return {name: found[name] for name in names}
+    return {name: nodes[name] for name in names}
 
 
 def _listed(text: str) -> list[str]:
@@ -112,10 +112,10 @@ def _listed(text: str) -> list[str]:
 
 
 def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
-    done = call(["sinfo", "--noheader", "--format=%R|%N"], time_out_s=time_out_s)
-    if done.code:
-        raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")
-    rows = [line.partition("|")[::2] for line in done.text.splitlines() if "|" in line]
+    output = call(["sinfo", "--noheader", "--format=%R|%N"], time_out_s=time_out_s)
+    if output.code:
+        raise InfrastructureError(f"sinfo failed: {message(output)}", do="try again, or see 'scontrol ping'")
+    rows = [line.partition("|")[::2] for line in output.text.splitlines() if "|" in line]
     if partition and partition not in {name for name, _ in rows}:
         raise unknown("partition", partition, sorted({name for name, _ in rows}))
     return [node for name, nodes in rows if partition in (None, name) for node in expand(nodes.strip())]
@@ -123,70 +123,70 @@ def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
     """Parses ``scontrol --oneliner show node``: nodes by name."""
-    found = {}
+    nodes = {}
     for line in text.splitlines():
         name, state = _NODE.search(line), parse_node(line)
         if name and state:
-            found[name[1]] = state
-    return found
+            nodes[name[1]] = state
+    return nodes
 
 
 def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
     """The cluster's partition for a job that names none: the default, unless another one is for its GPU type."""
     if gpu_type == CPU:
         return settings.cpu_partition or settings.partition
-    known = settings.types_of(settings.partition)
-    if gpu_type is None or not settings.partitions or gpu_type in known.values():
+    types = settings.types_of(settings.partition)
+    if gpu_type is None or not settings.partitions or gpu_type in types.values():
         return settings.partition
     others = [name for name, partition in settings.partitions.items() if partition.gpu_type == gpu_type]
-    if settings.partition is None or known:
+    if settings.partition is None or types:
         return ",".join(others) or settings.partition
     return settings.partition
 
 
-def gpu_type_within(settings: SlurmSettings, partition: str | None, asked: str | None, site: str | None) -> str | None:
-    """The GPU type of a job in ``partition``, which is None where the job names none: the ``asked`` one, else the
+def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str | None, site: str | None) -> str | None:
+    """The GPU type of a job in ``partition``, which is None where the job names none: the ``type_`` one, else the
     partition's, else the ``site``'s.
 
     Raises UsageError where the partition does not have it, or where several partitions have different ones.
     """
-    if asked == CPU:
-        return asked
-    named = partition or settings.partition
-    known = settings.types_of(named)
-    if asked is None:
-        if len(set(known.values())) > 1:
-            what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in known.items())
+    if type_ == CPU:
+        return type_
+    chosen = partition or settings.partition
+    types = settings.types_of(chosen)
+    if type_ is None:
+        if len(set(types.values())) > 1:
+            what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in types.items())
             raise UsageError(f"the partitions have different GPU types: {what}", do="give --gpu-type, or one partition")
-        return next(iter(known.values()), site)
-    having = [name for name, item in settings.partitions.items() if item.gpu_type == asked]
-    wrong = {name: gpu_type for name, gpu_type in known.items() if gpu_type != asked}
+        return next(iter(types.values()), site)
+    having = [name for name, item in settings.partitions.items() if item.gpu_type == type_]
+    wrong = {name: gpu_type for name, gpu_type in types.items() if gpu_type != type_}
     if wrong and (partition or not having):
         what = ", ".join(f"partition {name} has {gpu_type}" for name, gpu_type in wrong.items())
-        do = None if having else f"add the partition with {asked} to slurm.partitions in cluster_config.yaml"
+        do = None if having else f"add the partition with {type_} to slurm.partitions in cluster_config.yaml"
         choices = [f"--partition {name}" for name in having] or [f"--gpu-type {item}" for item in set(wrong.values())]
-        raise UsageError(f"{what}, and the job requests {asked}", choices=choices, do=do)
-    return asked
+        raise UsageError(f"{what}, and the job requests {type_}", choices=choices, do=do)
+    return type_
 
 
 def slurm_offer() -> Offer:
     """Return the offer. Raises InfrastructureError where Slurm does not answer, EnvironmentProblem without Slurm."""
-    done = call(SINFO)
-    if done.code:
-        raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")
-    groups = _groups(done.text)
+    output = call(SINFO)
+    if output.code:
+        raise InfrastructureError(f"sinfo failed: {message(output)}", do="try again, or see 'scontrol ping'")
+    groups = _groups(output.text)
     accounts, default = _accounts()
     return Offer(partitions=partitions(groups, _architectures(groups)), accounts=accounts, default_account=default)
 
 
 def _groups(text: str) -> list[tuple[str, int, str, str]]:
     """Partition, number of nodes, generic resources and nodes of each line of sinfo."""
-    found = []
+    partitions = []
     for line in text.splitlines():
         parts = line.split("|")
         if len(parts) == 4 and parts[1].isdecimal():
-            found.append((parts[0], int(parts[1]), parts[2], parts[3]))
-    return found
+            partitions.append((parts[0], int(parts[1]), parts[2], parts[3]))
+    return partitions
 
 
 def partitions(groups: Iterable[tuple[str, int, str, str]], architectures: Mapping[str, str]) -> tuple[Partition, ...]:
@@ -219,13 +219,13 @@ def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str
     sample = dict.fromkeys(node for _, _, _, nodes in groups for node in islice(expand(nodes), SAMPLE))
     if not sample:
         return {}
-    done = call(["scontrol", "show", "node", "--oneliner", ",".join(sample)])
-    found = {}
-    for line in done.text.splitlines():
+    output = call(["scontrol", "show", "node", "--oneliner", ",".join(sample)])
+    values = {}
+    for line in output.text.splitlines():
         node, architecture = _NODE.search(line), _ARCHITECTURE.search(line)
         if node and architecture:
-            found[node[1]] = architecture[1]
-    return found
+            values[node[1]] = architecture[1]
+    return values
 
 
 def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
@@ -276,29 +276,29 @@ UNUSABLE = frozenset(
 def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
     """Reads the setup of this machine's cluster. Raises EnvironmentProblem without one, InfrastructureError if its
     controller does not answer."""
-    done = call(["scontrol", "show", "config"], time_out_s=time_out_s)
-    if done.code:
-        raise InfrastructureError(f"Slurm does not show its configuration: {message(done)}")
-    settings = parse_settings(done.text)
+    output = call(["scontrol", "show", "config"], time_out_s=time_out_s)
+    if output.code:
+        raise InfrastructureError(f"Slurm does not show its configuration: {message(output)}")
+    settings = parse_settings(output.text)
     traits = {
         **traits_of(settings),
         **mpi_trait(_said(["srun", "--mpi=list"], time_out_s), settings.get("MpiDefault", "")),
         **container_trait(_said(["srun", "--help"], time_out_s)),
     }
     names = dict.fromkeys([node, node.partition(".")[0]])
-    shown = (_said(["scontrol", "--oneliner", "show", "node", name], time_out_s) for name in names)
+    outputs = (_said(["scontrol", "--oneliner", "show", "node", name], time_out_s) for name in names)
     return SchedulerSetup(
-        version=settings.get("SLURM_VERSION"), traits=traits, node=next(filter(None, map(parse_node, shown)), None)
+        version=settings.get("SLURM_VERSION"), traits=traits, node=next(filter(None, map(parse_node, outputs)), None)
     )
 
 
 def _said(command: Sequence[str], time_out_s: float) -> str:
     """Both outputs: what srun prints where depends on its version. Empty if it fails."""
     try:
-        done = call(command, time_out_s=time_out_s)
+        output = call(command, time_out_s=time_out_s)
     except LlmbError:
         return ""
-    return "" if done.code else f"{done.text}\n{done.errors}"
+    return "" if output.code else f"{output.text}\n{output.errors}"
 
 
 def parse_settings(text: str) -> dict[str, str]:
@@ -331,8 +331,8 @@ def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
     kinds = list(dict.fromkeys([*names, *versions]))
     if not kinds:
         return {}
-    known = f", default {default}" if default else ""
-    return {"mpi": Plugin(value=f"{', '.join(kinds)}{known}", fit=True)}
+    note = f", default {default}" if default else ""
+    return {"mpi": Plugin(value=f"{', '.join(kinds)}{note}", fit=True)}
 
 
 def container_trait(usage: str) -> dict[Trait, Plugin]:
@@ -363,8 +363,8 @@ def parse_node(line: str) -> NodeState | None:
 
 def read_gpus(gres: str) -> tuple[int | None, str | None]:
     """Number and type of the GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types the sum."""
-    found = list(_GPUS.finditer(gres))
-    if not found:
+    matches = list(_GPUS.finditer(gres))
+    if not matches:
         return None, None
-    types = {match["type"] for match in found}
-    return sum(int(match["count"]) for match in found), types.pop() if len(types) == 1 else None
+    types = {match["type"] for match in matches}
+    return sum(int(match["count"]) for match in matches), types.pop() if len(types) == 1 else None

@@ -19,13 +19,13 @@ from llmb.launch.jobspec.job_options import JobOptions
 from llmb.launch.jobspec.spec import JobSpec
 from llmb.launch.scheduler_port import (
     NONE,
-    AskedJob,
     Choice,
     Defaults,
     FaultPattern,
     FaultTable,
     InstallerPart,
     JobAnswers,
+    JobHandle,
     JobState,
     NodeState,
     Offer,
@@ -38,16 +38,6 @@ from llmb.launch.scheduler_port import (
 )
 from llmb.launch.site.site import Site
 from llmb.launch.slurm import client
-from llmb.launch.slurm.asked import (
-    ADDITIONAL,
-    FLAG_NAMES,
-    SlurmChoices,
-    completed_spec,
-    shell_flags,
-    shell_gpus_per_node,
-    slurm_options,
-    variable_of,
-)
 from llmb.launch.slurm.job_state import WORDS, SlurmJob, with_meaning
 from llmb.launch.slurm.launch import call_launch, completed_launch, launch_text, launched_id
 from llmb.launch.slurm.offer import (
@@ -60,10 +50,20 @@ from llmb.launch.slurm.offer import (
     site_partition,
     slurm_offer,
 )
+from llmb.launch.slurm.request import (
+    ADDITIONAL,
+    FLAG_NAMES,
+    SlurmChoices,
+    completed_spec,
+    shell_flags,
+    shell_gpus_per_node,
+    slurm_options,
+    variable_of,
+)
 from llmb.launch.slurm.script import batch_script
 from llmb.launch.slurm.settings import (
     GPU_FLAGS,
-    LEFT_OUT,
+    NO_FLAG,
     GpuRequest,
     SlurmSettings,
     parse_additional,
@@ -126,8 +126,8 @@ class GpuPartition(SlurmQuestion):
 
     def assumed(self) -> str | None:
         """The only one with GPUs, or the only one."""
-        found = self.offer.partitions
-        with_gpus = [item for item in found if item.gpus_per_node] or list(found)
+        partitions = self.offer.partitions
+        with_gpus = [item for item in partitions if item.gpus_per_node] or list(partitions)
         return with_gpus[0].name if len(with_gpus) == 1 else None
 
 
@@ -193,26 +193,26 @@ class SlurmInstaller(InstallerPart):
         return training_partition(answers, offer)
 
     def section(self, answers: SlurmAnswers, gpus_per_node: int | None) -> dict[str, Any]:
-        found = {
+        values = {
             "account": answers.account,
             "partition": answers.gpu_partition,
             "cpu_partition": answers.cpu_partition,
             "gpus_per_node": gpus_per_node,
             "gres_type": answers.gres_type,
         }
-        given = {key: value for key, value in found.items() if value not in (None, NONE)}
+        values_given = {key: value for key, value in values.items() if value not in (None, NONE)}
         # 'none' is a way to ask for GPUs; elsewhere it is not a value.
-        return {**given, "gpu_request": answers.gpu_request} if answers.gpu_request else given
+        return {**values_given, "gpu_request": answers.gpu_request} if answers.gpu_request else values_given
 
     def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
         same = ("account", "cpu_partition", "gpus_per_node", "gres_type")
-        found = {name: section[name] for name in same if section.get(name) is not None}
+        values = {name: section[name] for name in same if section.get(name) is not None}
         if section.get("partition"):
-            found |= {"gpu_partition": section["partition"], "gpu_request": section["gpu_request"]}
-        return found
+            values |= {"gpu_partition": section["partition"], "gpu_request": section["gpu_request"]}
+        return values
 
 
-OWN = ("account", "partition")
+SETTING_FLAGS = ("account", "partition")
 """Flags that are settings by themselves."""
 OF_SRUN = ("SRUN_", "SLURM_EXPORT_ENV")
 """The prefixes of variables that change a step's environment."""
@@ -226,7 +226,7 @@ def _of_shell(environ: Mapping[str, str]) -> Iterator[Overlay]:
         variable = str(variable_of(names[flag], environ))
         yield Overlay(key=_key(flag), value=value, source="shell", place=variable)
     counted = variable_of("gpus_per_node", environ)
-    if all(shell_flags(environ).get(flag) == LEFT_OUT for flag in GPU_FLAGS):
+    if all(shell_flags(environ).get(flag) == NO_FLAG for flag in GPU_FLAGS):
         yield Overlay(key="slurm.gpu_request", value="none", source="shell", place=str(counted))
     elif count := shell_gpus_per_node(environ):
         yield Overlay(key="slurm.gpus_per_node", value=count, source="shell", place=str(counted))
@@ -235,7 +235,7 @@ def _of_shell(environ: Mapping[str, str]) -> Iterator[Overlay]:
 
 
 def _key(flag: str) -> str:
-    return f"slurm.{flag}" if flag in OWN else f"slurm.flags.{flag}"
+    return f"slurm.{flag}" if flag in SETTING_FLAGS else f"slurm.flags.{flag}"
 
 
 CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": "the near end of its time limit"}
@@ -257,22 +257,22 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         settings, partition = settings_of(site), options.flags.get("partition")
-        found = gpu_type_within(settings, partition, gpu_type, site.config.gpu_type)
-        own = settings.within(partition or site_partition(settings, found))
-        return Defaults(found, own.gpus_per_node, own.start, own.retries)
+        gpu = gpu_type_within(settings, partition, gpu_type, site.config.gpu_type)
+        part = settings.within(partition or site_partition(settings, gpu))
+        return Defaults(gpu, part.gpus_per_node, part.start, part.retries)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        settings, found = settings_of(site), list(_of_shell(site.shell))
+        settings, overlays = settings_of(site), list(_of_shell(site.shell))
         if partition:
-            found.append(Overlay(key="slurm.partition", value=partition, source="option", place="--partition"))
+            overlays.append(Overlay(key="slurm.partition", value=partition, source="option", place="--partition"))
         shell = shell_flags(site.shell).get("partition")
         chosen = partition_names(partition or shell or site_partition(settings, site.config.gpu_type))
         name = next((name for name in chosen if name in settings.partitions), None)
-        own = settings.partitions[name].model_dump(exclude_none=True) if name else {}
-        for field, value in own.items():
+        part = settings.partitions[name].model_dump(exclude_none=True) if name else {}
+        for field, value in part.items():
             key, place = field if field == "gpu_type" else f"slurm.{field}", f"slurm.partitions.{name}.{field}"
-            found.append(Overlay(key=key, value=value, source="setting", place=place))
-        return found
+            overlays.append(Overlay(key=key, value=value, source="setting", place=place))
+        return overlays
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
         if spec.launch:
@@ -297,36 +297,36 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         job_id, cluster = client.submit(job.folder.batch_script, job.environ, job.held, arguments, spec.secrets)
         return SubmittedJob(scheduler=self.name, job_id=job_id, cluster=cluster, submitted_at=now())
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+    def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
         """Query the controller; for live jobs that it has forgotten, accounting."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
         answers = client.controller_states(ids, time_out_s) if ids else {}
-        known = {
+        states = {
             job.key: with_meaning(answers[job.job_id])
             for job in jobs
             if job.job_id in answers and is_same(job, answers[job.job_id])
         }
-        forgotten = [job for job in jobs if job.live and job.job_id and job.key not in known]
+        forgotten = [job for job in jobs if job.live and job.job_id and job.key not in states]
         if not forgotten:
-            return JobAnswers(known)
+            return JobAnswers(states)
         try:
             accounts = client.accounted_states([str(job.job_id) for job in forgotten], time_out_s)
         except InfrastructureError as error:
-            unheard = {job.key: JobState(job_id=str(job.job_id), may_be_told=True) for job in forgotten}
-            return JobAnswers({**known, **unheard}, [error.what])
-        return JobAnswers({**known, **{job.key: accounted(job, accounts) for job in forgotten}})
+            unheard = {job.key: JobState(job_id=str(job.job_id), end_pending=True) for job in forgotten}
+            return JobAnswers({**states, **unheard}, [error.what])
+        return JobAnswers({**states, **{job.key: accounted(job, accounts) for job in forgotten}})
 
-    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
-        seen = [*client.own_jobs(time_out_s), *client.own_accounts(since_s, time_out_s)]
-        taken, found = set(claimed), dict[str, str]()
+    def find(self, jobs: Sequence[JobHandle], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
+        answers = [*client.user_jobs(time_out_s), *client.user_accounts(since_s, time_out_s)]
+        used, ids = set(claimed), dict[str, str]()
         for job in jobs:
-            job_id = launched_id(job.folder) or find_submission(job, seen, taken)
+            job_id = launched_id(job.folder) or find_submission(job, answers, used)
             if job_id:
-                taken.add(job_id)
-                found[job.key] = job_id
-        return found
+                used.add(job_id)
+                ids[job.key] = job_id
+        return ids
 
-    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+    def cancel(self, jobs: Sequence[JobHandle]) -> None:
         client.cancel_jobs([job.job_id for job in jobs if job.job_id])
 
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:
@@ -368,41 +368,41 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The shell of ``salloc`` need not be on a node of its job, and others have flags of their own for ``srun``."""
-        own = {"SLURMD_NODENAME": expand(environ["SLURM_JOB_NODELIST"])[0]}
+        node = {"SLURMD_NODENAME": expand(environ["SLURM_JOB_NODELIST"])[0]}
         if cores := environ.get("SLURM_JOB_CPUS_PER_NODE"):
-            own["SLURM_CPUS_ON_NODE"] = re.split(r"\D", cores)[0]  # such as 64(x2),32
-        kept = {name: text for name, text in without_secrets(environ).items() if not name.startswith(OF_SRUN)}
-        return own | kept
+            node["SLURM_CPUS_ON_NODE"] = re.split(r"\D", cores)[0]  # such as 64(x2),32
+        variables = {name: text for name, text in without_secrets(environ).items() if not name.startswith(OF_SRUN)}
+        return node | variables
 
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
         return read_setup(node, time_out_s)
 
 
-def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
+def accounted(job: JobHandle, accounts: Mapping[str, SlurmJob]) -> JobState:
     """Return accounting's report of a job that the controller has forgotten.
 
     The controller forgets only jobs that have ended: if accounting shows one as live, it lags behind.
     """
-    found = accounts.get(str(job.job_id))
-    if found is None or not is_same(job, found):
+    answer = accounts.get(str(job.job_id))
+    if answer is None or not is_same(job, answer):
         return JobState(job_id=str(job.job_id))
-    state = with_meaning(found)
-    return state if state.ended else JobState(job_id=state.job_id, restarts=state.restarts, may_be_told=True)
+    state = with_meaning(answer)
+    return state if state.ended else JobState(job_id=state.job_id, restarts=state.restarts, end_pending=True)
 
 
-def is_same(job: AskedJob, seen: SlurmJob) -> bool:
+def is_same(job: JobHandle, answer: SlurmJob) -> bool:
     """Return whether Slurm's answer is of ``job``: ids are reset when a controller loses its state.
 
     No two jobs of llmb share a batch script, and each is submitted by its full path. One that a program's own script
     queued has that program's.
     """
-    own = seen.command is None or seen.command.endswith(str(job.folder.batch_script))
-    return own or job.folder.launch_output.exists()
+    is_script = answer.command is None or answer.command.endswith(str(job.folder.batch_script))
+    return is_script or job.folder.launch_output.exists()
 
 
-def find_submission(job: AskedJob, seen: Sequence[SlurmJob], claimed: set[str]) -> str | None:
+def find_submission(job: JobHandle, answers: Sequence[SlurmJob], claimed: set[str]) -> str | None:
     """The id of the job in Slurm that runs the batch script of ``job`` and belongs to no other."""
-    for state in seen:
+    for state in answers:
         if state.command and is_same(job, state) and state.job_id not in claimed:
             return state.job_id
     return None

@@ -97,7 +97,7 @@ BOOST_SET = r"""} &&
 } &&"""
 """Waits for the word of every node, and writes what came of it."""
 ALL_SET = '[ "$llmb_boosted" -eq "$SLURM_JOB_NUM_NODES" ]'
-ALL_TOLD = '[ "$llmb_told" -eq "$SLURM_JOB_NUM_NODES" ]'
+ALL_REPORTED = '[ "$llmb_told" -eq "$SLURM_JOB_NUM_NODES" ]'
 BOOST_ENDS = r"""if [ -n "${llmb_boost_in:-}" ]; then
     exec {llmb_boost_in}>&-
     wait "$llmb_boost_step"
@@ -139,7 +139,7 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
         step = (*_on_every_node(spec), *BESIDE, "bash", "-c", BOOST, "llmb-vboost", level, how)
         yield "coproc llmb_boost {"
         yield f"exec {command_lines(step)}"
-        enough = ALL_SET if spec.vboost.required else ALL_TOLD
+        enough = ALL_SET if spec.vboost.required else ALL_REPORTED
         yield BOOST_SET.replace("LEVEL", level).replace("VBOOST", VBOOST_FILE).replace("ENOUGH", enough)
     if spec.sampled:
         yield "# The samplers end with the pipe to them. The run goes on without those that do not start."

@@ -14,7 +14,7 @@ from llmb.launch.jobspec.job_options import Flags, StartMode
 from llmb.launch.site.cluster_config import texts
 from llmb.launch.site.site import Site
 
-LEFT_OUT = ""
+NO_FLAG = ""
 # What the plan or the run folder decides, and the option that decides it.
 DECIDED = {
     "nodes": "--scale or --nodes",
@@ -58,13 +58,13 @@ def parse_flag(text: str) -> tuple[str, str | None]:
 
 def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
     """Parse flags. Raises UsageError for a duplicate key."""
-    found: dict[str, str | None] = {}
+    flags: dict[str, str | None] = {}
     for text in texts:
         key, value = parse_flag(text)
-        if key in found and found[key] != value:
-            raise UsageError(f"{what} has duplicate key '{key}': {_shown(found[key])} and {_shown(value)}")
-        found[key] = value
-    return found
+        if key in flags and flags[key] != value:
+            raise UsageError(f"{what} has duplicate key '{key}': {_shown(flags[key])} and {_shown(value)}")
+        flags[key] = value
+    return flags
 
 
 def parse_additional(text: str) -> dict[str, str | None]:
@@ -89,7 +89,7 @@ def on_top(*layers: Flags) -> dict[str, str | None]:
 
 
 def requested_flags(flags: Flags) -> dict[str, str | None]:
-    return {name: value for name, value in flags.items() if value != LEFT_OUT}
+    return {name: value for name, value in flags.items() if value != NO_FLAG}
 
 
 def flag_problems(flags: Flags) -> Iterator[str]:
@@ -205,33 +205,33 @@ class SlurmSettings(Record):
     def types_of(self, partition: str | None) -> dict[str, str]:
         """The GPU type of each of the partitions that are named with commas, as far as it is known."""
         names = partition_names(partition)
-        found = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
-        return {name: gpu_type for name, gpu_type in found.items() if gpu_type}
+        types = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
+        return {name: gpu_type for name, gpu_type in types.items() if gpu_type}
 
     def within(self, partition: str | None) -> Self:
         """Apply the settings of the first of the partitions that has any."""
         names = partition_names(partition)
-        own = next((self.partitions[name] for name in names if name in self.partitions), PartitionSettings())
-        given = own.model_dump(exclude={"gpu_type"}, exclude_none=True)
-        return self.model_copy(update=given)
+        part = next((self.partitions[name] for name in names if name in self.partitions), PartitionSettings())
+        fields = part.model_dump(exclude={"gpu_type"}, exclude_none=True)
+        return self.model_copy(update=fields)
 
     @field_validator("flags", "srun_flags", mode="before")
     @classmethod
     def _values_are_text(cls, value: object) -> object:
         """Numbers as text; true is a flag without a value, false leaves one out."""
-        found = texts(value)
-        if not isinstance(found, dict):
-            return found
-        return {key: {True: None, False: LEFT_OUT}[item] if type(item) is bool else item for key, item in found.items()}
+        values = texts(value)
+        if not isinstance(values, dict):
+            return values
+        return {key: {True: None, False: NO_FLAG}[item] if type(item) is bool else item for key, item in values.items()}
 
     @model_validator(mode="after")
     def _flags_can_be_given(self) -> Self:
-        own = {"account": self.account, "partition": self.partition}
+        flags = {"account": self.account, "partition": self.partition}
         names = {"partition": ",".join(filter(None, (self.cpu_partition, *self.partitions)))}
         problems = [
-            *flag_problems({**self.flags, **{name: value for name, value in own.items() if value}}),
+            *flag_problems({**self.flags, **{name: value for name, value in flags.items() if value}}),
             *(flag_problems(names)),
-            *(f"{name} is a setting of its own" for name in own if name in self.flags),
+            *(f"{name} is a setting of its own" for name in flags if name in self.flags),
             *flag_problems({f"srun-{name}": value for name, value in self.srun_flags.items()}),
         ]
         if problems:
@@ -240,5 +240,5 @@ class SlurmSettings(Record):
 
 
 def settings_of(site: Site) -> SlurmSettings:
-    found = getattr(site.config, "slurm", None)
-    return found if isinstance(found, SlurmSettings) else SlurmSettings()
+    section = getattr(site.config, "slurm", None)
+    return section if isinstance(section, SlurmSettings) else SlurmSettings()

@@ -97,7 +97,7 @@ class GpuType(GeneralQuestion):
 
 class NodeArchitecture(GeneralQuestion):
     name, text = "node_architecture", "Architecture of the nodes"
-    is_asked = False
+    interactive = False
 
     @property
     def is_grace(self) -> bool:
@@ -163,7 +163,7 @@ class Workloads(GeneralQuestion):
 
 class SuiteReleases(GeneralQuestion):
     name, text = "suite_releases", "Releases of the reference suite's own software, with commas between them"
-    several, is_asked = True, False
+    several, interactive = True, False
 
     def applies(self) -> bool:
         return bool(self.answers.suite_releases)
@@ -285,7 +285,7 @@ class Prepare(GeneralQuestion):
 
 class Size(GeneralQuestion):
     name, text = "size", "Model size to prepare"
-    is_asked = False
+    interactive = False
 
     def applies(self) -> bool:
         return self.answers.size is not None
@@ -359,7 +359,7 @@ class Interview:
         problem = question.problem(given) if given is not None else None
         if given is not None and not problem:
             self._take(question, given)
-        elif self.ask and (question.is_asked or problem):
+        elif self.ask and (question.interactive or problem):
             self._take(question, self.ask(question, problem))
         else:
             assumed = question.assumed()

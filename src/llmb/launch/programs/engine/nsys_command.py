@@ -54,10 +54,10 @@ def with_profiler(plan: AnyPlan) -> AnyPlan:
 
 def nsys_command(plan: Plan, folder: RunFolder, rank: int, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The prefix of the command of worker ``rank``; empty if it is not profiled."""
-    wanted = plan.profile
-    if wanted is None or wanted.profiler != "nsys" or rank not in wanted.ranks:
+    profile = plan.profile
+    if profile is None or profile.profiler != "nsys" or rank not in profile.ranks:
         return ()
-    metrics = (GPU_METRICS,) if wanted.gpu_metrics and rank == wanted.ranks[0] else ()
+    metrics = (GPU_METRICS,) if profile.gpu_metrics and rank == profile.ranks[0] else ()
     return (*RECORDING, *metrics, f"--output={new_report(folder, plan, rank, environ).with_suffix('')}")
 
 

@@ -16,7 +16,7 @@ from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
 from llmb.launch.jobspec.spec import PYTHON, RUN_FOLDER, VariableLayer
 from llmb.launch.programs.engine.nsys_command import with_profiler, worker_module
 from llmb.launch.programs.nsys_options import export_report
-from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
 from llmb.predict.memory import clearly_fits, estimate, estimate_here, settle_sharding
 from llmb.predict.prediction import predicted_step
@@ -51,18 +51,18 @@ class EngineProgram(Program):
             raise UsageError("--framework-arg is for a framework's script", do="add --framework, or leave it out")
         return plan_engine(catalogue, recipe, choices, site.install)
 
-    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
+    def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
         return ProgramWork(
             command=(PYTHON, "-P", "-m", worker_module(plan), RUN_FOLDER),
-            container=engine_container(asked.options, asked.site.config.container),
-            variables=VariableLayer("engine", shipped_variables(plan.device, asked.variables)),
+            container=engine_container(request.options, request.site.config.container),
+            variables=VariableLayer("engine", shipped_variables(plan.device, request.variables)),
         )
 
     def started(self, plan: Plan) -> Plan:
         return with_profiler(plan)
 
-    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
-        return StepsDone(len(read_steps(folder.steps)), is_done(folder, plan))
+    def progress(self, folder: RunFolder, plan: Plan) -> StepProgress:
+        return StepProgress(len(read_steps(folder.steps)), is_done(folder, plan))
 
     def new_steps(self, folder: RunFolder) -> StepFollower:
         return StepFollower(folder.steps)
@@ -73,7 +73,7 @@ class EngineProgram(Program):
         record, unsteady = (record, None) if contradiction else with_steady_window(record, steps)
         plan = engine_plan(record)
         sampled, log_tail = plan.resource_interval_s is not None, tail(folder.log)
-        found = conclude(
+        result = conclude(
             RunEvidence(
                 plan,
                 steps,
@@ -89,8 +89,8 @@ class EngineProgram(Program):
                 samples=samples_of_ended(folder.resources) if sampled else NOT_SAMPLED,
             )
         )
-        error = fault_at_end(log_tail.encode()) if found.status == "success" else ""
-        return found.model_copy(update={"error_at_end": error}) if error else found
+        error = fault_at_end(log_tail.encode()) if result.status == "success" else ""
+        return result.model_copy(update={"error_at_end": error}) if error else result
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
@@ -164,12 +164,12 @@ SHIPPED = (
 )
 
 
-def shipped_variables(device: Device, known: Container[str]) -> dict[str, str]:
-    """Variables for ``device``, but for settings that the user made under another name; ``known`` are the user's."""
+def shipped_variables(device: Device, variables: Container[str]) -> dict[str, str]:
+    """Variables for ``device``, but for settings that the user has by another name; ``variables`` are the user's."""
     return {
         item.name: item.value
         for item in SHIPPED
-        if item.device in (None, device) and not any(name in known for name in item.also)
+        if item.device in (None, device) and not any(name in variables for name in item.also)
     }
 
 
@@ -218,14 +218,14 @@ def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], Non
             "the engine counts its memory with torch, which this Python does not have", do=pip_install("engine")
         )
     counted, assumptions = countable(plan)
-    found = []
+    accounts = []
     for number in ranks:
         say(f"counting rank {number} of {plan.recipe.layout.gpus}")
-        found.append(count_rank(AccountJob(plan=counted, rank=number)))
+        accounts.append(count_rank(AccountJob(plan=counted, rank=number)))
     # What is kept for the backward pass is decided by torch's compiler.
     compiler = f"torch {version('torch')} trains it; another version may keep other tensors"
     assumptions = (*assumptions, compiler)
-    return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(found))
+    return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(accounts))
 
 
 def count_rank(job: AccountJob) -> RankAccount:

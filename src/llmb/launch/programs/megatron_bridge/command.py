@@ -108,30 +108,30 @@ def bridge_data() -> BridgeFile:
 
 
 def bridge_recipe(recipe: Recipe) -> BridgeRecipe | None:
-    named = (recipe.workload, recipe.size)
-    return next((item for item in bridge_data().recipes if (item.workload, item.size) == named), None)
+    key = (recipe.workload, recipe.size)
+    return next((item for item in bridge_data().recipes if (item.workload, item.size) == key), None)
 
 
-def script_of(data: BridgeFile, own: BridgeRecipe) -> str:
-    return data.library_script if own.library else data.script
+def script_of(data: BridgeFile, recipe: BridgeRecipe) -> str:
+    return data.library_script if recipe.library else data.script
 
 
-def version_check(data: BridgeFile, own: BridgeRecipe, variables: Mapping[str, str]) -> str:
+def version_check(data: BridgeFile, entry: BridgeRecipe, variables: Mapping[str, str]) -> str:
     """Shell text that adapts the arguments to the container's version, which only it has; another version ends it."""
     read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
-    found = "${found:-of an unknown version}"
-    fitting = fitting_versions(data, own)
-    told = f"llmb: this image has {data.framework} {found}, and llmb supports {versions_text(fitting)} for {own.recipe}"
-    script = script_of(data, own)
+    name = "${found:-of an unknown version}"
+    fitting = fitting_versions(data, entry)
+    why = f"llmb: this image has {data.framework} {name}, and llmb supports {versions_text(fitting)} for {entry.recipe}"
+    script = script_of(data, entry)
     cases = "".join(f"{one.version}) {_adapted(script, one, variables)};; " for one in fitting)
     return (
         f"found=; while read -r name _ value; do {read}; done <{data.package_info}; "
-        f'case "$found" in {cases}*) echo "{told}" >&2; exit 2;; esac'
+        f'case "$found" in {cases}*) echo "{why}" >&2; exit 2;; esac'
     )
 
 
-def fitting_versions(data: BridgeFile, own: BridgeRecipe) -> tuple[BridgeVersion, ...]:
-    return tuple(one for one in data.versions if one.library or not own.library)
+def fitting_versions(data: BridgeFile, recipe: BridgeRecipe) -> tuple[BridgeVersion, ...]:
+    return tuple(one for one in data.versions if one.library or not recipe.library)
 
 
 def versions_text(versions: Sequence[BridgeVersion]) -> str:
@@ -142,10 +142,10 @@ def versions_text(versions: Sequence[BridgeVersion]) -> str:
 def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) -> str:
     """Shell text that gives the arguments the names of ``version``, and leaves variables to it that it sets."""
     renamed = {f"--task {ours}": theirs for ours, theirs in version.tasks.items()}
-    named = f'"python {script}") word={version.script};; ' if version.script else ""
-    named += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())
+    cases = f'"python {script}") word={version.script};; ' if version.script else ""
+    cases += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())
     adapt = (
-        f'words=(); before=; for word; do own=$word; case "$before $word" in {named}esac; words+=("$word"); '
+        f'words=(); before=; for word; do own=$word; case "$before $word" in {cases}esac; words+=("$word"); '
         'before=$own; done; set -- "${words[@]}"'
     )
     set_here = [shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in version.keeps]
@@ -153,7 +153,7 @@ def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) 
         f"for pair in {' '.join(set_here)}; do name=${{pair%%=*}}; "
         'if [ "${!name-}" = "${pair#*=}" ]; then unset "$name"; fi; done'
     )
-    return "; ".join([adapt] * bool(named) + [leave] * version.sets_variables) or ":"
+    return "; ".join([adapt] * bool(cases) + [leave] * version.sets_variables) or ":"
 
 
 def check_image(image: str | None, recipe: Recipe) -> None:
@@ -161,16 +161,16 @@ def check_image(image: str | None, recipe: Recipe) -> None:
 
     None is the image of the first version.
     """
-    data, own = bridge_data(), bridge_recipe(recipe)
+    data, entry = bridge_data(), bridge_recipe(recipe)
     if image is None:
-        if own and own.library:
-            found = versions_text(fitting_versions(data, own))
-            what = f"{own.recipe} needs {data.framework} {found}, and the default image has {data.release}"
+        if entry and entry.library:
+            versions = versions_text(fitting_versions(data, entry))
+            what = f"{entry.recipe} needs {data.framework} {versions}, and the default image has {data.release}"
             raise UsageError(what, do="name an image with one of them: --image")
         return
-    named = _NEMO.search(image)
-    if named and named.group(1) < data.oldest_nemo:
-        what = f"image {image}: NeMo {named.group(1)} has no version of {data.framework} that llmb supports"
+    match = _NEMO.search(image)
+    if match and match.group(1) < data.oldest_nemo:
+        what = f"image {image}: NeMo {match.group(1)} has no version of {data.framework} that llmb supports"
         raise UsageError(what, do=f"name an image of NeMo {data.oldest_nemo} or later, or leave --image out")
 
 
@@ -287,20 +287,20 @@ def bridge_command(
     ``extra`` are arguments of the script by name; they replace those that follow from the recipe. Without ``squad``
     the script gets its mock data.
     """
-    data, recipe, own = bridge_data(), plan.recipe, bridge_recipe(plan.recipe)
-    assert own is not None, "bridge_plan rejects other recipes"
+    data, recipe, entry = bridge_data(), plan.recipe, bridge_recipe(plan.recipe)
+    assert entry is not None, "bridge_plan rejects other recipes"
     per_numa = data.gpus_per_numa_node[recipe.gpu_type]
     bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
-    known = {**dict(_arguments(plan, choices, save_dir)), **dict(squad.arguments() if squad else ())}
-    checked = version_check(data, own, bridge_variables(recipe))
+    arguments = {**dict(_arguments(plan, choices, save_dir)), **dict(squad.arguments() if squad else ())}
+    checked = version_check(data, entry, bridge_variables(recipe))
     text = "; ".join(filter(None, (checked, nsys_prefix(plan), ENTER_FOLDER if squad else "", bind)))
     words: list[Word] = ["bash", "-c", text, "llmb-bind", *_report_folder(plan)]
     if squad:
         words += [RUN_FOLDER.model_copy(update={"after": f"/{WORKING_FOLDER}"}), str(squad.training)]
-    words += ["python", script_of(data, own)]
-    for name, value in {**known, **extra}.items():
+    words += ["python", script_of(data, entry)]
+    for name, value in {**arguments, **extra}.items():
         words.extend((f"--{name}", value))
-    words.extend(["--use_recipes"] * own.library)
+    words.extend(["--use_recipes"] * entry.library)
     words.extend(("--save_config_filepath", RUN_FOLDER.model_copy(update={"after": "/ConfigContainer.yaml"})))
     return [*words, *_overrides(plan, choices), *_profiling(plan)]
 
@@ -334,8 +334,8 @@ def nsys_prefix(plan: Plan) -> str:
     metrics = f'$([ "$RANK" != {profile.ranks[0]} ] || echo {GPU_METRICS}) ' if profile.gpu_metrics else ""
     start = f'mkdir -p "$reports"; set -- {" ".join(RECORDING)} {metrics}--output="$reports/{report}" "$@"'
     missing = f"llmb: rank $RANK is not profiled: there is no {NSYS} in this image"
-    found = f'if command -v {NSYS} >/dev/null; then {start}; else echo "{missing}"; fi'
-    return f'reports=$1; shift; case " {ranks} " in *" $RANK "*) {found};; esac'
+    command = f'if command -v {NSYS} >/dev/null; then {start}; else echo "{missing}"; fi'
+    return f'reports=$1; shift; case " {ranks} " in *" $RANK "*) {command};; esac'
 
 
 def _report_folder(plan: Plan) -> Iterator[Word]:
@@ -345,28 +345,28 @@ def _report_folder(plan: Plan) -> Iterator[Word]:
 
 def bridge_variables(recipe: Recipe) -> dict[str, str]:
     """Return the variables that the framework's own launcher sets for this recipe."""
-    found, own = dict[str, str](), bridge_recipe(recipe)
+    variables, entries = dict[str, str](), bridge_recipe(recipe)
     cuts = recipe.layout.tp > 1 or recipe.layout.cp > 1
     for entry in bridge_data().variables:
         pairs = (
-            (entry.recipes, own.recipe if own else ""),
-            (entry.tasks, own.task if own else ""),
+            (entry.recipes, entries.recipe if entries else ""),
+            (entry.tasks, entries.task if entries else ""),
             (entry.dtypes, recipe.dtype),
             (entry.gpu_types, recipe.gpu_type),
         )
-        if all(not wanted or value in wanted for wanted, value in pairs) and entry.cuts_layers in (None, cuts):
-            found.update(entry.variables)
-    return found
+        if all(not allowed or value in allowed for allowed, value in pairs) and entry.cuts_layers in (None, cuts):
+            variables.update(entry.variables)
+    return variables
 
 
 def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[str, str]]:
     """Names and values, as argument_parser.py has them."""
     data, recipe, layout = bridge_data(), plan.recipe, plan.recipe.layout
-    own = bridge_recipe(recipe)
-    assert own is not None, "bridge_plan rejects other recipes"
-    yield "model_family_name", own.family
-    yield "model_recipe_name", own.recipe
-    yield "task", own.task
+    entry = bridge_recipe(recipe)
+    assert entry is not None, "bridge_plan rejects other recipes"
+    yield "model_family_name", entry.family
+    yield "model_recipe_name", entry.recipe
+    yield "task", entry.task
     yield "gpu", recipe.gpu_type
     yield "compute_dtype", data.dtypes[recipe.dtype]
     yield "num_gpus", str(layout.gpus)
@@ -379,7 +379,7 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
     yield "global_batch_size", str(layout.gbs)
     yield "seq_length", str(layout.seq_len)
     yield "data", "mock"
-    if own.library:
+    if entry.library:
         yield "wandb_experiment_name", "llmb"  # part of a path, without which the script fails
     if choices.saves:
         yield "save_dir", save_dir
@@ -388,10 +388,10 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
 
 def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
     """Overrides of the framework's configuration, for what its script has no argument."""
-    layout, own = plan.recipe.layout, bridge_recipe(plan.recipe)
+    layout, entry = plan.recipe.layout, bridge_recipe(plan.recipe)
     yield f"model.seq_length={layout.seq_len}"
     yield f"model.num_layers={layout.layers}"
-    if own and own.library:
+    if entry and entry.library:
         yield from _library_overrides(plan, choices)
     if layout.counts_embedding_and_loss and layout.pp > 1 and not layout.has_custom_split:
         yield "model.account_for_embedding_in_pipeline_split=true"
@@ -439,13 +439,13 @@ def _profiling(plan: Plan) -> Iterator[Word]:
 def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
     data = bridge_data()
     if bridge_recipe(recipe) is None:
-        known = ", ".join(f"{item.workload} {item.size}" for item in data.recipes)
-        yield f"its scripts have no {recipe.workload} {recipe.size}; they have {known}"
+        recipes = ", ".join(f"{item.workload} {item.size}" for item in data.recipes)
+        yield f"its scripts have no {recipe.workload} {recipe.size}; they have {recipes}"
     if recipe.gpu_type not in data.gpu_types:
         yield f"it is not tuned for {recipe.gpu_type}; it is for {', '.join(data.gpu_types)}"
-    own = bridge_recipe(recipe)
-    if own and own.library and recipe.dtype is not Dtype.BF16:
-        yield f"its {own.recipe} is of its library of models, which computes in bf16"
+    entry = bridge_recipe(recipe)
+    if entry and entry.library and recipe.dtype is not Dtype.BF16:
+        yield f"its {entry.recipe} is of its library of models, which computes in bf16"
     if recipe.dtype not in data.dtypes:
         yield f"it does not compute in {recipe.dtype}; it does in {', '.join(data.dtypes)}"
     whole = find_model(catalogue, recipe.workload, recipe.size)

@@ -25,7 +25,7 @@ from llmb.launch.programs.megatron_bridge.command import (
     trains_packed,
 )
 from llmb.launch.programs.nsys_options import export_report
-from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
 from llmb.predict.prediction import predicted_step
 from llmb.readers.logs.formats.megatron import FORMAT
@@ -65,14 +65,14 @@ class MegatronBridge(Program):
         predicted = predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"))
         return plan.model_copy(update={"predicted": predicted})
 
-    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:
+    def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
         save_dir = str(folder.checkpoints_of(plan))
-        squad = prepared_squad(Catalogue(), plan.recipe, asked.site.install)
+        squad = prepared_squad(Catalogue(), plan.recipe, request.site.install)
         used = squad if squad and plan.origin.data.path == str(squad.root) else None
         return ProgramWork(
-            command=tuple(bridge_command(plan, asked.choices, save_dir, asked.options.arguments, used)),
+            command=tuple(bridge_command(plan, request.choices, save_dir, request.options.arguments, used)),
             start="task-per-gpu",
-            container=bridge_container(asked.options, asked.site.config.container),
+            container=bridge_container(request.options, request.site.config.container),
             control_in_container=False,
             variables=VariableLayer(self.name, {**bridge_variables(plan.recipe), **(OFFLINE if used else {})}),
             recipe_variables=False,
@@ -82,9 +82,9 @@ class MegatronBridge(Program):
     def started(self, plan: Plan) -> Plan:
         return plan
 
-    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+    def progress(self, folder: RunFolder, plan: Plan) -> StepProgress:
         outcome = judge_latest_attempt(folder.log, plan.window, FORMAT)
-        return StepsDone(outcome.steps or 0, is_done(folder, plan, outcome))
+        return StepProgress(outcome.steps or 0, is_done(folder, plan, outcome))
 
     def new_steps(self, folder: RunFolder) -> NewLogSteps:
         return NewLogSteps(folder, FORMAT)

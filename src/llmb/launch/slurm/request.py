@@ -15,7 +15,7 @@ from llmb.launch.slurm.offer import site_partition
 from llmb.launch.slurm.script import tasks_of
 from llmb.launch.slurm.settings import (
     GPU_FLAGS,
-    LEFT_OUT,
+    NO_FLAG,
     PER_GPU,
     TIME,
     GpuRequest,
@@ -159,11 +159,11 @@ class SlurmChoices(Record):
 
     def flags(self) -> dict[str, str | None]:
         """Flags of sbatch that are asked for, by its own names."""
-        given = self.model_dump(include=set(FLAG_NAMES), exclude_none=True)
-        found: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in given.items()}
+        chosen = self.model_dump(include=set(FLAG_NAMES), exclude_none=True)
+        flags: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in chosen.items()}
         if self.signal_before:
-            found["signal"] = f"B:USR1@{self.signal_before}"
-        return found
+            flags["signal"] = f"B:USR1@{self.signal_before}"
+        return flags
 
 
 FLAG_NAMES: Mapping[str, str] = {
@@ -219,17 +219,17 @@ def _cpu_binding(text: str | None) -> CpuBinding | None:
     return int(word) if word.strip("0").isdecimal() else "none"
 
 
-def job_flags(own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Flags of the options ``own`` and of ``--slurm-arg``, above those of the shell.
+def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Flags of the options ``job`` and of ``--slurm-arg``, above those of the shell.
 
     Raises UsageError with all that is wrong, and where an option and --slurm-arg say different things.
     """
     rest = parse_flags(others, "--slurm-arg")
-    twice = [name for name in rest if name in own and rest[name] != own[name]]
+    twice = [name for name in rest if name in job and rest[name] != job[name]]
     if twice:
         raise UsageError(f"an option and --slurm-arg both give {', '.join(twice)}", do="give one of them")
     additional = parse_additional(environ.get(ADDITIONAL, ""))
-    flags = on_top(shell_flags(environ), additional, {**rest, **own})
+    flags = on_top(shell_flags(environ), additional, {**rest, **job})
     if problems := list(flag_problems(flags)):
         raise UsageError(f"these flags cannot be used:{itemized(problems)}")
     return flags
@@ -237,14 +237,14 @@ def job_flags(own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
 
 def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Flags of the variables that are set, as they are written."""
-    found: dict[str, str | None] = {}
+    flags: dict[str, str | None] = {}
     if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
-        found.update(dict.fromkeys(GPU_FLAGS, LEFT_OUT))
+        flags.update(dict.fromkeys(GPU_FLAGS, NO_FLAG))
     for name, flag in FLAG_NAMES.items():
         variable = variable_of(name, environ)
         if variable is not None:
-            found[flag] = environ[variable]
-    return found
+            flags[flag] = environ[variable]
+    return flags
 
 
 def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
@@ -255,8 +255,8 @@ def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
     # In a job that asked for a type of GPU Slurm sets it to 'h100:8'.
     text = environ[variable]
     count = text if "," in text else text.rpartition(":")[2]
-    found: int = convert(options_of(SlurmChoices)["gpus_per_node"], variable, (count,))
-    return found
+    number: int = convert(options_of(SlurmChoices)["gpus_per_node"], variable, (count,))
+    return number
 
 
 def _is_none(variable: str | None, environ: Mapping[str, str]) -> bool:
@@ -270,18 +270,18 @@ def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
 
 def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) -> Flags:
     """The GPU flags of a job with ``chosen`` flags. Raises UsageError for fewer GPUs than the job has processes."""
-    own = {name: chosen[name] for name in GPU_FLAGS if name in chosen}
-    given = requested_flags(own)
-    counts = [count for name, value in given.items() for count in _gpus(name, value or "")]
-    wanted = placement.processes_per_node
-    if counts and min(counts) < wanted:
-        flags = " ".join(f"{name}={value}" for name, value in given.items())
+    chosen_flags = {name: chosen[name] for name in GPU_FLAGS if name in chosen}
+    requested = requested_flags(chosen_flags)
+    counts = [count for name, value in requested.items() for count in _gpus(name, value or "")]
+    processes = placement.processes_per_node
+    if counts and min(counts) < processes:
+        flags = " ".join(f"{name}={value}" for name, value in requested.items())
         do = "request more GPUs, or give a smaller --gpus-per-node"
-        raise UsageError(f"{flags} is less than the job's {wanted} GPUs per node", do=do)
-    if counts or LEFT_OUT in own.values():
-        return given
+        raise UsageError(f"{flags} is less than the job's {processes} GPUs per node", do=do)
+    if counts or NO_FLAG in chosen_flags.values():
+        return requested
     default = _default(settings, placement.processes_per_node)
-    return {**given, **default, **_both(given.get("gres"), default.get("gres"))}
+    return {**requested, **default, **_both(requested.get("gres"), default.get("gres"))}
 
 
 def _default(settings: SlurmSettings, count: int) -> Flags:
@@ -307,9 +307,9 @@ def _gpus(name: str, value: str) -> list[int]:
 
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
     """All flags in the order of the script, and the fields of the specification that they set. Raises UsageError."""
-    own = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
+    base = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
     flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
-    site = {**{name: value for name, value in own.items() if value}, **flags_of_site}
+    site = {**{name: value for name, value in base.items() if value}, **flags_of_site}
     problems = [*flag_problems(requested_flags(on_top(site, options.flags)))]
     chosen = on_top(dict(_defaults(spec)), site, options.flags)
     if chosen.get("dependency"):
