@@ -18,7 +18,7 @@ from llmb.cli.bench import app
 from llmb.cli.bench_jobs import save_and_show
 from llmb.cli.main import app as main_app
 from llmb.cli.main import exit_code_of
-from llmb.nodes.bench.device_bench import raise_if_missing
+from llmb.nodes.bench.device_bench import raise_if_incomplete
 from llmb.nodes.bench.measurements import (
     Measurement,
     MeasurementFile,
@@ -203,9 +203,9 @@ def test_what_a_device_cannot_compute_is_listed_and_is_no_error() -> None:
     file = gpu_file(not_measured=(missing,))
     *_, last = measurement_tables(file, "Matrix products of x")
     assert last.rows == [("qkv_forward", "1 x 2 x 3", "fp8", "no FP8 here")]
-    raise_if_missing(file)
+    raise_if_incomplete(file)
     with pytest.raises(RunFailed, match="nothing could be measured") as error:
-        raise_if_missing(file.model_copy(update={"measurements": ()}))
+        raise_if_incomplete(file.model_copy(update={"measurements": ()}))
     assert error.value.where == "no FP8 here"
 
 
@@ -215,7 +215,7 @@ def test_what_a_device_cannot_compute_is_listed_and_is_no_error() -> None:
 def test_without_memory_the_advice_names_an_option_of_that_command(benchmark, advice) -> None:
     missing = NotMeasured(benchmark=benchmark, case="x", reason="too large", out_of_memory=True)
     with pytest.raises(RunFailed, match="out of memory: x") as error:
-        raise_if_missing(gpu_file(not_measured=(missing,)))
+        raise_if_incomplete(gpu_file(not_measured=(missing,)))
     assert error.value.do and advice in error.value.do
 
 

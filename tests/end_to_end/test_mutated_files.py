@@ -24,7 +24,7 @@ from llmb.base.errors import LlmbError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.campaigns.campaign_files import read_campaign_file
 from llmb.jobs.campaigns.expansion import expand
-from llmb.jobs.read_run import known_run
+from llmb.jobs.read_run import run_of_log
 from llmb.launch.jobspec.spec import JobSpec
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.site.cluster_config import read_cluster_file
@@ -91,7 +91,7 @@ def nccl(path: Path) -> None:
 
 
 def logs(path: Path) -> None:
-    parsed = [known_run(parse_file(log, "last")) for log in find_logs(path).logs]
+    parsed = [run_of_log(parse_file(log, "last")) for log in find_logs(path).logs]
     show(parse_document(parse_report([path], "last", parsed, full_names=False)))
 
 
@@ -279,7 +279,7 @@ def test_a_damaged_log_takes_no_other_down(tmp_path: Path) -> None:
             (tmp_path / f"{sample.stem}-{number[:4].hex()}.out").write_bytes(text)
     shutil.copy(SAMPLES[0].with_name("megatron_lm.log"), tmp_path / "good.out")
     found = find_all_logs([tmp_path])
-    runs = [known_run(parse_file(path, "reference")) for path in found.logs]
+    runs = [run_of_log(parse_file(path, "reference")) for path in found.logs]
     document = parse_document(parse_report([tmp_path], "reference", runs, full_names=False))
     json.dumps(document, allow_nan=False)
     results = {result["filename"]: result for result in document["results"]}

@@ -193,7 +193,7 @@ def test_a_moved_or_copied_root_finds_its_own_runs(
     move(install, tmp_path / "other")
     with open_history(tmp_path / "other", print) as other:
         found = other.jobs()
-        assert other.named("exp_2") == [found[1]]
+        assert other.find_named("exp_2") == [found[1]]
         assert other.restore(found) == 0
     folders = "workloads/w/experiments/exp/exp_1/exp", "workloads/w/experiments/exp/exp_2/exp"
     assert [one.run_dir for one in found] == [

@@ -19,7 +19,7 @@ from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.order import prepare, send
 from llmb.jobs.refresh import refresh
-from llmb.jobs.store import KeyTaken, Store
+from llmb.jobs.store import KeyExists, Store
 from llmb.jobs.submit import new_job, submit_order
 from llmb.jobs.wait import last_try, retry_failed, wait_for
 from llmb.runs.folder import RunFolder
@@ -222,7 +222,7 @@ def test_a_submission_that_was_interrupted_is_found_and_not_made_twice(
     assert len(warnings) == 1
     handle = read_job(prepared[0].folder)
     assert handle and (handle.job_id, handle.key, handle.campaign) == (queued.job_id, "k0", "c")
-    with pytest.raises(KeyTaken):
+    with pytest.raises(KeyExists):
         store.add([first])
     store.add([new_job(prepared[1], "k1", "c")])
     assert len(shell.cluster.run("squeue", "-h", "-o", "%i").stdout.split()) == 1

@@ -15,7 +15,7 @@ from job_rows import job_row
 import llmb.jobs.store
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.jobs.job import COLUMNS, Job, stale
-from llmb.jobs.store import SCHEMA_VERSION, Damaged, Filter, KeyTaken, Store, check_states
+from llmb.jobs.store import SCHEMA_VERSION, Damaged, Filter, KeyExists, Store, check_states
 
 
 def seen(**changes: object) -> Job:
@@ -51,11 +51,11 @@ def test_what_was_written_is_read_by_the_next_process(path: Path, store: Store) 
 
 def test_a_key_is_taken_once_and_a_group_is_added_whole_or_not_at_all(store: Store) -> None:
     store.add([job_row()])
-    with pytest.raises(KeyTaken):
+    with pytest.raises(KeyExists):
         store.add([job_row("new"), job_row()])
     assert [found.key for found in store.jobs()] == ["a"]
     store.add([job_row("again", retry_of="a")])
-    with pytest.raises(KeyTaken):
+    with pytest.raises(KeyExists):
         store.add([job_row("and again", retry_of="a")])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from job_rows import job_row
 
 from llmb.base.errors import LlmbError
-from llmb.jobs.store import KeyTaken, Store
+from llmb.jobs.store import KeyExists, Store
 
 ROUNDS = 40
 
@@ -25,7 +25,7 @@ def hammer(path: Path, name: str) -> None:
             try:
                 store.add([job_row(f"shared-{number}")])
                 won.append(number)
-            except KeyTaken:
+            except KeyExists:
                 pass
             query = store.next_query()
             seen = {"state": "RUNNING", "status": "running", "checked_s": float(number)}

@@ -17,7 +17,7 @@ from llmb.catalogue.window import DEFAULT_RULE
 from llmb.cli.judge import app as judge
 from llmb.jobs.find_runs import find_ended_runs, find_runs, find_sides
 from llmb.jobs.judge_runs import Against, judge_runs
-from llmb.jobs.read_run import known_run
+from llmb.jobs.read_run import run_of_log
 from llmb.readers.logs.log_files import find_all_logs, parse_file
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -108,7 +108,7 @@ def test_a_copy_that_was_changed_is_named_and_none_is_chosen(root: Path) -> None
     assert len(found.left_out) == 3
     for reason in (str(found.runs[0].reason), *(one.reason for one in found.left_out)):
         assert "one was cut or edited" in reason and str(copy.parent) in reason
-    parsed = with_copies([known_run(parse_file(path, DEFAULT_RULE)) for path in sorted(root.rglob("log-*.out"))])
+    parsed = with_copies([run_of_log(parse_file(path, DEFAULT_RULE)) for path in sorted(root.rglob("log-*.out"))])
     assert [run.outcome.status for run in parsed].count("invalid") == 4
     assert [len(group.runs) for group in group_runs(parsed)] == [1]
 
@@ -116,7 +116,7 @@ def test_a_copy_that_was_changed_is_named_and_none_is_chosen(root: Path) -> None
 def test_groups_of_parsed_logs_have_each_run_once(root: Path) -> None:
     logs = find_all_logs([root]).logs
     assert len(logs) == 5
-    parsed = with_copies([known_run(parse_file(path, DEFAULT_RULE)) for path in logs])
+    parsed = with_copies([run_of_log(parse_file(path, DEFAULT_RULE)) for path in logs])
     (group,) = group_runs(parsed)
     assert len(group.runs) == group.run_means_s.count == 2
     assert sum(run.copy_of is not None for run in parsed) == 3

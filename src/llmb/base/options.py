@@ -137,7 +137,7 @@ class Option:
 
     @property
     def swept(self) -> bool:
-        """Where several runs are asked for at once, it takes several values, separated by commas."""
+        """True if it takes several values, separated by commas, where several runs are requested."""
         if self.listed or self.repeatable or self.negates or self.folder:
             return False
         return self.type in (int, float) or get_origin(self.type) is Literal or self.name in SWEPT_NAMES

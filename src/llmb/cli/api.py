@@ -26,11 +26,11 @@ from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.catalogue.window import DEFAULT_RULE, check_rule
 from llmb.jobs.find_jobs import parse_since
-from llmb.jobs.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
+from llmb.jobs.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, run_folders
 from llmb.jobs.history import read_history
 from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.jobs.local_run import plan_here, raise_unless_successful
-from llmb.jobs.read_run import known_run, parsed_run
+from llmb.jobs.read_run import parsed_run, run_of_log
 from llmb.jobs.store import Filter
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.launch.programs.engine.program import check_memory
@@ -230,7 +230,7 @@ def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: Non
     folder.
     """
     text = str(run.absolute() if isinstance(run, Path) else run)
-    folders = named_folders(text, install_root(os.environ, Path.cwd()), on_message)
+    folders = run_folders(text, install_root(os.environ, Path.cwd()), on_message)
     if len(folders) > 1:
         raise UsageError(f"{len(folders)} runs have the name '{run}'", do="llmb.list_runs() returns several")
     return _run_of(read_ended_run(folders[0]))
@@ -315,7 +315,7 @@ def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     check_rule(window)
     found = find_logs(parse_path(path))
     read = (parsed_run(log, window) for log in found.logs)
-    runs = with_copies([*(known_run(file, window) for file in found.refused), *read])
+    runs = with_copies([*(run_of_log(file, window) for file in found.refused), *read])
     return sorted((run.log for run in runs if run.log), key=lambda file: file.path)
 
 

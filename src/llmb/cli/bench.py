@@ -27,12 +27,12 @@ from llmb.nodes.bench.device_bench import (
     attention_cases,
     bytes_of,
     device_here,
-    dtypes_asked,
     gemm_cases,
     launch_cases,
     measure,
     memory_cases,
-    raise_if_missing,
+    parse_dtypes,
+    raise_if_incomplete,
     recipe_of,
     recipe_text,
     transfer_cases,
@@ -84,7 +84,7 @@ class Measuring:
             lambda: print_output(measurement_document(measured) if self.json else measurement_tables(measured, title)),
         )
         say(f"saved to {path}")
-        raise_if_missing(measured)
+        raise_if_incomplete(measured)
 
     def recipe(self, device: Device, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
         """The one that was asked for, or a default one, which the first line names."""
@@ -141,7 +141,7 @@ def gemm(
 
     - `llmb bench gemm -w pretrain_llama3.1 -s 405b --gpu-type h100 --json`
     """
-    device, dtypes = one.device, dtypes_asked(dtype)
+    device, dtypes = one.device, parse_dtypes(dtype)
     recipe = measuring.recipe(device, shapes, dtypes)
     cases = gemm_cases(recipe, dtypes or (recipe.dtype.value,), device, seconds)
     measuring.run(device, cases, f"Matrix products of {recipe.model_name}", recipe)
@@ -160,7 +160,7 @@ def attention(
 
     - `llmb bench attention -w pretrain_llama3.1 -s 70b --seq-len 4096`
     """
-    device, dtypes = one.device, dtypes_asked(dtype)
+    device, dtypes = one.device, parse_dtypes(dtype)
     if "fp8" in dtypes:
         raise UsageError("attention is not computed in fp8", do="choose bf16: recipes in fp8 compute attention in bf16")
     recipe = measuring.recipe(device, shapes, dtypes)

@@ -46,10 +46,10 @@ from llmb.nodes.bench.collective_bench import (
     collective_texts,
     measure_here,
     measurement_file,
-    named_collectives,
+    parse_collectives,
     raise_if_wrong,
 )
-from llmb.nodes.bench.device_bench import DeviceChoice, bytes_of, device_here, raise_if_missing
+from llmb.nodes.bench.device_bench import DeviceChoice, bytes_of, device_here, raise_if_incomplete
 from llmb.nodes.bench.measurements import JOB as GPUS_FILE
 from llmb.nodes.bench.measurements import PROGRAM as GPUS_PROGRAM
 from llmb.nodes.bench.measurements import MeasurementFile, write_measurements
@@ -264,7 +264,7 @@ class Sweep:
     def request(self, names: list[str]) -> CollectiveRequest:
         """Raises UsageError."""
         return CollectiveRequest(
-            collectives=named_collectives(names),
+            collectives=parse_collectives(names),
             least=bytes_of(self.min_size),
             most=None if self.max_size is None else bytes_of(self.max_size),
             factor=self.factor,
@@ -379,7 +379,7 @@ def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
     """Raises RunFailed for a result that is wrong, or that memory ran out for."""
     say(f"saved to {', '.join(kept)}")
     raise_if_wrong(measured)
-    raise_if_missing(measured)
+    raise_if_incomplete(measured)
 
 
 def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
@@ -406,12 +406,12 @@ def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
         result = end.pairwise
         host_list = order.scheduler.host_list
         print_output(pairs_document(result, host_list) if placed.json else pairs_tables(result, host_list))
-        unfit = host_list(result.named(fit=False))
-        count, total = len(result.named(fit=False)), len(result.nodes)
+        unfit = host_list(result.names(fit=False))
+        count, total = len(result.names(fit=False)), len(result.nodes)
         if count:
             do = "'llmb submit --exclude unfit' leaves them out, 'llmb doctor' on them looks for the cause"
             raise RunFailed(f"{count} of {total} nodes are not fit: {unfit}", do=do)
-        if not result.named(fit=True):
+        if not result.names(fit=True):
             raise RunFailed(
                 f"none of {total} nodes could be judged", do="see the reasons above, and the log of the job"
             )

@@ -31,12 +31,12 @@ from llmb.report.install_report import (
 )
 from llmb.report.output import bold, print_output, table_lines
 from llmb.report.table import rows_table
-from llmb.setup.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, given_answers
+from llmb.setup.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, parse_answers
 from llmb.setup.install.cluster_file import read_answers, write_answers
 from llmb.setup.install.images import ImageRequest, import_image
 from llmb.setup.install.install_state import read_state
 from llmb.setup.install.installation import Removal, complete_removal, hub_repositories, planned_removal, undo
-from llmb.setup.install.installing import free_text, install_all, known_answers, next_commands, would_install
+from llmb.setup.install.installing import all_answers, free_text, install_all, next_commands, would_install
 from llmb.setup.install.python_environment import Surroundings, look_around
 from llmb.setup.install.questions import completed, completed_path
 from llmb.setup.prepare.hub import can_check
@@ -111,9 +111,9 @@ class Given:
 
     def answers(self, values: dict[str, Any]) -> Answers:
         """What the command line gives, above what the file gives."""
-        given = given_answers({**values, "workloads": [*(values["workloads"] or []), *(self.add_workload or [])]})
+        given = parse_answers({**values, "workloads": [*(values["workloads"] or []), *(self.add_workload or [])]})
         if self.path_argument:
-            given = given_answers({"path": str(self.path_argument)}).above(given)
+            given = parse_answers({"path": str(self.path_argument)}).above(given)
         return given.above(read_answers(self.config, say)) if self.config else given
 
 
@@ -171,7 +171,7 @@ def install(
         return
     if read_state(root):
         say(f"there is an installation in {root}: its answers are used where none are specified")
-    answers = _answers(known_answers(known, root), around, asks=asks, confirm=asks and not dry_run)
+    answers = _answers(all_answers(known, root), around, asks=asks, confirm=asks and not dry_run)
     if record:
         write_answers(record, answers)
     what = (root, answers, around.catalogue, _import_image)

@@ -202,7 +202,7 @@ def show(job_id: JobId, json: Json = False) -> None:
 
 def _newest_with_label(store: Store, text: str) -> str:
     """The id of the newest run with that label; another text as it is."""
-    runs = [] if store.named(text) else store.jobs(Filter(label=text, runs_only=True))
+    runs = [] if store.find_named(text) else store.jobs(Filter(label=text, runs_only=True))
     if len(runs) > 1:
         say(f"{len(runs)} runs have the label '{text}': this is the newest, 'llmb runs --label {text}' shows all")
     return runs[-1].id or runs[-1].name if runs else text

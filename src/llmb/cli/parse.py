@@ -15,7 +15,7 @@ from llmb.base.shown_text import counted
 from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, run_paths, say
-from llmb.jobs.read_run import known_run, parsed_run
+from llmb.jobs.read_run import parsed_run, run_of_log
 from llmb.launch.documents.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.readers.logs.configuration import document_of_log
 from llmb.readers.logs.log_files import LogFiles, find_all_logs, find_logs, read_in_parallel
@@ -208,7 +208,7 @@ def parse(
     roots = run_paths(paths) if paths else [_default_root()]
     found = find_all_logs(roots)
     read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
-    runs = _related([*(known_run(file, rule) for file in found.refused), *read], gpu_type)
+    runs = _related([*(run_of_log(file, rule) for file in found.refused), *read], gpu_type)
     report = parse_report(roots, rule, runs, full_names=full_names)
     if found.unread:
         say(f"{counted(found.unread, '*.log file')} not read; give each by its name")

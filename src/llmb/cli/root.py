@@ -81,13 +81,13 @@ def write_named(path: Path, content: str | bytes, option: str) -> None:
 
 def run_paths(paths: Iterable[Path]) -> list[Path]:
     """Paths as they are; for the word of a run, or of several, such as a label or 'latest', their folders."""
-    from llmb.jobs.find_runs import named_folders  # slow to load
+    from llmb.jobs.find_runs import run_folders  # slow to load
 
     found: list[Path] = []
     for path in paths:
         try:
             is_path = os.path.lexists(path) or len(path.parts) > 1
-            found += [path] if is_path else [run.path for run in named_folders(str(path), install_here(), say)]
+            found += [path] if is_path else [run.path for run in run_folders(str(path), install_here(), say)]
         except UsageError:  # whoever reads it says what is wrong with it
             found.append(path)
     return found

@@ -12,7 +12,7 @@ from llmb.cli.common import Json, is_verbose
 from llmb.cli.jobs import Selected
 from llmb.cli.root import install_here, say
 from llmb.cli.shared_options import complete_run, takes
-from llmb.jobs.find_runs import find_runs, named_folders
+from llmb.jobs.find_runs import find_runs, run_folders
 from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.states import read_step_times
@@ -89,7 +89,7 @@ def result(
 
     - `llmb result latest --plot`
     """
-    folders = named_folders(run, install_here(), say)
+    folders = run_folders(run, install_here(), say)
     if plot and (json or len(folders) > 1):
         raise UsageError("--plot draws one run, and no JSON", do="leave it out, or name one run")
     if len(folders) == 1:

@@ -57,7 +57,7 @@ def _of_folder(folder: RunFolder) -> Iterator[tuple[Job, Ask]]:
     install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
     if install:
         with read_history(install, say) as store:
-            own = [job for job in store.named(folder.path.parent.name) if Path(job.run_dir) == folder.path]
+            own = [job for job in store.find_named(folder.path.parent.name) if Path(job.run_dir) == folder.path]
             if own:
                 yield last_try(store, own[-1].key), asker(store, install, say)
                 return
@@ -76,7 +76,7 @@ def _named(store: Store, text: str | None, ask: Ask) -> Job:
 def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
     """The run with that label that is still running, or the newest; None if none has it, or if it is an id too."""
     jobs = store.jobs(Filter(label=text, runs_only=True))
-    if not jobs or store.named(text) or store.with_short_id(text):
+    if not jobs or store.find_named(text) or store.with_short_id(text):
         return None
     return _living([job for job in jobs if job.live], ask) or jobs[-1]
 

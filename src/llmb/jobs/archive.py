@@ -91,7 +91,7 @@ class Manifest(Record):
         return sum(file.size for file in self.files if file.path.endswith((".json", ".jsonl")))
 
 
-def is_kept(name: str) -> bool:
+def is_archived(name: str) -> bool:
     """Return whether a file of a run folder, by its path there, is for archives; a trace only with ``traces``."""
     return bool(_KEPT.fullmatch(name))
 
@@ -135,7 +135,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for file in manifest.files:
         folder = "/".join(file.path.split("/")[:6])
         name = file.path[len(folder) + 1 :]
-        if folder not in known or not (is_kept(name) or is_trace(name)):
+        if folder not in known or not (is_archived(name) or is_trace(name)):
             yield f"it has a file that is none of a run: '{file.path}'"
         if file.size < 0:
             yield f"a file of it has no size: '{file.path}'"
@@ -218,7 +218,7 @@ def _kept_files(folder: Path, *, traces: bool) -> Iterator[tuple[str, Path]]:
     found = {path for place in places for path in (place.rglob("*") if place.name in TRACES else place.glob("*"))}
     for path in sorted(found, key=lambda path: (path.name != "run.json", path)):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and not path.is_symlink() and (is_kept(name) or (traces and is_trace(name))):
+        if path.is_file() and not path.is_symlink() and (is_archived(name) or (traces and is_trace(name))):
             yield name, path
 
 

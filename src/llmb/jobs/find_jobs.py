@@ -41,7 +41,7 @@ def find_job(store: Store, text: str) -> Job:
             do = "start one with 'llmb run' or 'llmb submit'"
             raise UsageError("there are no runs yet", where=str(store.path), do=do)
         return newest[0]
-    jobs = (store.named(text) or store.with_short_id(text)) if text else []
+    jobs = (store.find_named(text) or store.with_short_id(text)) if text else []
     same_id = [job for job in jobs if job.job_id == text]
     if same_id:
         return same_id[-1]
@@ -62,7 +62,7 @@ def find_run(store: Store, text: str) -> Job:
     return job
 
 
-def find_runs_named(store: Store, text: str) -> list[Job]:
+def find_runs_by_name(store: Store, text: str) -> list[Job]:
     """The run with that id, or all that share that label or campaign.
 
     Raises UsageError for a word that names nothing, or several things.
@@ -78,7 +78,7 @@ def find_runs_named(store: Store, text: str) -> list[Job]:
     }
     if not groups:
         return [find_run(store, text)]
-    ids = [] if spelled else store.named(text) or store.with_short_id(text)
+    ids = [] if spelled else store.find_named(text) or store.with_short_id(text)
     if len(groups) > 1 or ids:
         choices = [
             *(f"{one} ({len(jobs)} runs)" for one, jobs in groups.items()),

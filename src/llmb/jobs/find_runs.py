@@ -19,7 +19,7 @@ from llmb.base.trust import WORKLOADS
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.archive import ENDINGS
 from llmb.jobs.conclude_ended import conclude_ended
-from llmb.jobs.find_jobs import LATEST, find_runs_named
+from llmb.jobs.find_jobs import LATEST, find_runs_by_name
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.jobs.imported import unpacked
 from llmb.jobs.read_run import (
@@ -72,7 +72,7 @@ def find_runs(selector: str, install: Path, say: Say) -> RunSet:
     return without_unmeasured(find_ended_runs(selector, install, say))
 
 
-def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
+def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     """The folder of the run with an id, of the newest that ended successfully for ``latest``, or of all runs with a
     label or of a campaign; a path is that of a run folder, of a folder with only one, or of an archive. Raises
     UsageError.
@@ -93,7 +93,7 @@ def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     if text == LATEST:
         return [_latest(install, say).folder]
     with read_history(install, say) as store:
-        folders = [job.folder for job in find_runs_named(store, text)]
+        folders = [job.folder for job in find_runs_by_name(store, text)]
     conclude_ended(folders, say)
     return folders
 

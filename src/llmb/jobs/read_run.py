@@ -200,10 +200,10 @@ def _figure_fields(found: dict[str, Any]) -> dict[str, Any]:
 
 def parsed_run(path: Path, rule: str) -> AnalyzedRun:
     """The run that a file is the log of, by the steps of the window ``rule``."""
-    return known_run(parse_file(path, rule), rule)
+    return run_of_log(parse_file(path, rule), rule)
 
 
-def known_run(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
+def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
     """The run that a file which was parsed with a window is the log of; by its log alone if its files are damaged."""
     parts = file.path.absolute().parts
     folder = RunFolder(file.path.absolute().parent) if parts[-1] == log_name(parts[-2:][0]) else None

@@ -26,7 +26,7 @@ TABLE = Path(__file__).parent / "data" / "faults.yaml"
 TIME_OUT_S = 60.0
 """The time limit of one query."""
 SETTLE_S = 10.0
-PUT_BACK_S = 3600.0
+REQUEUE_S = 3600.0
 """The time after its end in which a job is queried again: it may have been requeued."""
 NOT_CONCLUDED = "not concluded"
 """The run of an ended job has no result yet."""
@@ -91,7 +91,7 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list
     are then unchanged, and those of the others are up to date.
     """
     asked_s, query = time.time(), store.next_query()
-    jobs = store.changeable(asked_s - PUT_BACK_S)
+    jobs = store.changeable(asked_s - REQUEUE_S)
     unresolved = {job.scheduler for job in store.unresolved()}
     names = dict.fromkeys([LOCAL, *unresolved, *(job.scheduler for job in jobs)])
     warnings: list[str] = []
@@ -101,7 +101,7 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list
         try:
             if name in unresolved:
                 warnings += resolve_submissions(store, install, name, time_out_s)
-                own = [job for job in store.changeable(asked_s - PUT_BACK_S) if job.scheduler == name]
+                own = [job for job in store.changeable(asked_s - REQUEUE_S) if job.scheduler == name]
             if own:
                 answers = find_scheduler(name).states(own, time_out_s)
                 warnings += answers.warnings

@@ -41,7 +41,7 @@ CAUSES = {
     sqlite3.SQLITE_PERM: errno.EACCES,
     sqlite3.SQLITE_CANTOPEN: errno.EACCES,
 }  # why SQLite cannot write
-UNLESS_KNOWN = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AND job_id = :job_id)"
+UNLESS_PRESENT = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AND job_id = :job_id)"
 WRONG = """SELECT count(*) FROM jobs WHERE typeof(submitted_s) NOT IN ('real', 'integer') OR typeof(run_dir) != 'text'
     OR submitted_s NOT BETWEEN 0 AND 32503680000"""  # the year 3000: Python's dates end at 9999
 _RUNS = "kind = 'run' AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.key AND later.state != ?)"
@@ -56,7 +56,7 @@ class Damaged(EnvironmentProblem):
         super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
 
 
-class KeyTaken(UsageError):
+class KeyExists(UsageError):
     """A job with this key is in the history already: it was submitted, or is being submitted."""
 
 
@@ -119,21 +119,21 @@ class Store:
         self.db.execute("PRAGMA query_only = ON")
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add jobs. Raises KeyTaken, and adds none, if one exists already, unless it never reached its scheduler."""
+        """Add jobs. Raises KeyExists, and adds none, if one exists already, unless it never reached its scheduler."""
         rows = [self._row(job) for job in jobs]
         try:
             with self._transaction():
                 self.db.executemany(f"DELETE FROM jobs WHERE key = :key AND state = '{NOT_SUBMITTED}'", rows)  # noqa: S608
                 self.db.executemany(_insert("INSERT"), rows)
         except sqlite3.IntegrityError as error:
-            raise KeyTaken(f"this was submitted before: {error}", where=str(self.path)) from error
+            raise KeyExists(f"this was submitted before: {error}", where=str(self.path)) from error
 
     def restore(self, jobs: Iterable[Job]) -> int:
         """Adds those that are missing, by their key and by their run's job id; returns their number."""
         rows = [self._row(job) for job in jobs]
         with self._transaction():
             before = self.db.total_changes
-            self.db.executemany(_insert("INSERT OR IGNORE", UNLESS_KNOWN), rows)
+            self.db.executemany(_insert("INSERT OR IGNORE", UNLESS_PRESENT), rows)
             return self.db.total_changes - before
 
     def submitted(self, job_ids: Mapping[str, str], cluster: str | None = None) -> None:
@@ -207,7 +207,7 @@ class Store:
     def job_ids(self) -> set[str]:
         return {job.job_id for job in self._select("WHERE job_id IS NOT NULL") if job.job_id}
 
-    def named(self, text: str) -> list[Job]:
+    def find_named(self, text: str) -> list[Job]:
         """Jobs with this id, and runs whose folder name starts with ``text``."""
         pattern = f"%/{_escaped(text)}%/%"
         jobs = self._select("WHERE job_id = ? OR '/' || run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s", text, pattern)

@@ -46,7 +46,7 @@ def submit_order(
 ) -> Job:
     """Queues ``order`` under ``key``.
 
-    Raises KeyTaken if that was done before; UsageError and EnvironmentProblem if it is rejected, and then it is not in
+    Raises KeyExists if that was done before; UsageError and EnvironmentProblem if it is rejected, and then it is not in
     the history; InfrastructureError if the scheduler does not answer: the job may be queued, and the next refresh finds
     out.
     """

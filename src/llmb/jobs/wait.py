@@ -26,7 +26,7 @@ from llmb.jobs.history import open_history
 from llmb.jobs.job import CHANGING, Job
 from llmb.jobs.order import Prepared
 from llmb.jobs.refresh import faults_of, refresh, worth_a_retry
-from llmb.jobs.store import KeyTaken, Store
+from llmb.jobs.store import KeyExists, Store
 from llmb.jobs.submit import hand_over, submission_lock
 from llmb.launch.jobspec.spec import read_spec
 from llmb.launch.programs.port import NewSteps, find_program
@@ -164,7 +164,7 @@ def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s:
             continue
         try:
             again, nodes = _submit_again(store, install, job, environ, now_s)
-        except KeyTaken:
+        except KeyExists:
             continue
         except (LlmbError, OSError, ValueError) as error:
             what = error.what if isinstance(error, LlmbError) else error

@@ -259,9 +259,9 @@ def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any
         **fields_of(result, "started_at", "expected_s", "limit_s", "took_s"),
         "nodes": [verdict.model_dump(mode="json") for verdict in result.nodes],
         "notes": list(result.notes),
-        "fit_nodes": host_list(result.named(fit=True)),
-        "unfit_nodes": host_list(result.named(fit=False)),
-        "undecided_nodes": host_list(result.named(fit=None)),
+        "fit_nodes": host_list(result.names(fit=True)),
+        "unfit_nodes": host_list(result.names(fit=False)),
+        "undecided_nodes": host_list(result.names(fit=None)),
         "group": result.group and result.group.model_dump(),
         "alone": [
             {"node": names[one.node], **one.figures.model_dump(), "problem": one.problem} for one in result.alone
@@ -282,7 +282,7 @@ def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]
     took = f"{duration(result.took_s)} (expected: {duration(result.expected_s)}, at most {duration(result.limit_s)})"
     table = result_table(f"{len(result.nodes)} nodes alone and in pairs, in {took}", "node", "", "by what")
     table.caption = "\n".join(printable(f"{note}.") for note in _pair_notes(result)) or None
-    fit = result.named(fit=True)
+    fit = result.names(fit=True)
     for verdict in sorted(result.nodes, key=lambda one: ORDER.index(one.fit)):
         if not verdict.fit or len(fit) <= MOST_FIT:
             evidence = "\n".join(map(printable, verdict.evidence)) or _own(result, verdict)
@@ -294,7 +294,7 @@ def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]
 def _pair_notes(result: PairwiseResult) -> Iterator[str]:
     yield from result.notes
     if result.group:
-        yield f"All {len(result.named(fit=True))} fit nodes at once: {_text(result.group)}"
+        yield f"All {len(result.names(fit=True))} fit nodes at once: {_text(result.group)}"
 
 
 def _own(result: PairwiseResult, verdict: NodeVerdict) -> str:
@@ -315,7 +315,7 @@ def _text(figures: PairFigures) -> str:
 
 def _lists(result: PairwiseResult, host_list: HostList) -> Table:
     kinds = {"fit": True, "unfit": False, "undecided": None}
-    table = node_lists_table({name: result.named(fit=fit) for name, fit in kinds.items()}, host_list)
-    if unfit := result.named(fit=False):
+    table = node_lists_table({name: result.names(fit=fit) for name, fit in kinds.items()}, host_list)
+    if unfit := result.names(fit=False):
         table.caption = printable(f"Without them: llmb submit --exclude unfit, or --exclude {host_list(unfit)}")
     return table

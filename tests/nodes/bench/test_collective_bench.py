@@ -9,7 +9,7 @@ from llmb.nodes.bench.collective_bench import (
     collective_job,
     collective_texts,
     measurement_file,
-    named_collectives,
+    parse_collectives,
     raise_if_wrong,
 )
 from llmb.nodes.bench.device_bench import bytes_of
@@ -159,10 +159,10 @@ def test_the_default_largest_size_is_the_devices_and_gives_way_to_memory() -> No
 
 
 def test_collectives_are_named_as_people_do() -> None:
-    assert named_collectives([]) == COLLECTIVES
-    assert named_collectives(["send-recv", "All_Reduce", "all_to_all"]) == ("all_reduce", "alltoall", "sendrecv")
+    assert parse_collectives([]) == COLLECTIVES
+    assert parse_collectives(["send-recv", "All_Reduce", "all_to_all"]) == ("all_reduce", "alltoall", "sendrecv")
     with pytest.raises(UsageError, match="unknown collective 'broadcast'"):
-        named_collectives(["broadcast"])
+        parse_collectives(["broadcast"])
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_the_node_unlike_most_is_named_with_both_values(name: str, values: list[
 
 
 def test_what_a_check_found_bad_and_what_may_differ_is_not_compared() -> None:
-    few = rule("gpu_count").found("fail", "7 of 8")
+    few = rule("gpu_count").check("fail", "7 of 8")
     reports = [report("node0", few, rule("gpu_temperature").passed("at most 40 °C (GPU 1)"))]
     reports += [report(f"node{n}", rule("gpu_count").passed("8 of 8")) for n in (1, 2)]
     assert not any(added(reports).values())
@@ -335,8 +335,8 @@ def test_a_job_asks_for_the_whole_node_that_it_is_for() -> None:
     settings = {"slurm": {"partition": "debug", "gres_type": "h100"}, "profiles": ["/etc/site.sh"]}
     script = script_of("node7", node, training, **settings)
     found = directives(script)
-    wanted = {"nodes=1", "nodelist=node7", "exclusive", "mem=0", "gpus-per-node=h100:8", "time=00:07:00", "qos=high"}
-    assert wanted <= {*found}
+    target = {"nodes=1", "nodelist=node7", "exclusive", "mem=0", "gpus-per-node=h100:8", "time=00:07:00", "qos=high"}
+    assert target <= {*found}
     assert "partition=debug" in found
     assert not [line for line in found if line.startswith(("exclude", "cpus-per-task"))]
     assert "output=/lustre/bench/.llmb/nodes/doctor/T/.jobs/node7/doctor/sbatch_doctor.out" in found
@@ -356,7 +356,7 @@ def kept(install: Path, started_at: str = WHEN, **statuses: str) -> CheckFolder:
     reports = [
         Problem("warn", "not checked: x").report(node)
         if status == "unchecked"
-        else report(node, rule("gpu_ecc_errors").found(status, "x"))  # type: ignore[arg-type]
+        else report(node, rule("gpu_ecc_errors").check(status, "x"))  # type: ignore[arg-type]
         for node, status in statuses.items()
     ]
     write_result(folder, NodesResult(started_at=started_at, reports=tuple(reports)))
@@ -523,9 +523,9 @@ def test_mistakes_are_explained_before_anything_is_queued(
 
 
 def test_the_table_has_a_row_per_node_and_fits_80_columns() -> None:
-    everywhere = rule("kernel_transparent_hugepage").found("warn", "never")
+    everywhere = rule("kernel_transparent_hugepage").check("warn", "never")
     reports = [report(f"node{n:03d}", everywhere, rule("gpu_driver").passed("550")) for n in range(5)]
-    reports[3] = report("node003", everywhere, rule("gpu_ecc_errors").found("fail", "uncorrected: 2 on GPU 5"))
+    reports[3] = report("node003", everywhere, rule("gpu_ecc_errors").check("fail", "uncorrected: 2 on GPU 5"))
     reports[4] = Problem("fail", "Slurm gives it no jobs: DOWN*: Not responding", "state").report("node004")
     reports.append(Problem("warn", "not checked: its job was queued for 15 min").report("node005"))
     result = NodesResult(started_at=WHEN, reports=tuple(compared(reports)))

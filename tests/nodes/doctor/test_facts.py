@@ -17,7 +17,7 @@ from llmb.nodes.bench.measurements import (
     read_measurements,
     write_measurements,
 )
-from llmb.nodes.doctor.facts import named_places, wanted_of
+from llmb.nodes.doctor.facts import run_places, target_of
 
 CATALOGUE = Catalogue()
 PARTITIONS = """gpu_type: h100
@@ -56,7 +56,7 @@ def site(install: Path, config: str = "", **shell: str) -> Site:
 def test_who_expects_which_gpus(
     tmp_path: Path, config: str, gpu_type: str | None, gpus: int | None, expected: tuple[object, ...]
 ) -> None:
-    found = wanted_of(CATALOGUE, site(tmp_path, config), gpu_type, gpus)
+    found = target_of(CATALOGUE, site(tmp_path, config), gpu_type, gpus)
     assert (found.gpu and found.gpu.gpu_type, found.gpu_type_by, found.gpus, found.gpus_by) == expected
     assert found.needs_gpus == bool(expected[2])
     assert found.cluster == ("slurm" in config)  # llmb install writes the file of a single machine, too
@@ -68,14 +68,14 @@ def test_who_expects_which_gpus(
 def test_within_a_job_its_partition_says_what_its_nodes_have(
     tmp_path: Path, partition: str, expected: tuple[str, int]
 ) -> None:
-    found = wanted_of(CATALOGUE, site(tmp_path, PARTITIONS, SLURM_JOB_PARTITION=partition))
+    found = target_of(CATALOGUE, site(tmp_path, PARTITIONS, SLURM_JOB_PARTITION=partition))
     assert found.gpu
     assert (found.gpu.gpu_type, found.gpus) == expected
 
 
 def test_a_partition_without_the_gpu_type_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="partition new has gb200"):
-        wanted_of(CATALOGUE, site(tmp_path, PARTITIONS, SLURM_JOB_PARTITION="new"), "h100")
+        target_of(CATALOGUE, site(tmp_path, PARTITIONS, SLURM_JOB_PARTITION="new"), "h100")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_partition_without_the_gpu_type_is_a_mistake(tmp_path: Path) -> None:
 def test_places_are_those_that_runs_use(
     tmp_path: Path, config: str, variables: dict[str, str], place: str, folder: str
 ) -> None:
-    found = named_places(site(tmp_path, config), variables)
+    found = run_places(site(tmp_path, config), variables)
     assert next(iter(found)) == "install"
     assert str(found[place]) == folder.format(install=tmp_path)
 

@@ -14,17 +14,17 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.nodes.doctor.check_records import Check, NotChecked
 from llmb.nodes.doctor.checks.gpus import gpu_checks
 from llmb.nodes.doctor.checks.nvidia_smi import LinkErrors, parse_link_errors, parse_links, read_gpus
-from llmb.nodes.doctor.facts import WantedFacts
+from llmb.nodes.doctor.facts import TargetFacts
 from llmb.nodes.doctor.rules import names_of, rules
 
 CATALOGUE = Catalogue().gpus
-H100 = WantedFacts(catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpu_type_by="--gpu-type", gpus=8, gpus_by="--gpus")
-ANY = WantedFacts(catalogue=CATALOGUE)
+H100 = TargetFacts(catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpu_type_by="--gpu-type", gpus=8, gpus_by="--gpus")
+ANY = TargetFacts(catalogue=CATALOGUE)
 Change = Callable[[RecordedNode], object]
 
 
-def checked(node: RecordedNode, wanted: WantedFacts = H100) -> dict[str, Check | NotChecked]:
-    findings = list(gpu_checks(read_gpus(node.source, "node1"), wanted))
+def checked(node: RecordedNode, target: TargetFacts = H100) -> dict[str, Check | NotChecked]:
+    findings = list(gpu_checks(read_gpus(node.source, "node1"), target))
     assert len({finding.name for finding in findings}) == len(findings)
     return {finding.name: finding for finding in findings}
 
@@ -128,10 +128,10 @@ def test_an_unfit_gpu_is_named_with_advice(node: RecordedNode, case: str) -> Non
 
 
 def test_every_check_that_can_fail_or_warn_has_a_case() -> None:
-    wanted = {(rule.name, "fail") for rule in rules().values() if rule.area == "gpu" and rule.fails_if}
-    wanted |= {(rule.name, "warn") for rule in rules().values() if rule.area == "gpu" and rule.warns_if}
+    target = {(rule.name, "fail") for rule in rules().values() if rule.area == "gpu" and rule.fails_if}
+    target |= {(rule.name, "warn") for rule in rules().values() if rule.area == "gpu" and rule.warns_if}
     tested = {(name, status) for name, status, *_ in UNFIT.values()}
-    assert wanted - tested == {("gpu_type", "warn")}, "which has a test of its own"
+    assert target - tested == {("gpu_type", "warn")}, "which has a test of its own"
 
 
 def test_gpus_that_the_catalogue_does_not_know(node: RecordedNode) -> None:

@@ -15,14 +15,14 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.nodes.doctor.check_records import Check, NotChecked
 from llmb.nodes.doctor.checks.host import LIMITS, allowed_cpus, cpu_checks, kernel_checks, limit_checks, memory_checks
 from llmb.nodes.doctor.checks.network import network_checks, read_ports
-from llmb.nodes.doctor.facts import FactSource, WantedFacts
+from llmb.nodes.doctor.facts import FactSource, TargetFacts
 from llmb.nodes.doctor.rules import Finding, names_of, rules
 
 CATALOGUE = Catalogue().gpus
 PUBLIC = """4: eth1    inet 8.8.8.8/24 brd 8.8.8.255 scope global eth1
 4: eth1    inet6 2606:4700::1111/64 scope global
 """
-H100 = WantedFacts(
+H100 = TargetFacts(
     catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpus=8, gpus_by="--gpus", cluster=True, fabric="infiniband"
 )
 GIB = 2**30
@@ -35,17 +35,17 @@ class Host:
 
     def __init__(self, root: Path) -> None:
         self.node = RecordedNode(root)
-        self.wanted, self.gpus = H100, 8
+        self.target, self.gpus = H100, 8
 
     def found(self) -> dict[str, Finding]:
         source = self.node.source
         ports = read_ports(source)
         parts: tuple[Iterable[Finding], ...] = (
-            cpu_checks(source, self.wanted),
+            cpu_checks(source, self.target),
             memory_checks(source),
             kernel_checks(source),
             limit_checks(source, has_rdma=bool(ports)),
-            network_checks(source, ports, "node1", self.gpus, self.wanted),
+            network_checks(source, ports, "node1", self.gpus, self.target),
         )
         return {finding.name: finding for part in parts for finding in part}
 
@@ -204,9 +204,9 @@ def test_an_unfit_host_is_found_with_advice(host: Host, case: str) -> None:
 
 
 def test_every_check_that_can_fail_or_warn_has_a_case() -> None:
-    wanted = {(rule.name, "fail") for rule in rules().values() if rule.area in AREAS and rule.fails_if}
-    wanted |= {(rule.name, "warn") for rule in rules().values() if rule.area in AREAS and rule.warns_if}
-    assert wanted == {(name, status) for name, status, *_ in UNFIT.values()}
+    target = {(rule.name, "fail") for rule in rules().values() if rule.area in AREAS and rule.fails_if}
+    target |= {(rule.name, "warn") for rule in rules().values() if rule.area in AREAS and rule.warns_if}
+    assert target == {(name, status) for name, status, *_ in UNFIT.values()}
 
 
 def test_missing_cards_fail_where_the_network_is_infiniband(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_missing_cards_fail_where_the_network_is_infiniband(tmp_path: Path) -> N
     finding = host.found()["network_rdma"]
     assert isinstance(finding, Check)
     assert (finding.status, finding.value) == ("fail", "none; cluster_config.yaml has fabric: infiniband")
-    host.wanted = replace(H100, fabric=None)
+    host.target = replace(H100, fabric=None)
     found = host.found()
     assert {type(found[name]) for name in names_of("network") if "rdma" in name} == {NotChecked}
     assert isinstance(found["limits_memlock"], NotChecked), "only RDMA needs locked memory"
@@ -263,7 +263,7 @@ def test_what_no_file_shows_is_not_checked(tmp_path: Path) -> None:
     for folder in ("proc", "sys"):
         (tmp_path / folder).rename(tmp_path / f"no-{folder}")
     host.node.said.clear()
-    host.wanted, host.gpus = WantedFacts(), 0
+    host.target, host.gpus = TargetFacts(), 0
     passed = {name for name, one in host.found().items() if getattr(one, "status", "") == "pass"}
     assert passed <= {"cpu_allowed", "memory_shm", "limits_nofile", "limits_nproc", "limits_stack"}
 

@@ -30,7 +30,7 @@ from llmb.nodes.doctor.checks.software import (
     scheduler_checks,
     software_checks,
 )
-from llmb.nodes.doctor.facts import FactSource, WantedFacts
+from llmb.nodes.doctor.facts import FactSource, TargetFacts
 from llmb.nodes.doctor.rules import Finding, names_of, rule_of, rules
 
 AREAS = ("scheduler", "container", "disk", "software", "clock")
@@ -61,7 +61,7 @@ SETUP = SchedulerSetup(
     },
     node=NodeState(state="IDLE", usable=True, gpus=8),
 )
-WANTED = WantedFacts(gpus=8, gpus_by="--gpus", cluster=True, runtime="none")
+WANTED = TargetFacts(gpus=8, gpus_by="--gpus", cluster=True, runtime="none")
 PYXIS = replace(WANTED, runtime="pyxis")
 
 
@@ -77,16 +77,16 @@ class Site:
         self.places: dict[str, DiskFacts | Missing] = {"install": LUSTRE, "checkpoints": LUSTRE, "temp": LOCAL}
         self.setup: SchedulerSetup | Silent | Missing = SETUP
         self.file_server: ClockReading | Missing = ClockReading(0.004, 0.001)
-        self.wanted, self.gpus = WANTED, 8
+        self.target, self.gpus = WANTED, 8
 
     def found(self) -> dict[str, Finding]:
         self.node.said.setdefault(f"{PYTHON} -c", self.software)
         source = self.node.source
         parts = (
-            scheduler_checks(self.setup, "Slurm", self.gpus, self.wanted),
-            container_checks(source, self.wanted),
-            disk_checks(self.places, self.wanted),
-            software_checks(source, PYTHON, self.gpus, self.wanted),
+            scheduler_checks(self.setup, "Slurm", self.gpus, self.target),
+            container_checks(source, self.target),
+            disk_checks(self.places, self.target),
+            software_checks(source, PYTHON, self.gpus, self.target),
             clock_checks(source, self.file_server),
         )
         return {finding.name: finding for part in parts for finding in part}
@@ -161,7 +161,7 @@ def said(program: str, answer: str | Output) -> Callable[[Site], None]:
 
 def containers(change: Callable[[Site], None]) -> Callable[[Site], None]:
     def both(site: Site) -> None:
-        site.wanted = PYXIS
+        site.target = PYXIS
         change(site)
 
     return both
@@ -250,9 +250,9 @@ def test_an_unfit_node_is_found_with_advice(site: Site, case: str) -> None:
 
 
 def test_every_check_that_can_fail_or_warn_has_a_case() -> None:
-    wanted = {(rule.name, "fail") for rule in rules().values() if rule.area in AREAS and rule.fails_if}
-    wanted |= {(rule.name, "warn") for rule in rules().values() if rule.area in AREAS and rule.warns_if}
-    assert wanted == {(rule_of(name).name, status) for name, status, *_ in UNFIT.values()}
+    target = {(rule.name, "fail") for rule in rules().values() if rule.area in AREAS and rule.fails_if}
+    target |= {(rule.name, "warn") for rule in rules().values() if rule.area in AREAS and rule.warns_if}
+    assert target == {(rule_of(name).name, status) for name, status, *_ in UNFIT.values()}
 
 
 def test_places_on_one_file_system_are_judged_by_what_all_need(site: Site) -> None:
@@ -265,7 +265,7 @@ def test_places_on_one_file_system_are_judged_by_what_all_need(site: Site) -> No
 
 
 def test_a_container_brings_its_own_software(site: Site) -> None:
-    site.wanted = PYXIS
+    site.target = PYXIS
     site.software = site.software.replace('"cuda": "12.8"', '"cuda": null')
     found = site.found()
     assert {type(found[name]) for name in names_of("software")[2:]} == {NotChecked}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmb.jobs.read_run import known_run
+from llmb.jobs.read_run import run_of_log
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import judge_log
 from llmb.readers.logs.reader import read_log
@@ -121,7 +121,7 @@ CASES: list[tuple[Callable[[Line], str], Change]] = [
 def warned(text: str) -> bool:
     """Whether it is no success, or anything is noted beside its figures."""
     log = read_log(io.BytesIO(text.encode()), "35-45")
-    run = known_run(ParsedFile(Path("/logs/run.out"), judge_log(log)))
+    run = run_of_log(ParsedFile(Path("/logs/run.out"), judge_log(log)))
     found = run.anomalies
     return run.status != "success" or bool(run.outcome.warnings) or bool(found and found.outliers)
 

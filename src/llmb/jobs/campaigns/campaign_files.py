@@ -213,20 +213,20 @@ class CampaignSettings(Record):
         yield from (((key,), key, values) for key, values in (self.__pydantic_extra__ or {}).items())
 
 
-_OWN = tuple(option.field for option in entry_options().values() if option.field != "sizes")
-_FIELDS: dict[str, Any] = dict.fromkeys(_OWN, (Texts | None, None))
-_Own: Any = create_model("_Own", __base__=Record, **_FIELDS)
+_ENTRY = tuple(option.field for option in entry_options().values() if option.field != "sizes")
+_FIELDS: dict[str, Any] = dict.fromkeys(_ENTRY, (Texts | None, None))
+_Entry: Any = create_model("_Entry", __base__=Record, **_FIELDS)
 
 
-class Task(_Own):  # an entry's options are its fields
+class Task(_Entry):  # an entry's options are its fields
     """Jobs of one recipe. Missing keys are those of the recipe, then of the file's defaults."""
 
     sweep: dict[str, Texts] = Field(default_factory=dict)
     overrides: CampaignSettings = CampaignSettings()
 
-    def own(self) -> Iterator[Setting]:
+    def selection(self) -> Iterator[Setting]:
         """Selection, repeats and profile, as far as specified here."""
-        for name in ("sizes", *_OWN):
+        for name in ("sizes", *_ENTRY):
             if (values := getattr(self, name, None)) is not None:
                 yield (name,), name, values
 
@@ -319,13 +319,13 @@ def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Place, Task | None]
 
 def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Place, task: Task | None) -> Iterator[Setting]:
     """Settings of a task, those with the highest precedence last."""
-    for layer in (file.defaults.own(), file.defaults.settings()):
+    for layer in (file.defaults.selection(), file.defaults.settings()):
         yield from ((("defaults", *place), key, values) for place, key, values in layer)
     yield from ((("sweep", key), key, values) for key, values in file.sweep.items())
-    below_recipe = [_below("defaults", recipe.defaults), recipe.own(), recipe.settings()]
+    below_recipe = [_below("defaults", recipe.defaults), recipe.selection(), recipe.settings()]
     for layer in below_recipe:
         yield from (((name, *place), key, values) for place, key, values in layer)
-    for layer in (task.own(), task.settings()) if task else ():
+    for layer in (task.selection(), task.settings()) if task else ():
         yield from (((*keys, *place), key, values) for place, key, values in layer)
     yield from _below("overrides", file.overrides)
 

@@ -68,7 +68,7 @@ def _key(wanted: JobRequest) -> str:
 
 
 def _gpu_type(context: CampaignContext, values: Mapping[str, object]) -> str | None:
-    """That of the options, the settings, or this machine."""
+    """Return that of the options, the settings, or this machine."""
     if known := values.get("gpu_type") or context.site.config.gpu_type:
         return str(known)
     names = this_machine().gpu_names

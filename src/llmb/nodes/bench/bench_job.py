@@ -226,7 +226,7 @@ def _conclude_pairs(folder: RunFolder, request: BenchRequest) -> BenchEnd:
         alone=tuple(readings.alone.values()),
         pairs=tuple(readings.pairs),
     )
-    named = {word: tuple(result.named(fit=fit)) for word, fit in (("fit", True), ("unfit", False), ("undecided", None))}
+    named = {word: tuple(result.names(fit=fit)) for word, fit in (("fit", True), ("unfit", False), ("undecided", None))}
     kept = write_judged(Path(request.install), JudgedNodes(started_at=result.started_at, **named))
     end = BenchEnd(kept=(str(kept),), pairwise=result)
     write_atomically(folder.path / END, end.model_dump_json(indent=2) + "\n")

@@ -48,7 +48,7 @@ class CollectiveRequest:
     warm_ups: int
 
 
-def named_collectives(names: list[str]) -> tuple[Collective, ...]:
+def parse_collectives(names: list[str]) -> tuple[Collective, ...]:
     """All of them if none is named. Raises UsageError for an unknown one."""
     found = [name.lower().replace("-", "_") for name in names]
     aliases = {"all_to_all": "alltoall", "send_recv": "sendrecv"}

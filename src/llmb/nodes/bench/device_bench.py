@@ -357,7 +357,7 @@ def device_here(choice: DeviceChoice, machine: Machine) -> Device:
     return choice
 
 
-def dtypes_asked(text: str | None) -> tuple[ProductDtype, ...]:
+def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
     """Dtypes of a list with commas; empty if none is specified. Raises UsageError for an unknown or a duplicate one."""
     if text is None:
         return ()
@@ -432,7 +432,7 @@ def recipe_text(recipe: Recipe) -> str:
     return ", ".join([recipe.title(), f"MBS {layout.mbs}", f"sequence length {layout.seq_len}", *shards])
 
 
-def raise_if_missing(measured: MeasurementFile) -> None:
+def raise_if_incomplete(measured: MeasurementFile) -> None:
     """Raise RunFailed if memory ran out, naming the shapes, or if nothing could be measured."""
     memory = [row for row in measured.not_measured if row.out_of_memory]
     if memory:

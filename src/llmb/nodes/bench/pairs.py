@@ -105,7 +105,7 @@ class PairwiseResult(Record):
     alone: tuple[NodeReading, ...] = ()
     pairs: tuple[PairReading, ...] = ()
 
-    def named(self, *, fit: bool | None) -> list[str]:
+    def names(self, *, fit: bool | None) -> list[str]:
         return [one.node for one in self.nodes if one.fit is fit]
 
 

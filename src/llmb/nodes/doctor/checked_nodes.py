@@ -184,7 +184,7 @@ class Problem:
     case: str = ""
 
     def report(self, node: str) -> NodeReport:
-        check = rule(ANSWER).found(self.status, self.reason, self.case)
+        check = rule(ANSWER).check(self.status, self.reason, self.case)
         return NodeReport(node=node, checked_at=now(), status=self.status, checks=(check,))
 
 
@@ -248,7 +248,7 @@ def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
             others = sorted((item for item in groups.items() if item[0] != shown), key=lambda item: -len(item[1]))
             text = listed(f"{other} on {counted(len(names), 'other node')}" for other, names in others)
             for node in nodes:
-                found[node].append(rule("nodes_same").found("warn", f"{shown}; {text}", of=name))
+                found[node].append(rule("nodes_same").check("warn", f"{shown}; {text}", of=name))
     return found
 
 

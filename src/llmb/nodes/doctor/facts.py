@@ -25,7 +25,7 @@ OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedFacts:
+class TargetFacts:
     """The expectations; None is not known. ``gpus_by`` and ``gpu_type_by`` name their sources."""
 
     catalogue: Mapping[str, Gpu] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class WantedFacts:
         return bool(self.gpus)
 
 
-def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> WantedFacts:
+def target_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> TargetFacts:
     """``gpu_type`` and ``gpus`` are those of the command. Raises UsageError for a GPU type that is not known,
     or that the partition of this job does not have."""
     config, scheduler = site.config, scheduler_of(site)
@@ -63,7 +63,7 @@ def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
         count, count_by = chosen.gpus_per_node, CLUSTER_CONFIG
     if count is None and gpu:
         count, count_by = gpu.gpus_per_node, f"nodes of {gpu.gpu_type}"
-    return WantedFacts(
+    return TargetFacts(
         catalogue=catalogue.gpus,
         gpu=gpu,
         gpu_type_by=name_by,
@@ -82,7 +82,7 @@ def check_gpu_type(catalogue: Catalogue, name: str | None) -> None:
         raise unknown("GPU type", name, (*catalogue.gpus, CPU))
 
 
-def named_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:
+def run_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:
     """The folders that runs write to, by what they are for."""
     checkpoints = environ.get("CHECKPOINT_DIR")
     places = {

@@ -34,7 +34,7 @@ from llmb.nodes.doctor.checks.host import (
 from llmb.nodes.doctor.checks.network import Port, network_checks, read_ports
 from llmb.nodes.doctor.checks.nvidia_smi import GpuFacts, read_gpus, read_states
 from llmb.nodes.doctor.checks.software import Silent, container_checks, scheduler_checks, software_checks
-from llmb.nodes.doctor.facts import FactSource, WantedFacts, named_places, wanted_of
+from llmb.nodes.doctor.facts import FactSource, TargetFacts, run_places, target_of
 from llmb.nodes.doctor.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
 from llmb.readers.samples.host import host_name
 from llmb.readers.samples.node_settings import NodeSettings, read_settings
@@ -51,8 +51,8 @@ Say = Callable[[str], None]
 class CheckRequest:
     """The request to this node, and its cluster's settings."""
 
-    asked: CheckOptions
-    wanted: WantedFacts
+    options: CheckOptions
+    target: TargetFacts
     scheduler: Scheduler
     places: Mapping[str, Path]
     """Folders that runs write to, by what they are for; the first is the root of installation."""
@@ -60,18 +60,18 @@ class CheckRequest:
     """The interpreter that trains."""
 
     def asks_for(self, *names: str) -> bool:
-        return not self.asked.only or not {*names}.isdisjoint(self.asked.only)
+        return not self.options.only or not {*names}.isdisjoint(self.options.only)
 
 
-def check_request(install: Path, asked: CheckOptions, environ: Mapping[str, str]) -> CheckRequest:
+def check_request(install: Path, options: CheckOptions, environ: Mapping[str, str]) -> CheckRequest:
     """Return the request. Raises UsageError with all problems of the settings, and for an unknown GPU type."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)
     return CheckRequest(
-        asked=asked,
-        wanted=wanted_of(catalogue, site, asked.gpu_type, asked.gpus),
+        options=options,
+        target=target_of(catalogue, site, options.gpu_type, options.gpus),
         scheduler=scheduler_of(site),
-        places=named_places(site, environ),
+        places=run_places(site, environ),
         python=site.config.python or sys.executable,
     )
 
@@ -129,7 +129,7 @@ class Node:
         for place, folder in self.request.places.items():
             self.say(f"{TITLES['disk']}: {folder}")
             facts = read_disk(self.source, folder, 0)
-            size = self.request.asked.disk_bytes
+            size = self.request.options.disk_bytes
             if size and not isinstance(facts, Missing) and facts.writable and facts.device not in measured:
                 measured.add(facts.device)
                 facts = read_disk(self.source, folder, min(size, facts.free // 2))
@@ -137,18 +137,18 @@ class Node:
         return found
 
     def findings(self, area: Area) -> Iterable[Finding]:
-        source, wanted = self.source, self.request.wanted
+        source, target = self.source, self.request.target
         checks: dict[Area, Callable[[], Iterable[Finding]]] = {
-            "gpu": lambda: gpu_checks(self.gpus, wanted),
-            "cpu": lambda: cpu_checks(source, wanted),
+            "gpu": lambda: gpu_checks(self.gpus, target),
+            "cpu": lambda: cpu_checks(source, target),
             "memory": lambda: memory_checks(source),
             "kernel": lambda: kernel_checks(source),
             "limits": lambda: limit_checks(source, has_rdma=bool(self.ports)),
-            "network": lambda: network_checks(source, self.ports, self.name, self.gpu_count, wanted),
-            "scheduler": lambda: scheduler_checks(self._setup(), self.request.scheduler.title, self.gpu_count, wanted),
-            "container": lambda: container_checks(source, wanted),
-            "disk": lambda: disk_checks(self.disks, wanted, self.gpu_count),
-            "software": lambda: software_checks(source, self.request.python, self.gpu_count, wanted),
+            "network": lambda: network_checks(source, self.ports, self.name, self.gpu_count, target),
+            "scheduler": lambda: scheduler_checks(self._setup(), self.request.scheduler.title, self.gpu_count, target),
+            "container": lambda: container_checks(source, target),
+            "disk": lambda: disk_checks(self.disks, target, self.gpu_count),
+            "software": lambda: software_checks(source, self.request.python, self.gpu_count, target),
             "clock": lambda: clock_checks(source, self._file_server_clock()),
         }
         return checks[area]()
@@ -160,7 +160,7 @@ class Node:
             return install
         if not (install.mount and install.mount.shared):
             return Missing("the root of installation is on a local disk")
-        if not self.request.asked.disk_bytes:
+        if not self.request.options.disk_bytes:
             return NOT_MEASURED
         try:
             return read_shared_clock(Path(install.path), f".llmb-clock-{self.name}")

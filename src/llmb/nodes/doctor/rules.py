@@ -92,16 +92,16 @@ class Rule(Record):
     """Source of the thresholds; None if it has none."""
 
     def passed(self, value: str | float, of: str = "") -> Check:
-        return self.found("pass", value, of=of)
+        return self.check("pass", value, of=of)
 
-    def found(self, status: Status, value: str | float | None, case: str = "", of: str = "") -> Check:
+    def check(self, status: Status, value: str | float | None, case: str = "", of: str = "") -> Check:
         """``case`` picks the advice; ``of`` is the place, if there are several."""
         advice = None if status == "pass" else self.advice_for.get(case, self.advice)
         return Check(name=self._name(of), status=status, value=value, advice=advice)
 
     def measured(self, figure: float, value: str, case: str = "", of: str = "") -> Check:
         """Compare with the thresholds; ``value`` is the figure as text."""
-        return self.found(self.thresholds.status(figure), value, case, of)
+        return self.check(self.thresholds.status(figure), value, case, of)
 
     def skipped(self, reason: str, of: str = "") -> NotChecked:
         return NotChecked(name=self._name(of), reason=reason)

@@ -188,7 +188,7 @@ def flag_of(name: str) -> str:
     return OPTIONS[name].spelled
 
 
-def given_answers(values: Mapping[str, Any]) -> Answers:
+def parse_answers(values: Mapping[str, Any]) -> Answers:
     """The answers that options of a command line give; None is open. Raises UsageError."""
     from pydantic import ValidationError
 

@@ -24,7 +24,7 @@ from llmb.setup.install.python_environment import python_of
 
 ADVICE = f"{see('install-on-a-cluster')}; 'llmb install --record FILE' writes such a file"
 ANSWERS_HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"
-OWN_KEYS = frozenset(("venv_type", "install_path", "slurm", "install_method", "selected_workloads", "environment_vars"))
+NEW_KEYS = frozenset(("venv_type", "install_path", "slurm", "install_method", "selected_workloads", "environment_vars"))
 """Keys that only this file has."""
 OLD_KEYS = {"slurm_info": "slurm", "env_vars": "environment_vars"}
 IGNORED_KEYS = frozenset(("workload_selection_mode", "dev_mode"))
@@ -36,7 +36,7 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
     check_owner(path)
     try:
         data = read_data(path)
-        if not isinstance(data, dict) or not (OWN_KEYS | {*OLD_KEYS}) & {*data}:
+        if not isinstance(data, dict) or not (NEW_KEYS | {*OLD_KEYS}) & {*data}:
             return read_file(path, answers_schema(), foreign=True)
         found = _headless_answers(path, data, say)
         say(
@@ -64,7 +64,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
     slurm = data.get("slurm") or {}
     if not isinstance(slurm, dict):
         raise UsageError("slurm must be a mapping", where=str(path))
-    known = OWN_KEYS | IGNORED_KEYS | {*SAME_KEYS}
+    known = NEW_KEYS | IGNORED_KEYS | {*SAME_KEYS}
     if others := [str(key) for key in data if key not in known]:
         raise UsageError(f"unknown keys: {', '.join(others)}", where=str(path), choices=sorted(known))
     variables = _headless_variables(path, data.get("environment_vars") or {}, say)
@@ -173,8 +173,8 @@ def is_settled(journal: Journal, found: Section) -> bool:
     path = journal.root / CLUSTER_CONFIG
     if not path.exists():
         return False
-    if journal.made(CLUSTER_CONFIG):
-        return not journal.is_own(CLUSTER_CONFIG) or path.read_text() == file_text(found)
+    if journal.entry(CLUSTER_CONFIG):
+        return not journal.is_unchanged(CLUSTER_CONFIG) or path.read_text() == file_text(found)
     return not changes(journal.root, found)
 
 
@@ -197,7 +197,7 @@ def _differences(there: Section, wanted: Section, above: str = "") -> Iterator[t
 def check_settings(journal: Journal, found: Section) -> None:
     """Raise UsageError if a file that existed before has other settings."""
     path = journal.root / CLUSTER_CONFIG
-    if not path.exists() or journal.made(CLUSTER_CONFIG):
+    if not path.exists() or journal.entry(CLUSTER_CONFIG):
         return
     there = yaml.safe_load(path.read_bytes()) or {}
     if odd := changes(journal.root, {key: value for key, value in found.items() if key in there}):
@@ -206,9 +206,9 @@ def check_settings(journal: Journal, found: Section) -> None:
         raise UsageError(f"{CLUSTER_CONFIG} is there, and not from this installer:\n{lines}", where=str(path), do=do)
 
 
-def kept_changes(journal: Journal, found: Section) -> list[str]:
+def user_changes(journal: Journal, found: Section) -> list[str]:
     """Describe the user's changes of the file that was written."""
-    if not journal.made(CLUSTER_CONFIG) or journal.is_own(CLUSTER_CONFIG):
+    if not journal.entry(CLUSTER_CONFIG) or journal.is_unchanged(CLUSTER_CONFIG):
         return []
     return changes(journal.root, found) if (journal.root / CLUSTER_CONFIG).exists() else []
 
@@ -219,7 +219,7 @@ def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
     Raises UsageError if such a file says something else; with ``keep`` it is left as it is.
     """
     path = journal.root / CLUSTER_CONFIG
-    if not path.exists() or journal.is_own(CLUSTER_CONFIG):
+    if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):
         journal.file(CLUSTER_CONFIG, file_text(found))
         return f"{CLUSTER_CONFIG} written"
     if keep:

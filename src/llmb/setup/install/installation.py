@@ -24,8 +24,8 @@ from llmb.setup.install.answers import Answers
 from llmb.setup.install.install_state import (
     LOCK,
     InstallState,
+    Item,
     Journal,
-    Made,
     locked_journal,
     partial_of,
     read_state,
@@ -223,7 +223,7 @@ def _remove_history(root: Path) -> None:
 def _remove_state(root: Path, state: InstallState) -> None:
     """The state goes last, and together with its folders, so that a removal that is killed can be completed."""
     (root / STATE_FOLDER / LOCK).unlink(missing_ok=True)
-    own_folder = state.made_root or Made(path=STATE_FOLDER, kind="folder") in state.made
+    own_folder = state.made_root or Item(path=STATE_FOLDER, kind="folder") in state.made
     if not own_folder or len([*(root / STATE_FOLDER).iterdir()]) > 1:
         state_path(root).unlink()
         return

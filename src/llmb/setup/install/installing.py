@@ -24,8 +24,8 @@ from llmb.setup.install.cluster_file import (
     answers_in,
     check_settings,
     is_settled,
-    kept_changes,
     settings,
+    user_changes,
     write_settings,
 )
 from llmb.setup.install.images import SUFFIXES, has_image, image_path
@@ -43,7 +43,7 @@ from llmb.setup.install.installation import (
     prepared_sizes,
 )
 from llmb.setup.install.python_environment import FOLDER as ENVIRONMENT
-from llmb.setup.install.python_environment import RECORD, contents_text, is_made, make_environment, proven, python_of
+from llmb.setup.install.python_environment import RECORD, contents_text, make_environment, matches, proven, python_of
 from llmb.setup.install.suite import remove_environments, suite_environments, suite_steps
 
 RESUMED = "the same command resumes here"
@@ -72,7 +72,7 @@ class Installed:
     """The jobs that prepare something in the background."""
 
 
-def known_answers(given: Answers, root: Path) -> Answers:
+def all_answers(given: Answers, root: Path) -> Answers:
     """The answers that are given, above those of an installation in ``root``, above those of a cluster_config.yaml.
 
     Raises UsageError for files that cannot be used.
@@ -115,7 +115,7 @@ def install_all(
         wanted = {key: value for key, value in found.items() if key != "container"}
         if not keep_settings:
             check_settings(journal, wanted)
-        for line in kept_changes(journal, wanted):
+        for line in user_changes(journal, wanted):
             say(f"note: {CLUSTER_CONFIG} was changed, and is kept: {line}")
         journal.save(answers=answers)
         preparations = Preparations()
@@ -237,7 +237,7 @@ def _environment(what: Installation) -> Iterator[InstallStep]:
     yield InstallStep(
         "environment",
         f"make the Python environment with {answers.environment}, which takes minutes",
-        lambda: is_made(answers, what.root),
+        lambda: matches(answers, what.root),
         lambda: make_environment(answers, what.journal),
     )
 

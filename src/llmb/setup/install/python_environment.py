@@ -182,7 +182,7 @@ def record_of(answers: Answers) -> EnvironmentRecord:
     )
 
 
-def is_made(answers: Answers, root: Path) -> bool:
+def matches(answers: Answers, root: Path) -> bool:
     """Return whether the environment is complete, and made as requested."""
     try:
         found = EnvironmentRecord.model_validate_json((root / FOLDER / RECORD).read_bytes())

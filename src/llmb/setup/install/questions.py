@@ -21,7 +21,7 @@ from llmb.setup.install.answers import (
     Answers,
     absolute,
     flag_of,
-    given_answers,
+    parse_answers,
     path_problem,
     suite_scripts,
 )
@@ -373,7 +373,7 @@ class Interview:
     def _take(self, question: Question, value: str) -> None:
         if question.name == "python":
             value = shutil.which(str(absolute(value)) if "/" in value else value) or value  # or a version
-        given = given_answers({question.name: [value] if question.name in LISTED else value})
+        given = parse_answers({question.name: [value] if question.name in LISTED else value})
         self.answers = self.answers.model_copy(update={question.name: getattr(given, question.name)})
 
     def complete(self) -> Answers:

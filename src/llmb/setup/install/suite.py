@@ -36,7 +36,7 @@ from llmb.setup.install.python_environment import activated, empty_environment, 
 
 DOCUMENTED_ENVIRONMENT = "venv"
 """The documents' environment, below STAGE_PATH."""
-OWN_ENVIRONMENTS = f"{SUITES}/environment-"
+ENVIRONMENT_PREFIX = f"{SUITES}/environment-"
 PYXIS = "pyxis"
 MOVE = "move it away"
 Commands = Sequence[Sequence[str]]
@@ -51,7 +51,7 @@ def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
 
 def _chosen(journal: Journal) -> SuiteSettings:
     """Return the user's settings, or those of the suite's own installer."""
-    if journal.is_own(CLUSTER_CONFIG):  # it says what was answered
+    if journal.is_unchanged(CLUSTER_CONFIG):  # it says what was answered
         return SuiteSettings()
     return read_cluster_config(journal.root, cluster_schema()).reference_suite
 
@@ -64,7 +64,7 @@ def _environment(script: LaunchScript, root: Path, chosen: SuiteSettings) -> Pat
 
 
 def _own_environment(script: LaunchScript) -> str:
-    return f"{OWN_ENVIRONMENTS}{script.release}"
+    return f"{ENVIRONMENT_PREFIX}{script.release}"
 
 
 def _is_filled(script: LaunchScript, environment: Path) -> bool:
@@ -74,7 +74,7 @@ def _is_filled(script: LaunchScript, environment: Path) -> bool:
 def remove_environments(journal: Journal) -> None:
     """Remove environments: after a move, those that were made here do not work."""
     for item in journal.state.made:
-        if item.path.startswith(OWN_ENVIRONMENTS):
+        if item.path.startswith(ENVIRONMENT_PREFIX):
             journal.tree(item.path)
 
 
@@ -196,7 +196,7 @@ class _Software:
             self.clone(target, commands, f"{need.commit_of} at commit {commit}")
             return f"{target} at {commit[:12]}"
         path = str(target.relative_to(self.root))
-        if target.exists() and not self.journal.made(path):
+        if target.exists() and not self.journal.entry(path):
             raise EnvironmentProblem(f"this is not the release's {need.same_as}", where=str(target), do=MOVE)
         self.journal.folder(str(target.parent.relative_to(self.root)))
         self.journal.file(path, self.released(str(need.same_as)).read_text())
@@ -218,7 +218,7 @@ class _Software:
             commit = self.script.commits[NEMO_RUN]
             do = f"install it there, or unset reference_suite.environments.{self.script.workload}"
             raise EnvironmentProblem(f"NeMo-Run is not at commit {commit} there", where=str(folder), do=do)
-        if folder.exists() and not self.journal.made(path):
+        if folder.exists() and not self.journal.entry(path):
             raise EnvironmentProblem("this environment is not complete", where=str(folder), do=MOVE)
         self.journal.tree(path)
         answers = self.what.answers

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted
-from llmb.nodes.doctor.facts import FactSource, WantedFacts, printed_documents
+from llmb.nodes.doctor.facts import FactSource, TargetFacts, printed_documents
 from llmb.nodes.doctor.rules import Finding, gb, rule
 
 PROBE = Path(__file__).with_name("disk_probe.py")
@@ -92,15 +92,15 @@ def _plain(text: str) -> str:
 
 
 def disk_checks(
-    places: Mapping[str, DiskFacts | Missing], wanted: WantedFacts, gpu_count: int = 0
+    places: Mapping[str, DiskFacts | Missing], target: TargetFacts, gpu_count: int = 0
 ) -> Iterator[Finding]:
     """A file system that several places are on is judged once, under the first, by what all of them need."""
     together: dict[int, list[str]] = {}
     for place, facts in places.items():
         if isinstance(facts, Missing):
-            yield rule("disk_space").found("fail", facts.reason, "hung", of=place)
+            yield rule("disk_space").check("fail", facts.reason, "hung", of=place)
         elif not facts.writable and (facts.exists or place in SAME_EVERYWHERE):
-            yield rule("disk_space").found("fail", f"{facts.path} is not writable", "not_writable", of=place)
+            yield rule("disk_space").check("fail", f"{facts.path} is not writable", "not_writable", of=place)
         elif facts.device in together:
             first = together[facts.device][0]
             together[facts.device].append(place)
@@ -110,31 +110,31 @@ def disk_checks(
     for names in together.values():
         facts = places[names[0]]
         if not isinstance(facts, Missing):
-            yield from _file_system(names, facts, wanted, gpu_count)
+            yield from _file_system(names, facts, target, gpu_count)
 
 
-def _file_system(places: Sequence[str], facts: DiskFacts, wanted: WantedFacts, gpu_count: int) -> Iterator[Finding]:
+def _file_system(places: Sequence[str], facts: DiskFacts, target: TargetFacts, gpu_count: int) -> Iterator[Finding]:
     of, place = rule("disk_space"), places[0]
     on = f" ({facts.mount.kind})" if facts.mount else ""
     missing = "" if facts.exists else f"; {facts.path} is the nearest folder that exists"
     text = f"{gb(facts.free)} of {gb(facts.total)} free{on}"
     status = of.thresholds.status(facts.free / 1e9)
-    trains = gpu_count or wanted.gpus or wanted.cluster
+    trains = gpu_count or target.gpus or target.cluster
     needs = {name: of.limits.get(name if trains else "without_gpus", 0) for name in places}
     most = max(needs, key=lambda name: needs[name])
     if status == "pass" and facts.free / 1e9 < needs[most]:
         status, text = "warn", f"{text}, less than the {needs[most]:g} GB for {most}"
-    yield of.found(status, f"{text}{missing}", of=place)
+    yield of.check(status, f"{text}{missing}", of=place)
     if facts.inodes:
         percent = 100 * facts.free_inodes / facts.inodes
         yield rule("disk_files").measured(percent, f"{counted(facts.free_inodes, 'more file')} possible", of=place)
     if place in SAME_EVERYWHERE:
-        yield _shared(place, facts.mount, wanted)
+        yield _shared(place, facts.mount, target)
     yield _rate("write", place, facts)
     yield _rate("read", place, facts)
 
 
-def _shared(place: str, mount: Mount | None, wanted: WantedFacts) -> Finding:
+def _shared(place: str, mount: Mount | None, target: TargetFacts) -> Finding:
     of = rule("disk_shared")
     if mount is None:
         return of.skipped("its mount is not in /proc/mounts", of=place)
@@ -143,8 +143,8 @@ def _shared(place: str, mount: Mount | None, wanted: WantedFacts) -> Finding:
         return of.passed(f"shared: {where}", of=place)
     if mount.kind.startswith("fuse"):
         return of.skipped(f"whether other nodes see {where} is not known", of=place)
-    if wanted.cluster:
-        return of.found("warn", f"not shared: {where}", of=place)
+    if target.cluster:
+        return of.check("warn", f"not shared: {where}", of=place)
     return of.skipped(f"on a local disk ({mount.kind}), and cluster_config.yaml describes no cluster", of=place)
 
 
@@ -153,10 +153,10 @@ def _rate(direction: Literal["write", "read"], place: str, facts: DiskFacts) -> 
     if facts.rates == NOT_MEASURED:
         return of.skipped(NOT_MEASURED.reason, of=place)
     if isinstance(facts.rates, Missing):
-        return of.found("warn", facts.rates.reason, "failed", of=place)
+        return of.check("warn", facts.rates.reason, "failed", of=place)
     rate = facts.rates[direction]
     if not rate.size or not rate.seconds:
-        return of.found("warn", "no byte in time", "failed", of=place)
+        return of.check("warn", "no byte in time", "failed", of=place)
     mb_s = rate.size / 1e6 / rate.seconds
     how = "" if rate.direct else ", through the page cache"
     if facts.mount and facts.mount.kind in IN_MEMORY:

@@ -21,13 +21,13 @@ BLOCK = 4 * 2**20
 
 def main(folder: str, size: int, limit_s: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the test file is removed
-    wanted = Path(folder)
-    place = next(path for path in (wanted, *wanted.parents) if _is_dir(path))
+    target = Path(folder)
+    place = next(path for path in (target, *target.parents) if _is_dir(path))
     found = os.statvfs(place)
     _print(
         space={
             "path": str(place.resolve()),
-            "exists": place == wanted,
+            "exists": place == target,
             "writable": os.access(place, os.W_OK | os.X_OK),
             "device": place.stat().st_dev,
             "free": found.f_bavail * found.f_frsize,

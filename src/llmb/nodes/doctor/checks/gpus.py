@@ -8,7 +8,7 @@ from llmb.base.missing import Missing
 from llmb.base.shown_text import counted, listed
 from llmb.catalogue.records import Gpu, gpu_type_of
 from llmb.nodes.doctor.checks.nvidia_smi import GpuFacts, LinkErrors, NvLinks
-from llmb.nodes.doctor.facts import WantedFacts
+from llmb.nodes.doctor.facts import TargetFacts
 from llmb.nodes.doctor.rules import Finding, indexes, names_of, rule, skipped
 from llmb.runs.environment import GpuState
 
@@ -23,16 +23,16 @@ OTHER_LIMITS = ("sw_thermal_slowdown", "sync_boost")
 COUNTED_LIMITS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
-def gpu_checks(facts: GpuFacts, wanted: WantedFacts) -> Iterator[Finding]:
+def gpu_checks(facts: GpuFacts, target: TargetFacts) -> Iterator[Finding]:
     """Without GPUs that should be here, the only check is their number."""
     if isinstance(facts.states, Missing):
-        yield from _without_gpus(facts, wanted, facts.states.reason)
+        yield from _without_gpus(facts, target, facts.states.reason)
         return
     gpus, driver = facts.states.gpus, facts.states.driver
-    yield _count(facts.on_bus, gpus, wanted)
+    yield _count(facts.on_bus, gpus, target)
     of = rule("gpu_state")
-    yield of.found("fail", listed(facts.unwell)) if facts.unwell else of.passed("all answer")
-    yield _type(gpus, wanted)
+    yield of.check("fail", listed(facts.unwell)) if facts.unwell else of.passed("all answer")
+    yield _type(gpus, target)
     yield rule("gpu_driver").passed(driver) if driver else rule("gpu_driver").skipped(UNSEEN)
     yield _ecc_mode(gpus)
     yield _ecc_errors(facts, gpus)
@@ -43,62 +43,62 @@ def gpu_checks(facts: GpuFacts, wanted: WantedFacts) -> Iterator[Finding]:
     yield _temperature(gpus)
     yield _mode("gpu_persistence", {gpu.index: gpu.persistence_mode for gpu in gpus}, "Enabled", UNSEEN)
     yield _mode("gpu_mig", {gpu.index: gpu.mig_mode for gpu in gpus}, "Disabled", "the GPUs have no MIG mode")
-    yield _power_limit(gpus, wanted)
+    yield _power_limit(gpus, target)
     yield _processes(facts)
-    yield _links(facts.links, gpus, wanted)
+    yield _links(facts.links, gpus, target)
     yield _link_errors(facts.link_errors, gpus)
     yield _fabric(facts, gpus)
     yield _pcie(facts, gpus)
 
 
-def _without_gpus(facts: GpuFacts, wanted: WantedFacts, reason: str) -> Iterator[Finding]:
+def _without_gpus(facts: GpuFacts, target: TargetFacts, reason: str) -> Iterator[Finding]:
     names = names_of("gpu")
-    if not (wanted.needs_gpus or facts.on_bus):
+    if not (target.needs_gpus or facts.on_bus):
         yield from skipped(names, f"no GPU: {reason}")
         return
-    expected = f" of {wanted.gpus} ({wanted.gpus_by})" if wanted.needs_gpus else ""
+    expected = f" of {target.gpus} ({target.gpus_by})" if target.needs_gpus else ""
     on_bus = f"; {facts.on_bus} on the PCI bus" if facts.on_bus else ""
     case = "hung" if facts.hung else "no_driver" if facts.on_bus else "absent"
-    yield rule(COUNT).found("fail", f"0{expected}: {reason}{on_bus}", case)
+    yield rule(COUNT).check("fail", f"0{expected}: {reason}{on_bus}", case)
     names.remove(COUNT)
     yield from skipped(names, reason)
 
 
-def _catalogued(gpus: Sequence[GpuState], wanted: WantedFacts) -> Gpu | None:
+def _catalogued(gpus: Sequence[GpuState], target: TargetFacts) -> Gpu | None:
     """The type of the first GPU; None if the catalogue does not know it."""
-    name = gpu_type_of(gpus[0].name or "", wanted.catalogue.values())
-    return wanted.catalogue[name] if name else None
+    name = gpu_type_of(gpus[0].name or "", target.catalogue.values())
+    return target.catalogue[name] if name else None
 
 
-def _count(on_bus: int, gpus: Sequence[GpuState], wanted: WantedFacts) -> Finding:
+def _count(on_bus: int, gpus: Sequence[GpuState], target: TargetFacts) -> Finding:
     of, count = rule(COUNT), len(gpus)
-    expected, by = wanted.gpus, wanted.gpus_by
+    expected, by = target.gpus, target.gpus_by
     if expected is None:
-        kind = _catalogued(gpus, wanted)
+        kind = _catalogued(gpus, target)
         if kind and count < kind.gpus_per_node:
-            return of.found("warn", f"{count}; nodes of {kind.gpu_type} have {kind.gpus_per_node}", "usual")
+            return of.check("warn", f"{count}; nodes of {kind.gpu_type} have {kind.gpus_per_node}", "usual")
         if on_bus > count:
-            return of.found("warn", f"{count}; {on_bus} on the PCI bus", "lost")
+            return of.check("warn", f"{count}; {on_bus} on the PCI bus", "lost")
         return of.passed(f"{count}")
     if count < expected:
         lost = f"; {on_bus} on the PCI bus" if on_bus > count else ""
-        return of.found("fail", f"{count} of {expected} ({by}){lost}", "lost" if lost else "")
+        return of.check("fail", f"{count} of {expected} ({by}){lost}", "lost" if lost else "")
     if count > expected:
-        return of.found("warn", f"{count}; {expected} expected ({by})", "more")
+        return of.check("warn", f"{count}; {expected} expected ({by})", "more")
     return of.passed(f"{count} of {expected}")
 
 
-def _type(gpus: Sequence[GpuState], wanted: WantedFacts) -> Finding:
+def _type(gpus: Sequence[GpuState], target: TargetFacts) -> Finding:
     of, names = rule("gpu_type"), Counter(gpu.name for gpu in gpus if gpu.name)
     if not names:
         return of.skipped(UNSEEN)
     if len(names) > 1:
-        return of.found("fail", listed(f"{count} x {name}" for name, count in names.items()), "mixed")
+        return of.check("fail", listed(f"{count} x {name}" for name, count in names.items()), "mixed")
     (name,) = names
-    found = gpu_type_of(name, wanted.catalogue.values())
-    if wanted.gpu and wanted.gpu.gpu_type != found:
-        return of.found("fail", f"{name}, not {wanted.gpu.gpu_type} ({wanted.gpu_type_by})")
-    return of.passed(name) if found else of.found("warn", name, "unknown")
+    found = gpu_type_of(name, target.catalogue.values())
+    if target.gpu and target.gpu.gpu_type != found:
+        return of.check("fail", f"{name}, not {target.gpu.gpu_type} ({target.gpu_type_by})")
+    return of.passed(name) if found else of.check("warn", name, "unknown")
 
 
 def _ecc_mode(gpus: Sequence[GpuState]) -> Finding:
@@ -106,7 +106,7 @@ def _ecc_mode(gpus: Sequence[GpuState]) -> Finding:
     if not modes:
         return of.skipped(NO_ECC)
     off = [index for index, mode in modes.items() if mode == "Disabled"]
-    return of.found("warn", f"disabled on {indexes(off)}") if off else of.passed("enabled")
+    return of.check("warn", f"disabled on {indexes(off)}") if off else of.passed("enabled")
 
 
 def _ecc_errors(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
@@ -117,7 +117,7 @@ def _ecc_errors(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
         return of.skipped(NO_ECC)
     bad = [f"{one.since_load} on {_named(one.uuid, gpus)}" for one in facts.ecc if one.since_load]
     if bad:
-        return of.found("fail", f"uncorrected: {listed(bad)}")
+        return of.check("fail", f"uncorrected: {listed(bad)}")
     in_life = sum(one.in_life or 0 for one in facts.ecc)
     return of.passed(f"0 uncorrected since the driver was loaded, {in_life:,} in the GPUs' life")
 
@@ -133,9 +133,9 @@ def _row_remapping(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
     if all(one.failure is None and one.pending is None for one in facts.remapped):
         return of.skipped("the GPUs do not remap rows, or do not show it")
     if failed := [_named(one.uuid, gpus) for one in facts.remapped if one.failure]:
-        return of.found("fail", f"failed on {listed(failed)}")
+        return of.check("fail", f"failed on {listed(failed)}")
     if pending := [_named(one.uuid, gpus) for one in facts.remapped if one.pending]:
-        return of.found("warn", f"pending on {listed(pending)}", "pending")
+        return of.check("warn", f"pending on {listed(pending)}", "pending")
     rows = sum(one.rows or 0 for one in facts.remapped)
     return of.passed(f"{counted(rows, 'row')} remapped after uncorrected errors; none pending, none failed")
 
@@ -145,9 +145,9 @@ def _clocks(gpus: Sequence[GpuState]) -> Finding:
     if not clocks:
         return of.skipped(UNSEEN)
     if low := _with_reason(gpus, "applications_clocks_setting"):
-        return of.found("warn", f"set below the maximum on {indexes(low)}", "set")
+        return of.check("warn", f"set below the maximum on {indexes(low)}", "set")
     text = listed(f"{clock:.0f} MHz" for clock in sorted(clocks))
-    return of.found("warn", f"different maximums: {text}") if len(clocks) > 1 else of.passed(f"up to {text}")
+    return of.check("warn", f"different maximums: {text}") if len(clocks) > 1 else of.passed(f"up to {text}")
 
 
 def _with_reason(gpus: Sequence[GpuState], reason: str) -> list[int]:
@@ -163,7 +163,7 @@ def _throttling(gpus: Sequence[GpuState]) -> Finding:
         for reasons in (HARDWARE_LIMITS, OTHER_LIMITS)
     )
     if hardware or others:
-        return of.found("fail" if hardware else "warn", listed(hardware or others))
+        return of.check("fail" if hardware else "warn", listed(hardware or others))
     return of.passed("nothing")
 
 
@@ -201,14 +201,14 @@ def _mode(name: str, modes: dict[int, str | None], good: str, without: str) -> F
     bad = {index: mode for index, mode in modes.items() if mode and mode != good}
     if not bad:
         return of.passed(good.lower())
-    return of.found("fail" if of.fails_if else "warn", f"{next(iter(bad.values())).lower()} on {indexes(bad)}")
+    return of.check("fail" if of.fails_if else "warn", f"{next(iter(bad.values())).lower()} on {indexes(bad)}")
 
 
-def _power_limit(gpus: Sequence[GpuState], wanted: WantedFacts) -> Finding:
+def _power_limit(gpus: Sequence[GpuState], target: TargetFacts) -> Finding:
     of, limits = rule("gpu_power_limit"), {gpu.index: gpu.power_limit_w for gpu in gpus if gpu.power_limit_w}
     if not limits:
         return of.skipped(UNSEEN)
-    kind = _catalogued(gpus, wanted)
+    kind = _catalogued(gpus, target)
     tdp_w = kind.tdp_w if kind and kind.tdp_w else 0
     usual = {gpu.index: max(gpu.default_power_limit_w or 0, tdp_w) for gpu in gpus}
     low = [
@@ -217,7 +217,7 @@ def _power_limit(gpus: Sequence[GpuState], wanted: WantedFacts) -> Finding:
         if limit < usual[index] - 0.5
     ]
     if low:
-        return of.found("warn", listed(low))
+        return of.check("warn", listed(low))
     return of.passed(listed(sorted({f"{limit:.0f} W" for limit in limits.values()})))
 
 
@@ -225,28 +225,28 @@ def _processes(facts: GpuFacts) -> Finding:
     of = rule("gpu_processes")
     if isinstance(facts.processes, Missing):
         return of.skipped(facts.processes.reason)
-    return of.found("warn", listed(sorted(set(facts.processes)))) if facts.processes else of.passed("none")
+    return of.check("warn", listed(sorted(set(facts.processes)))) if facts.processes else of.passed("none")
 
 
-def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], wanted: WantedFacts) -> Finding:
+def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], target: TargetFacts) -> Finding:
     """Both directions of all links of each GPU, beside what its type has."""
-    of, kind = rule("gpu_nvlink"), _catalogued(gpus, wanted)
+    of, kind = rule("gpu_nvlink"), _catalogued(gpus, target)
     if len(gpus) == 1:
         return of.skipped("one GPU has no other to be linked with")
     full = kind.nvlink_gb_s if kind else 0
     found = {} if isinstance(links, Missing) else {one.gpu: one.gb_s for one in links}
     if not found:
         if kind and full:
-            return of.found("fail", f"no links; {kind.gpu_type} has {full:,.0f} GB/s")
+            return of.check("fail", f"no links; {kind.gpu_type} has {full:,.0f} GB/s")
         return of.skipped(links.reason if isinstance(links, Missing) else "the GPUs have no NVLink")
     down = [f"{found[gpu].count(None)} of {len(found[gpu])} on GPU {gpu}" for gpu in found if None in found[gpu]]
     rates = {gpu.index: 2 * sum(rate or 0 for rate in found.get(gpu.index, ())) for gpu in gpus}
     slow = [f"{rate:,.0f} of {full:,.0f} GB/s on GPU {gpu}" for gpu, rate in rates.items() if rate < full * ROUNDING]
     if slow or (down and not full):
-        return of.found("fail", f"inactive: {listed(down)}" if down else listed(slow))
+        return of.check("fail", f"inactive: {listed(down)}" if down else listed(slow))
     least, most = min(rates.values()), max(rates.values())
     if most > least / ROUNDING:
-        return of.found("fail", f"from {least:,.0f} to {most:,.0f} GB/s")
+        return of.check("fail", f"from {least:,.0f} to {most:,.0f} GB/s")
     return of.passed(f"{max(map(len, found.values()))} links a GPU, {most:,.0f} GB/s")
 
 
@@ -262,7 +262,7 @@ def _link_errors(errors: Sequence[LinkErrors] | Missing, gpus: Sequence[GpuState
         return of.passed("0 since the driver was loaded")
     lost = [item for item in bad if RECOVERY in item[0].lower()]
     text = listed(f"{count:,} {name} on GPU {gpu}" for name, count, gpu in lost or bad)
-    return of.found("fail", text, "lost") if lost else of.found("warn", text)
+    return of.check("fail", text, "lost") if lost else of.check("warn", text)
 
 
 def _fabric(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
@@ -277,7 +277,7 @@ def _fabric(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
         for one in states
         if one.state != "Completed" or one.status not in (None, "Success")
     ]
-    return of.found("fail", listed(bad)) if bad else of.passed("completed")
+    return of.check("fail", listed(bad)) if bad else of.passed("completed")
 
 
 def _pcie(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
@@ -288,4 +288,4 @@ def _pcie(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
     if not known:
         return of.skipped(UNSEEN)
     low = [f"x{width} of x{most} on {_named(uuid, gpus)}" for width, most, uuid in known if width < most]
-    return of.found("warn", listed(low)) if low else of.passed(listed(sorted({f"x{width}" for width, _, _ in known})))
+    return of.check("warn", listed(low)) if low else of.passed(listed(sorted({f"x{width}" for width, _, _ in known})))

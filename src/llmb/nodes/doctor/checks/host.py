@@ -18,7 +18,7 @@ from llmb.base.input_files import SystemFiles
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted, listed
 from llmb.nodes.doctor.check_records import Status
-from llmb.nodes.doctor.facts import FactSource, WantedFacts
+from llmb.nodes.doctor.facts import FactSource, TargetFacts
 from llmb.nodes.doctor.rules import GIB, Finding, gib, rule
 from llmb.readers.samples.host import cgroup_folders, find_cpu_limit
 
@@ -28,7 +28,7 @@ UNSEEN = "Linux does not show it here"
 NOT_IN_GUESTS = f"{UNSEEN}, as in most virtual machines"
 
 
-def cpu_checks(source: FactSource, wanted: WantedFacts) -> Iterator[Finding]:
+def cpu_checks(source: FactSource, target: TargetFacts) -> Iterator[Finding]:
     cpus = [name for name in source.names(CPU) if re.fullmatch(r"cpu\d+", name)]
     online = _length(source.text(f"{CPU}/online"))
     yield _governor(source, cpus)
@@ -36,7 +36,7 @@ def cpu_checks(source: FactSource, wanted: WantedFacts) -> Iterator[Finding]:
     yield _numa(source)
     of, threads = rule("cpu_threads"), [_length(source.text(f"{CPU}/{c}/topology/thread_siblings_list")) for c in cpus]
     yield of.passed(f"{max(threads)} per core") if any(threads) else of.skipped(UNSEEN)
-    yield _allowed(allowed_cpus(source), online, wanted)
+    yield _allowed(allowed_cpus(source), online, target)
     of, load = rule("cpu_load"), re.match(r"\d+\.\d+", source.text("/proc/loadavg") or "")
     if load and online:
         processes = float(load[0])
@@ -60,7 +60,7 @@ def _governor(source: FactSource, cpus: list[str]) -> Finding:
     others = {name: count for name, count in found.items() if name != "performance"}
     if not others or source.text(f"{CPU}/cpu0/cpufreq/energy_performance_preference") == "performance":
         return of.passed("performance")
-    return of.found("warn", listed(f"{name} on {counted(count, 'CPU')}" for name, count in others.items()))
+    return of.check("warn", listed(f"{name} on {counted(count, 'CPU')}" for name, count in others.items()))
 
 
 def _idle_states(source: FactSource) -> Finding:
@@ -88,7 +88,7 @@ def _numa(source: FactSource) -> Finding:
     )
     text = counted(nodes, "NUMA node")
     if nodes > 1 and on_none:
-        return of.found("warn", f"{text}; {counted(on_none, 'device')} of NVIDIA on none of them")
+        return of.check("warn", f"{text}; {counted(on_none, 'device')} of NVIDIA on none of them")
     return of.passed(text)
 
 
@@ -96,12 +96,12 @@ def _numa_nodes(source: FactSource) -> int:
     return sum(re.fullmatch(r"node\d+", name) is not None for name in source.names(NODES))
 
 
-def _allowed(allowed: float, online: int, wanted: WantedFacts) -> Finding:
+def _allowed(allowed: float, online: int, target: TargetFacts) -> Finding:
     of = rule("cpu_allowed")
     text = f"{allowed:g} of {counted(int(online or allowed), 'CPU')}"
-    if not wanted.gpus:
+    if not target.gpus:
         return of.passed(text)
-    return of.measured(allowed / wanted.gpus, f"{text}, for {counted(wanted.gpus, 'GPU')}")
+    return of.measured(allowed / target.gpus, f"{text}, for {counted(target.gpus, 'GPU')}")
 
 
 def allowed_cpus(source: FactSource) -> float:
@@ -147,7 +147,7 @@ def _shm(source: FactSource) -> Finding:
     try:
         found = source.statvfs(source.path("/dev/shm"))  # noqa: S108 (the kernel's own name)
     except OSError:
-        return of.found("fail", "there is no /dev/shm")
+        return of.check("fail", "there is no /dev/shm")
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     return of.measured(free / 2**20, f"{gib(free)} of {gib(size)} free")
 
@@ -162,7 +162,7 @@ def _memory_errors(source: FactSource) -> Finding:
         return of.skipped(f"{UNSEEN}: no driver of a memory controller is loaded")
     mild, grave = (sum(count or 0 for count in counts) for counts in (corrected, uncorrected))
     text = f"{grave:,} uncorrected, {mild:,} corrected since the boot"
-    return of.found("fail", text, "uncorrected") if grave else of.measured(mild, text)
+    return of.check("fail", text, "uncorrected") if grave else of.measured(mild, text)
 
 
 PASS_THROUGH = re.compile(r"(?:^|\s)(iommu=(?:pt|off)|iommu\.passthrough=1|(?:intel|amd)_iommu=off)(?:\s|$)")
@@ -173,7 +173,7 @@ def kernel_checks(source: FactSource) -> Iterator[Finding]:
     yield of.passed(version) if version else of.skipped(UNSEEN)
     of = rule("kernel_transparent_hugepage")
     pages = re.search(r"\[(\w+)\]", source.text("/sys/kernel/mm/transparent_hugepage/enabled") or "")
-    yield of.found("warn" if pages[1] == "never" else "pass", pages[1]) if pages else of.skipped(UNSEEN)
+    yield of.check("warn" if pages[1] == "never" else "pass", pages[1]) if pages else of.skipped(UNSEEN)
     yield _numa_balancing(source)
     yield _iommu(source)
 
@@ -184,7 +184,7 @@ def _numa_balancing(source: FactSource) -> Finding:
         return of.skipped(f"{UNSEEN}: this kernel has none")
     nodes = _numa_nodes(source)
     text = f"{'on' if balancing else 'off'}, {counted(nodes, 'NUMA node')}"
-    return of.found("warn" if balancing and nodes > 1 else "pass", text)
+    return of.check("warn" if balancing and nodes > 1 else "pass", text)
 
 
 def _iommu(source: FactSource) -> Finding:
@@ -196,7 +196,7 @@ def _iommu(source: FactSource) -> Finding:
     groups = "/sys/kernel/iommu_groups"
     kinds = [kind for group in source.names(groups) if (kind := source.text(f"{groups}/{group}/type"))]
     if translated := sum(kind.startswith("DMA") for kind in kinds):
-        return of.found("warn", f"translates the addresses of {counted(translated, 'group')} of devices")
+        return of.check("warn", f"translates the addresses of {counted(translated, 'group')} of devices")
     return of.passed("passes addresses through" if kinds else "off")
 
 
@@ -220,11 +220,11 @@ def limit_checks(source: FactSource, *, has_rdma: bool) -> Iterator[Finding]:
             continue
         soft, hard = source.rlimit(number)
         if name == RAISED:
-            yield of.found(_limit_status(name, hard), _shown(name, hard))
+            yield of.check(_limit_status(name, hard), _shown(name, hard))
             continue
         status, hard_status = _limit_status(name, soft), _limit_status(name, hard)
         shown = _shown(name, soft) + (f" (hard limit {_shown(name, hard)})" if status != "pass" else "")
-        yield of.found(status, shown, "hard" if hard_status != "pass" else "")
+        yield of.check(status, shown, "hard" if hard_status != "pass" else "")
     yield _group_memory(source)
 
 
@@ -310,7 +310,7 @@ def _synchronized(source: FactSource) -> Finding:
     leap, offset = _LEAP.search(said.text), _OFFSET.search(said.text)
     if said.problem is None and leap:
         if leap[1] not in LEAPS:
-            return of.found("warn", "no (chrony)")
+            return of.check("warn", "no (chrony)")
         if offset is None:
             return of.passed("yes (chrony)")
         side = "ahead" if offset[2] == "fast" else "behind"
@@ -318,5 +318,5 @@ def _synchronized(source: FactSource) -> Finding:
     said = source.ask(["timedatectl", "show", "--property=NTPSynchronized", "--value"], CLOCK_LIMIT_S)
     if said.problem is None and said.text.strip() in ("yes", "no"):
         fit = said.text.strip() == "yes"
-        return of.found("pass" if fit else "warn", f"{said.text.strip()} (systemd)")
+        return of.check("pass" if fit else "warn", f"{said.text.strip()} (systemd)")
     return of.skipped(f"neither chronyc nor timedatectl answers ({said.problem or 'no output'})")

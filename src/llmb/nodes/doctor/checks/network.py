@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from llmb.base.shown_text import counted, listed
-from llmb.nodes.doctor.facts import FactSource, WantedFacts
+from llmb.nodes.doctor.facts import FactSource, TargetFacts
 from llmb.nodes.doctor.rules import Finding, names_of, rule, skipped
 
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
@@ -56,25 +56,25 @@ class Port(NamedTuple):
 
 
 def network_checks(
-    source: FactSource, ports: Sequence[Port], node: str, gpus: int, wanted: WantedFacts
+    source: FactSource, ports: Sequence[Port], node: str, gpus: int, target: TargetFacts
 ) -> Iterator[Finding]:
     """``gpus`` are those that this node has."""
     cards = [_card(source, name) for name in source.names(NET) if source.exists(f"{NET}/{name}/device")]
     yield _cards(cards)
     yield _card_errors(cards)
-    yield _host_name(source, node, wanted)
-    yield _reachable(source, wanted)
+    yield _host_name(source, node, target)
+    yield _reachable(source, target)
     if not ports:
         of, why = rule("network_rdma"), "no card with RDMA is in /sys/class/infiniband"
-        needed = wanted.fabric in NEEDS_RDMA
-        fabric = f"none; cluster_config.yaml has fabric: {wanted.fabric}"
-        yield of.found("fail", fabric, "none") if needed else of.skipped(why)
+        needed = target.fabric in NEEDS_RDMA
+        fabric = f"none; cluster_config.yaml has fabric: {target.fabric}"
+        yield of.check("fail", fabric, "none") if needed else of.skipped(why)
         names = names_of("network")
         yield from skipped(names[names.index(of.name) + 1 :], why)
         return
     active = [port for port in ports if port.active]
     yield _ports(ports, active, gpus)
-    yield _rates(active, gpus, wanted if len(active) == len(ports) else WantedFacts())
+    yield _rates(active, gpus, target if len(active) == len(ports) else TargetFacts())
     yield _port_errors(active)
     yield _mtus(active)
     yield _gpu_direct(source, gpus)
@@ -130,7 +130,7 @@ def _cards(cards: Sequence[Card]) -> Finding:
         return of.skipped("no interface in /sys/class/net has a device")
     up = [card for card in cards if card.up]
     shown = listed(f"{card.name} {_speed(card.mbit_s)}, MTU {card.mtu}" for card in up)
-    return of.passed(shown) if up else of.found("fail", f"none of {listed(card.name for card in cards)} is up")
+    return of.passed(shown) if up else of.check("fail", f"none of {listed(card.name for card in cards)} is up")
 
 
 def _speed(mbit_s: int | None) -> str:
@@ -149,25 +149,25 @@ def _card_errors(cards: Sequence[Card]) -> Finding:
     return of.measured(100 * worst.errors / worst.packets, text)
 
 
-def _host_name(source: FactSource, node: str, wanted: WantedFacts) -> Finding:
+def _host_name(source: FactSource, node: str, target: TargetFacts) -> Finding:
     of = rule("network_host_name")
-    if not wanted.cluster:
+    if not target.cluster:
         return of.skipped("cluster_config.yaml describes no cluster")
     said = source.ask(["getent", "ahosts", node], LIMIT_S)
     if said.problem:
-        return of.found("warn", "the host's own name has no address", "none")
+        return of.check("warn", "the host's own name has no address", "none")
     addresses = dict.fromkeys(line.split()[0] for line in said.text.splitlines() if line.strip())
     outside = [address for address in addresses if not address.startswith(LOOPBACK)]
-    return of.passed(listed(outside)) if outside else of.found("warn", listed(addresses))
+    return of.passed(listed(outside)) if outside else of.check("warn", listed(addresses))
 
 
-def _reachable(source: FactSource, wanted: WantedFacts) -> Finding:
+def _reachable(source: FactSource, target: TargetFacts) -> Finding:
     """Runs on one node listen on loopback alone, so that only nodes of a cluster are asked.
 
     Lines are such as ``2: eth0    inet 10.1.2.3/16 brd ...``; the peer of a point-to-point link is not one.
     """
     of = rule("network_public_address")
-    if not wanted.cluster:
+    if not target.cluster:
         return of.skipped("cluster_config.yaml describes no cluster")
     said = source.ask(["ip", "-o", "address", "show", "up"], LIMIT_S)
     if said.problem:
@@ -177,7 +177,7 @@ def _reachable(source: FactSource, wanted: WantedFacts) -> Finding:
     if not own:
         return of.skipped("no interface but loopback has an address")
     public = [f"{name} {address}" for name, address in own if ip_address(address).is_global]
-    return of.found("warn", listed(public)) if public else of.passed("none")
+    return of.check("warn", listed(public)) if public else of.passed("none")
 
 
 def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
@@ -189,11 +189,11 @@ def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
     if not down:
         return of.passed(f"{text} ({listed(f'{count} {layer}' for layer, count in layers.items())})")
     few = len(active) < max(gpus, 1)
-    return of.found("fail" if few else "warn", f"{text}; {listed(down)}", "" if few else "unused")
+    return of.check("fail" if few else "warn", f"{text}; {listed(down)}", "" if few else "unused")
 
 
-def _rates(active: Sequence[Port], gpus: int, wanted: WantedFacts) -> Finding:
-    """Slower ports beside one full port a GPU are those of storage. Nothing is ``wanted`` where a port is down, whose
+def _rates(active: Sequence[Port], gpus: int, target: TargetFacts) -> Finding:
+    """Slower ports beside one full port a GPU are those of storage. Nothing is ``target`` where a port is down, whose
     part of the rate is missing."""
     of = rule("network_rdma_rate")
     known = [port for port in active if port.gbit_s]
@@ -206,14 +206,14 @@ def _rates(active: Sequence[Port], gpus: int, wanted: WantedFacts) -> Finding:
     full = sum(rate == rates[-1] for rate in rates)
     mixed = full < len(rates) and full < (gpus or len(rates))
     if narrow:
-        return of.found("warn", f"{text}; fewer lanes: {listed(narrow)}", "narrow")
+        return of.check("warn", f"{text}; fewer lanes: {listed(narrow)}", "narrow")
     if mixed:
-        return of.found("warn", text, "mixed")
-    expected = wanted.gpu.network_gb_s if wanted.gpu else None
+        return of.check("warn", text, "mixed")
+    expected = target.gpu.network_gb_s if target.gpu else None
     if expected and gpus:
         each = sum(port.gbit_s or 0 for port in known) / 8 / gpus
         if each < expected * 0.99:
-            return of.found("warn", f"{text}: {each:.3g} of {expected:g} GB/s a GPU")
+            return of.check("warn", f"{text}: {each:.3g} of {expected:g} GB/s a GPU")
     return of.passed(text)
 
 
@@ -227,7 +227,7 @@ def _port_errors(active: Sequence[Port]) -> Finding:
         for name, count in port.counters.items()
         if count > of.limits.get(name, 0)
     ]
-    return of.found("warn", listed(bad)) if bad else of.passed("no counter above its threshold")
+    return of.check("warn", listed(bad)) if bad else of.passed("no counter above its threshold")
 
 
 def _mtus(active: Sequence[Port]) -> Finding:
@@ -252,4 +252,4 @@ def _gpu_direct(source: FactSource, gpus: int) -> Finding:
             return of.passed(name)
     if "Open Kernel Module" in (source.text("/proc/driver/nvidia/version") or ""):
         return of.passed("DMA-BUF of the open kernel modules")
-    return of.found("warn", "neither nvidia_peermem nor the open kernel modules are loaded")
+    return of.check("warn", "neither nvidia_peermem nor the open kernel modules are loaded")

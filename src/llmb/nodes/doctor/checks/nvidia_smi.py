@@ -76,7 +76,7 @@ class LinkErrors(NamedTuple):
     counts: dict[str, int]
 
 
-NOT_ASKED = Missing("not requested")
+NOT_REQUESTED = Missing("not requested")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +85,13 @@ class GpuFacts:
 
     on_bus: int
     states: NodeGpus | Missing
-    ecc: Sequence[EccErrors] | Missing = NOT_ASKED
-    pcie: Sequence[PcieLink] | Missing = NOT_ASKED
-    fabric: Sequence[FabricState] | Missing = NOT_ASKED
-    remapped: Sequence[RemappedRows] | Missing = NOT_ASKED
-    links: Sequence[NvLinks] | Missing = NOT_ASKED
-    link_errors: Sequence[LinkErrors] | Missing = NOT_ASKED
-    processes: Sequence[str] | Missing = NOT_ASKED
+    ecc: Sequence[EccErrors] | Missing = NOT_REQUESTED
+    pcie: Sequence[PcieLink] | Missing = NOT_REQUESTED
+    fabric: Sequence[FabricState] | Missing = NOT_REQUESTED
+    remapped: Sequence[RemappedRows] | Missing = NOT_REQUESTED
+    links: Sequence[NvLinks] | Missing = NOT_REQUESTED
+    link_errors: Sequence[LinkErrors] | Missing = NOT_REQUESTED
+    processes: Sequence[str] | Missing = NOT_REQUESTED
     """Processes of any user on the GPUs: ``pid program``."""
     unwell: Sequence[str] = ()
     """The output of nvidia-smi in place of the values of GPUs that do not answer, by GPU."""

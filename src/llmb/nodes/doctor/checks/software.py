@@ -17,7 +17,7 @@ from llmb.base.missing import Missing
 from llmb.base.shown_text import listed
 from llmb.launch.scheduler_port import SchedulerSetup, Trait
 from llmb.nodes.doctor.checks.disk import read_disk
-from llmb.nodes.doctor.facts import FactSource, WantedFacts, printed_documents
+from llmb.nodes.doctor.facts import FactSource, TargetFacts, printed_documents
 from llmb.nodes.doctor.rules import Finding, gb, names_of, rule, skipped
 
 OLDEST_PYTHON = (3, 11)
@@ -66,26 +66,26 @@ def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
         return Missing(said.problem or "it does not describe itself")
 
 
-def software_checks(source: FactSource, python: str, gpus: int, wanted: WantedFacts) -> Iterator[Finding]:
+def software_checks(source: FactSource, python: str, gpus: int, target: TargetFacts) -> Iterator[Finding]:
     """``gpus``: those that nvidia-smi shows."""
     of, others = rule("software_python"), names_of("software")[1:]
     facts = read_software(source, python)
     if isinstance(facts, Missing):
-        yield of.found("fail", f"{python}: {facts.reason}", "none")
+        yield of.check("fail", f"{python}: {facts.reason}", "none")
         yield from skipped(others, "the interpreter does not run")
         return
     numbers = tuple(map(int, re.findall(r"\d+", facts.python)[:2]))
-    yield of.found("fail" if numbers < OLDEST_PYTHON else "pass", f"{facts.python} ({python})")
+    yield of.check("fail" if numbers < OLDEST_PYTHON else "pass", f"{facts.python} ({python})")
     yield _llmb(facts)
-    if wanted.runtime != "none":
+    if target.runtime != "none":
         yield from skipped(others[1:], IN_CONTAINER)
         return
     if facts.torch is None:
-        yield rule("software_torch").found("warn", "not installed")
+        yield rule("software_torch").check("warn", "not installed")
         yield from skipped(others[2:], "torch is not installed")
         return
     if facts.torch_problem:
-        yield rule("software_torch").found("fail", f"{facts.torch}: {facts.torch_problem}", "broken")
+        yield rule("software_torch").check("fail", f"{facts.torch}: {facts.torch_problem}", "broken")
         yield from skipped(others[2:], "torch cannot be loaded")
         return
     yield rule("software_torch").passed(facts.torch)
@@ -97,9 +97,9 @@ def software_checks(source: FactSource, python: str, gpus: int, wanted: WantedFa
 def _llmb(facts: SoftwareFacts) -> Finding:
     of = rule("software_llmb")
     if facts.llmb is None:
-        return of.found("warn", "not installed", "none")
+        return of.check("warn", "not installed", "none")
     if facts.llmb != __version__:
-        return of.found("warn", f"{facts.llmb}; this command is of {__version__}")
+        return of.check("warn", f"{facts.llmb}; this command is of {__version__}")
     return of.passed(facts.llmb)
 
 
@@ -107,16 +107,16 @@ def _cuda(facts: SoftwareFacts, gpus: int) -> Finding:
     """A driver runs everything built for its major version of CUDA, and for older ones."""
     of = rule("software_cuda")
     if facts.cuda is None:
-        return of.found("fail", "torch is built without CUDA", "cpu") if gpus else of.skipped("torch is built for CPUs")
+        return of.check("fail", "torch is built without CUDA", "cpu") if gpus else of.skipped("torch is built for CPUs")
     if facts.driver_cuda is None:
         reason = f"torch is built for CUDA {facts.cuda}, and there is no driver"
-        return of.found("fail", reason, "no_driver") if gpus else of.skipped(reason)
+        return of.check("fail", reason, "no_driver") if gpus else of.skipped(reason)
     text = f"torch for CUDA {facts.cuda}, driver up to CUDA {facts.driver_cuda}"
     if _major(facts.driver_cuda) >= _major(facts.cuda):
         return of.passed(text)
     if facts.gpus:
         return of.passed(f"{text}, by a compatibility package")
-    return of.found("fail", text)
+    return of.check("fail", text)
 
 
 def _major(version: str) -> int:
@@ -131,10 +131,10 @@ def _gpus(facts: SoftwareFacts, gpus: int) -> Finding:
     problem = f": {facts.cuda_problem}" if facts.cuda_problem else ""
     text = f"{facts.gpus or 0} of {gpus}{problem}"
     if (facts.gpus or 0) != gpus or problem:
-        return of.found("fail" if (facts.gpus or 0) < gpus or problem else "warn", text)
+        return of.check("fail" if (facts.gpus or 0) < gpus or problem else "warn", text)
     unfit = sorted({one for one in facts.capabilities if not _has_kernels(one, facts.architectures)})
     if unfit:
-        return of.found("fail", f"torch has no kernels for sm_{', sm_'.join(unfit)}", "architecture")
+        return of.check("fail", f"torch has no kernels for sm_{', sm_'.join(unfit)}", "architecture")
     return of.passed(text)
 
 
@@ -158,9 +158,9 @@ def _nccl(facts: SoftwareFacts, gpus: int) -> Finding:
         return of.skipped("torch is built for CPUs")
     if facts.nccl is None:
         reason = f"torch has no NCCL{f': {facts.nccl_problem}' if facts.nccl_problem else ''}"
-        return of.found("fail", reason) if gpus else of.skipped(reason)
+        return of.check("fail", reason) if gpus else of.skipped(reason)
     if facts.nccl_package and facts.nccl_package.split("+")[0] != facts.nccl:
-        return of.found("warn", f"{facts.nccl} is loaded, {facts.nccl_package} is installed with torch", "other")
+        return of.check("warn", f"{facts.nccl} is loaded, {facts.nccl_package} is installed with torch", "other")
     return of.passed(facts.nccl)
 
 
@@ -185,24 +185,24 @@ _SETTING = re.compile(r"^\s*(ENROOT_\w+)\s+(\S.*?)\s*$")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^{}]*))?\}|(\w+))")
 
 
-def container_checks(source: FactSource, wanted: WantedFacts) -> Iterator[Finding]:
+def container_checks(source: FactSource, target: TargetFacts) -> Iterator[Finding]:
     versions = {}
     for name, command in RUNTIMES.items():
         said = source.ask(command, RUNTIME_LIMIT_S)
         found = re.search(r"\d+(\.\d+)+", said.text)
         if said.problem is None and found:
             versions[name] = found[0]
-    yield _runtime(versions, wanted)
+    yield _runtime(versions, target)
     yield _enroot(source, installed="enroot" in versions)
 
 
-def _runtime(versions: Mapping[str, str], wanted: WantedFacts) -> Finding:
+def _runtime(versions: Mapping[str, str], target: TargetFacts) -> Finding:
     of = rule("container_runtime")
     shown = listed(f"{name} {version}" for name, version in versions.items())
-    needed = RUNTIMES_NEEDED.get(wanted.runtime, ())
+    needed = RUNTIMES_NEEDED.get(target.runtime, ())
     if needed and not set(needed) & versions.keys():
         has = f"; only {shown}" if shown else ""
-        return of.found("fail", f"no {needed[0]}{has}; cluster_config.yaml has runtime: {wanted.runtime}")
+        return of.check("fail", f"no {needed[0]}{has}; cluster_config.yaml has runtime: {target.runtime}")
     if not versions:
         return of.skipped("no runtime of containers is installed, and none is requested")
     return of.passed(shown)
@@ -217,10 +217,10 @@ def _enroot(source: FactSource, *, installed: bool) -> Finding:
     disks = {f"{setting} {path}": read_disk(source, path, 0) for setting, path in folders.items()}
     hung = [f"{where}: {disk.reason}" for where, disk in disks.items() if isinstance(disk, Missing)]
     if hung:
-        return of.found("fail", listed(hung), "closed")
+        return of.check("fail", listed(hung), "closed")
     seen = {where: disk for where, disk in disks.items() if not isinstance(disk, Missing)}
     if closed := [where for where, disk in seen.items() if not disk.writable]:
-        return of.found("fail", f"not writable: {listed(closed)}", "closed")
+        return of.check("fail", f"not writable: {listed(closed)}", "closed")
     free, where = min((disk.free, where) for where, disk in seen.items())
     return of.measured(free / 1e9, f"at least {gb(free)} free ({where})")
 
@@ -260,7 +260,7 @@ class Silent(NamedTuple):
 
 
 def scheduler_checks(
-    setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, wanted: WantedFacts
+    setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, target: TargetFacts
 ) -> Iterator[Finding]:
     """``gpus`` are those that this node shows."""
     if isinstance(setup, Missing):
@@ -268,7 +268,7 @@ def scheduler_checks(
         return
     of = rule("scheduler_answer")
     if isinstance(setup, Silent):
-        yield of.found("warn", setup.reason)
+        yield of.check("warn", setup.reason)
         yield from skipped([name for name in names_of("scheduler") if name != of.name], f"{title} does not answer")
         return
     yield of.passed("yes")
@@ -276,22 +276,22 @@ def scheduler_checks(
     yield of.passed(f"{title} {setup.version}") if setup.version else of.skipped(f"{title} does not show it")
     yield from _scheduler_node(setup, title, gpus)
     for trait in CHECKED:
-        yield _trait(trait, setup, wanted)
+        yield _trait(trait, setup, target)
 
 
-def _trait(trait: Trait, setup: SchedulerSetup, wanted: WantedFacts) -> Finding:
+def _trait(trait: Trait, setup: SchedulerSetup, target: TargetFacts) -> Finding:
     of = rule(f"scheduler_{trait}")
     plugin = setup.traits.get(trait)
     if plugin is None:
         return of.skipped("its commands do not show it")
     if plugin.fit:
         return of.passed(plugin.value)
-    if trait == "gpus" and not wanted.needs_gpus:
+    if trait == "gpus" and not target.needs_gpus:
         return of.skipped(f"{plugin.value}, and no GPU is expected")
     if trait == "containers":
-        asked = wanted.runtime == "pyxis"
-        return of.found("fail", plugin.value) if asked else of.skipped(f"{plugin.value}, and none is requested")
-    return of.found("warn", plugin.value)
+        asked = target.runtime == "pyxis"
+        return of.check("fail", plugin.value) if asked else of.skipped(f"{plugin.value}, and none is requested")
+    return of.check("warn", plugin.value)
 
 
 def _scheduler_node(setup: SchedulerSetup, title: str, gpus: int) -> Iterator[Finding]:
@@ -301,10 +301,10 @@ def _scheduler_node(setup: SchedulerSetup, title: str, gpus: int) -> Iterator[Fi
         yield rule("scheduler_node_gpus").skipped(f"this machine is not a node of {title}")
         return
     reason = f": {setup.node.reason}" if setup.node.reason and not setup.node.usable else ""
-    yield of.found("pass" if setup.node.usable else "fail", f"{setup.node.state}{reason}")
+    yield of.check("pass" if setup.node.usable else "fail", f"{setup.node.state}{reason}")
     of = rule("scheduler_node_gpus")
     if setup.node.gpus is None:
         yield of.skipped(f"{title} counts no GPUs of this node")
     else:
         text = f"{setup.node.gpus} in {title}, {gpus} here"
-        yield of.found("pass" if setup.node.gpus == gpus else "fail", text)
+        yield of.check("pass" if setup.node.gpus == gpus else "fail", text)

@@ -57,7 +57,7 @@ def describe_torch() -> "dict[str, Any]":
     return found
 
 
-def tell(document: "dict[str, Any]") -> None:
+def print_document(document: "dict[str, Any]") -> None:
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
@@ -67,12 +67,12 @@ def main() -> None:
     try:
         metadata = import_module("importlib.metadata")
     except ImportError:
-        tell(python)
+        print_document(python)
         return
     packages = {name: installed(metadata, name) for name in ("llmb", "torch")}
-    tell({**python, **packages, "nccl_package": nccl_package(metadata), "driver_cuda": driver_cuda()})
+    print_document({**python, **packages, "nccl_package": nccl_package(metadata), "driver_cuda": driver_cuda()})
     if packages["torch"]:
-        tell(describe_torch())
+        print_document(describe_torch())
 
 
 if __name__ == "__main__":
