@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from fake_steps import steps_of
 
-from llmb.report.run_report import run_table
+from llmb.readers.samples.sample_records import NodeOtherWork, OtherRun, OtherWork
+from llmb.report.run_report import add_other_runs, run_table
 from llmb.runs.plan import Plan, Start
 from llmb.runs.result import Loss, RunEvidence, conclude
 from llmb.runs.steps import Step
@@ -50,6 +51,21 @@ def test_a_first_step_is_no_measurement(
     assert (run_table(plan, result).rows[0] == row) == (reason is not None)
     failed = conclude(RunEvidence(plan, steps([0.5] * (plan.steps - 1)), 1, ""))
     assert failed.measurement_reason is None
+
+
+def test_a_brief_table_has_ten_rows_and_no_table_has_names_of_other_programs(tiny_plan: Callable[..., Plan]) -> None:
+    plan = tiny_plan()
+    busy = NodeOtherWork.model_construct(
+        node="n1", runs=(OtherRun(program="llmb.x", folder="/b/c", pid=7, since_s=None),)
+    )
+    work = OtherWork.model_construct(disturbing=("another run",), nodes=(busy,))
+    result = conclude(RunEvidence(plan, steps([0.5] * plan.steps))).model_copy(update={"other_work": work})
+    full, brief = run_table(plan, result), run_table(plan, result, answer="0.5 s a step", brief=True)
+    assert {row[0] for row in brief.rows} < {row[0] for row in full.rows} and len(brief.rows) <= 10 < len(full.rows)
+    assert brief.title.startswith("0.5 s a step\n")
+    assert not any("llmb.x" in cell for row in full.rows for cell in row)
+    add_other_runs(full, result)
+    assert full.rows[-1][-1] == "llmb.x in .../b, on n1"
 
 
 @pytest.mark.parametrize("spoiled", [{}, {"loss": NAN}, {"grad_norm": NAN}])

@@ -19,7 +19,15 @@ from llmb.jobs.states import read_step_times
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_output
-from llmb.report.run_report import answer_text, machine_table, repeats_document, repeats_tables, run_document, run_table
+from llmb.report.run_report import (
+    add_other_runs,
+    answer_text,
+    machine_table,
+    repeats_document,
+    repeats_tables,
+    run_document,
+    run_table,
+)
 from llmb.report.sweep_report import fp8_sentences, sweep_rows, sweep_table
 from llmb.report.table import step_chart
 from llmb.runs.conditions import identity_of
@@ -146,7 +154,10 @@ def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
         if run.result.status == "success":
             answer = answer_text(run.result, _verdict_of(run))
             steps = read_steps(run.folder.steps)
-            print_output(run_table(run.plan, run.result, steps, answer=answer, brief=not verbose))
+            table = run_table(run.plan, run.result, steps, answer=answer, brief=not verbose)
+            if verbose:
+                add_other_runs(table, run.result)
+            print_output(table)
         if run.result.machine and run.result.machine.events:
             print_output(machine_table(run.result.machine))
         if run.result.status == "success":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of a run, and of repeats, as tables and JSON documents."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -79,6 +80,13 @@ def run_document(run: EndedRun) -> dict[str, Any]:
 
 Row = tuple[str, ...]
 """A metric, what was measured, what is published, and a note."""
+DETAILS = re.compile(
+    "weights|data|dataset|sequences|parameters|.* s, (median|std)|TFLOPS .*|days .*|GPU power W|host CPU %|"
+    "energy .*|nodes meanwhile|(non-finite|skipped) steps: 0|attention backend|busiest .*|experts .*|dropped .*|FP8 .*"
+)
+"""Metrics that only some readers need, and of counters the values."""
+ORIGIN = ("weights", "data", "dataset", "sequences")
+"""Of a fine-tuning they say what was tuned, and on what."""
 
 
 def answer_text(result: Result, verdict: Verdict | None) -> str:
@@ -105,17 +113,18 @@ def run_table(
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     expected = next(iter(plan.recipe.expectations), None)
     rows = [
-        *((name, "", "", text) for name, text in _warnings(result)),
-        *((name, "", "", text) for name, text in _origin(plan) if not (brief and plan.recipe.task == "pretrain")),
+        *((name, "", "", text) for name, text in _conditions(plan, result)),
         *_step_time_rows(plan, result, expected),
         *([("step times, [window]", "", "", line)] if (line := window_sparkline(steps, window)) else []),
         *_throughput_rows(result, expected),
-        *_loss_rows(plan, result),
-        *_counter_rows(result, brief=brief),
+        *_use_rows(plan, result),
+        *_engine_rows(result),
         *_checkpoint_rows(result.checkpoint),
         *_profile_rows(result),
-        *([] if brief else _detail_rows(plan, result, expected)),
     ]
+    if brief:
+        needed = () if plan.recipe.task == "pretrain" else ORIGIN
+        rows = [row for row in rows if row[0] in needed or not _is_detail(*row[:2])]
     head = answer or (headline(result.verdict) if result.verdict else "")
     table = rows_table(
         "\n".join(filter(None, (head, title))),
@@ -127,8 +136,19 @@ def run_table(
     return table if expected else table.without(table.columns[2:3])
 
 
-def _warnings(result: Result) -> Iterator[tuple[str, str]]:
-    """What has to be known to read the figures."""
+def add_other_runs(table: Table, result: Result) -> None:
+    """Programs and folders of other people, which no page shows."""
+    for node in result.other_work.nodes if result.other_work else ():
+        for run in node.runs:
+            table.add_row("other run", *[""] * (len(table.columns) - 2), f"{run_text(run)}, on {node.node}")
+
+
+def _is_detail(name: str, value: str) -> bool:
+    return bool(DETAILS.fullmatch(name) or DETAILS.fullmatch(f"{name}: {value}"))
+
+
+def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
+    """What has to be known to read the figures, the network, what sequences hold, and how much is trained."""
     warnings = {"NOT A MEASUREMENT": result.measurement_reason, "note": result.note, "UNTRIED": result.untried}
     yield from ((name, text) for name, text in warnings.items() if text)
     for fault in result.network.faults if result.network else ():
@@ -139,32 +159,11 @@ def _warnings(result: Result) -> Iterator[tuple[str, str]]:
         yield "OTHER WORK", "; ".join(result.other_work.disturbing)
     if result.network:
         yield "network", network_text(result.network)
-
-
-def _origin(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What the run started from and was trained on."""
     yield "weights", plan.origin.weights.text
     yield "data", plan.origin.data.text
     if plan.dataset:
         packed = plan.dataset.packed
         yield "dataset", f"template {packed.template}, tokenizer {packed.tokenizer.name}, {packed.packs:,} packs"
-
-
-def _detail_rows(plan: Plan, result: Result, expected: Expectation | None) -> Iterator[Row]:
-    """What was trained, the spread, and what the run took of the machine and counted."""
-    yield from ((name, "", "", text) for name, text in _conditions(plan, result))
-    times = result.pretended.compute_time_s if result.pretended else result.step_time_s
-    if times:
-        yield from _spread_rows("compute time s" if result.pretended else "step time s", times)
-    yield from _computed_rows(result, expected)
-    yield from _use_rows(result)
-    yield from _engine_rows(result)
-
-
-def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
-    """Other runs beside it, what sequences hold, and how much is trained."""
-    for node in result.other_work.nodes if result.other_work else ():
-        yield from (("other run", f"{run_text(run)}, on {node.node}") for run in node.runs)
     if packing := result.packing:
         real = f"{number(packing.tokens)} of {plan.recipe.layout.seq_len} tokens real"
         yield "sequences", f"{real}, squared lengths {number(packing.sum_of_squares)}: {packing.source}"
@@ -183,7 +182,7 @@ def _step_time_rows(plan: Plan, result: Result, expected: Expectation | None) ->
         reason = plan.recipe.expectations_reason or "no published figure"
         source = f"{expected.source} line {expected.line}" if expected else reason
         yield f"{name}, mean", number(times.mean), number(expected.step_time_s if expected else None), source
-        yield from _interval_rows(name, times)
+        yield from _spread_rows(name, times)
     if predicted := plan.predicted:
         note = predicted_text(predicted)
         if times and not result.pretended:
@@ -194,15 +193,11 @@ def _step_time_rows(plan: Plan, result: Result, expected: Expectation | None) ->
         yield f"{name}, predicted", "", "", note
 
 
-def _interval_rows(name: str, times: Statistics) -> Iterator[Row]:
-    if times.ci95 is not None:
-        yield f"{name}, 95 %", interval_of(times.ci95), "", "confidence interval of the mean"
-
-
 def _spread_rows(name: str, times: Statistics) -> Iterator[Row]:
     yield f"{name}, median", number(times.median)
-    if times.std is not None and times.cv is not None:
+    if times.std is not None and times.cv is not None and times.ci95 is not None:
         yield f"{name}, std", number(times.std), "", f"coefficient of variation {100 * times.cv:.2g} %"
+        yield f"{name}, 95 %", interval_of(times.ci95), "", "confidence interval of the mean"
 
 
 def _compute_time_rows(rank: PretendedRank) -> Iterator[Row]:
@@ -215,7 +210,7 @@ def _compute_time_rows(rank: PretendedRank) -> Iterator[Row]:
     note = f"of rank {rank.rank} in a step, on stage {rank.pp_stage}; collectives are copies of its own values"
     yield f"{name}, mean", number(times.mean), "", note
     yield f"{name}, micro-batch", number(times.mean / rank.micro_batches), "", f"of {rank.micro_batches}"
-    yield from _interval_rows(name, times)
+    yield from _spread_rows(name, times)
 
 
 def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[Row]:
@@ -227,6 +222,9 @@ def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[R
         yield "tokens/s, real", number(result.real_tokens_per_s), "", "without padding"
     yield f"tokens/s per GPU{padded}", number(result.tokens_per_s_per_gpu)
     for convention, name in CONVENTION_NAMES.items():
+        if (tflops := (result.tflops_per_gpu or {}).get(convention)) is not None:
+            yield f"TFLOPS per GPU, {name}", number(tflops)
+    for convention, name in CONVENTION_NAMES.items():
         if (mfu := (result.mfu_pct or {}).get(convention)) is not None:
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
             yield f"MFU %, {name}", number(mfu), number(published) if published else ""
@@ -234,30 +232,19 @@ def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[R
         figure, _, counted_by = key.partition(".")
         if figure == MFU:
             yield f"MFU %, {CONVENTION_NAMES[Convention(counted_by)]}" if counted_by else "MFU %", "n/a", "", reason
-
-
-def _computed_rows(result: Result, expected: Expectation | None) -> Iterator[Row]:
-    if result.tokens_per_s is None:
-        return
-    for convention, name in CONVENTION_NAMES.items():
-        if (tflops := (result.tflops_per_gpu or {}).get(convention)) is not None:
-            yield f"TFLOPS per GPU, {name}", number(tflops)
     days = expected.days_per_1t_tokens if expected else None
-    why = (result.reasons or {}).get("days_per_1t_tokens", "")
+    why = reasons.get("days_per_1t_tokens", "")
     yield "days per 1T tokens", number(result.days_per_1t_tokens), number(days or None), why
 
 
-def _loss_rows(plan: Plan, result: Result) -> Iterator[Row]:
+def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
+    """The loss, and what the run took of the machine."""
     if result.loss:
         yield "loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step"
     one = result.pretended
     peak_gib, whose = (one.peak_memory_gib, f"rank {one.rank}") if one else (result.peak_memory_gib, "largest rank")
     source = "allocator" if plan.device == "cuda" else "resident set"
     yield "peak memory GiB", number(peak_gib), "", f"{whose}, {source}"
-
-
-def _use_rows(result: Result) -> Iterator[Row]:
-    """What the run took of the machine."""
     for name, text, note in resource_rows(result.resources) if result.resources else ():
         yield name, text, "", note
     machine = result.machine
@@ -275,18 +262,12 @@ def _machine_note(machine: MachineReport | Missing) -> str:
     return "; ".join(filter(None, (found, unread and f"not read: {unread}")))
 
 
-def _counter_rows(result: Result, *, brief: bool) -> Iterator[Row]:
-    """Steps that went wrong; ``brief``: if any did."""
-    if counters := result.counters:
-        note = "loss or gradient norm; the first ends a run"
-        if counters.non_finite_steps or not brief:
-            yield "non-finite steps", str(counters.non_finite_steps), "", note
-        if counters.skipped_steps or not brief:
-            yield "skipped steps", str(counters.skipped_steps), "", "parameters not updated"
-
-
 def _engine_rows(result: Result) -> Iterator[Row]:
     """What the engine counted of its steps."""
+    if counters := result.counters:
+        note = "loss or gradient norm; the first ends a run"
+        yield "non-finite steps", str(counters.non_finite_steps), "", note
+        yield "skipped steps", str(counters.skipped_steps), "", "parameters not updated"
     if result.attention_backend:
         yield "attention backend", result.attention_backend
     if load := result.expert_load:
