@@ -146,7 +146,7 @@ def _common(
         bool,
         _kept_here(
             *("-v", "--verbose"),
-            help="Print more beside the result: the plan of a run, the cause of an error.",
+            help="Print more: all figures of a result, the plan of a run, the cause of an error.",
             callback=_verbosely,
             rich_help_panel=PANEL,
         ),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -113,13 +113,8 @@ class ReferenceOptions:
             raise UsageError("--bisect is for verdicts, and --write-expectations gives none", do="leave it out")
         if explain and any(name in alone for name in given):
             raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
-        return Against(
-            runs=self.against,
-            expectations=_expected(self.expect),
-            tolerance=limit,
-            gpu_type=self.gpu_type,
-            window=self.window,
-        )
+        expected, gpu_type, window = _expected(self.expect), self.gpu_type, self.window
+        return Against(runs=self.against, expectations=expected, tolerance=limit, gpu_type=gpu_type, window=window)
 
 
 def _expected(text: str | None) -> Path | Expectations | None:
@@ -228,23 +223,15 @@ Vary = Annotated[
 ]
 
 
+def _side(name: str, text: str) -> Any:  # noqa: ANN401 (what typer makes)
+    return typer.Argument(metavar=name, autocompletion=complete_run, help=text)
+
+
 @app.command()
 def compare(
-    before: Annotated[
-        str,
-        typer.Argument(
-            metavar="BEFORE",
-            autocompletion=complete_run,
-            help="A folder, a log, an archive, a label, a campaign, an id, 'latest' or dates.",
-        ),
-    ],
+    before: Annotated[str, _side("BEFORE", "Folder, log, archive, label, campaign, id, 'latest' or dates.")],
     after: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="AFTER",
-            autocompletion=complete_run,
-            help="The same. Without it, groups within BEFORE are compared: see --vary.",
-        ),
+        str | None, _side("AFTER", "The same. Without it, groups within BEFORE are compared: see --vary.")
     ] = None,
     vary: Vary = None,
     tolerance: Annotated[
