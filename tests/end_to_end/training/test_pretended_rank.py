@@ -93,7 +93,7 @@ def test_it_is_no_reference_and_has_no_verdict(llmb: Run, pretended: dict[str, A
     for against in ((), ("--against", name)):
         judged = llmb("judge", name, *against)
         assert judged.returncode == 6
-        assert "not comparable: PRETEND (rank 1 of 2 alone): other ranks did nothing" in judged.stdout
+        assert "NOT COMPARABLE: PRETEND (rank 1 of 2 alone): other ranks did nothing" in judged.stdout
         assert "--expect" not in judged.stderr
     written = llmb("judge", name, "--write-expectations", str(tmp_path / "expected.yaml"))
     assert "none of these runs is a measurement" in written.stderr
