@@ -86,7 +86,7 @@ DETAILS = re.compile(
 )
 """Metrics that only some readers need, and of counters the values."""
 ORIGIN = ("weights", "data", "dataset", "sequences")
-"""Of a fine-tuning they say what was tuned, and on what."""
+"""Rows that say what was fine-tuned, and on what."""
 
 
 def answer_text(result: Result, verdict: Verdict | None) -> str:

@@ -313,7 +313,7 @@ def compare_tables(comparison: Comparison) -> list[Table]:
         number_column("noise (%)", lambda row: row.noise_pct, _noise),
         Column("verdict", _verdict),
     ]
-    table = table_of(f"{printable(_answer(comparison))}\n{printable(_heading(comparison))}", comparison.rows, columns)
+    table = table_of(printable(_answer(comparison)), comparison.rows, columns)
     table.caption = "\n".join(map(printable, _notes(comparison)))
     tables = [table]
     if comparison.differences:
@@ -327,21 +327,15 @@ def compare_tables(comparison: Comparison) -> list[Table]:
 
 def _answer(comparison: Comparison) -> str:
     """The verdict, and the change of the only recipe, or of how many recipes it is the verdict."""
-    name, before, after, rows = comparison.verdict.upper(), comparison.before, comparison.after, comparison.rows
+    before, after, rows = comparison.before, comparison.after, comparison.rows
+    sides = f"{after} against {before}" if before != after else f"{before}, varying {', '.join(comparison.vary)}"
     if len(rows) != 1 or rows[0].delta_pct is None:
         of = sum(row.verdict == comparison.verdict for row in rows)
-        return f"{name}: {of} of {counted(len(rows), 'recipe')}"
+        return f"{comparison.verdict.upper()}: {of} of {counted(len(rows), 'recipe')}, {sides}"
     (row,) = rows
-    size, way = _change(row).lstrip("+-"), "slower" if rows[0].delta_pct > 0 else "faster"
-    interval = f" (95 % interval {_interval(row.ci95_pct)} %)" if row.ci95_pct else ""
-    sides = (f"{after} is", f" than {before}") if before != after else (f"{row.recipe}:", "")
-    return f"{name}: {sides[0]} {size} % {way}{sides[1]}{interval}, tolerance {row.tolerance_pct:g} %"
-
-
-def _heading(comparison: Comparison) -> str:
-    if comparison.before == comparison.after:
-        return f"{comparison.before}, varying {', '.join(comparison.vary)}"
-    return f"{comparison.before} (before) and {comparison.after} (after)"
+    interval = f", 95 % interval {_interval(row.ci95_pct)} %" if row.ci95_pct else ""
+    change = f"{_change(row)} % ({'slower' if rows[0].delta_pct > 0 else 'faster'}{interval})"
+    return f"{comparison.verdict.upper()}: {change}, tolerance {row.tolerance_pct:g} %: {sides}"
 
 
 def _interval(interval: tuple[float, float] | None) -> str:
@@ -442,8 +436,7 @@ def _left_out_table(left_out: Iterable[LeftOutRun]) -> Table:
 def compare_markdown(comparison: Comparison) -> str:
     """For a pull request: GitHub shows it as tables."""
     rows, *others = compare_tables(comparison)
-    answer, _, heading = rows.title.partition("\n")
-    parts = [f"**{markdown_text(answer)}**\n", f"{markdown_text(heading)}\n", markdown_table(rows)]
+    parts = [f"**{markdown_text(rows.title)}**\n", markdown_table(rows)]
     parts += [f"{markdown_text(line)}\n" for line in (rows.caption or "").split("\n") if line]
     for table in others:
         parts.append(
