@@ -328,14 +328,16 @@ def compare_tables(comparison: Comparison) -> list[Table]:
 def _answer(comparison: Comparison) -> str:
     """The verdict, and the change of the only recipe, or of how many recipes it is the verdict."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
-    sides = f"{after} against {before}" if before != after else f"{before}, varying {', '.join(comparison.vary)}"
+    varied = f"{before}, varying {', '.join(comparison.vary)}"
     if len(rows) != 1 or rows[0].delta_pct is None:
+        sides = varied if before == after else f"{after} against {before}"
         of = sum(row.verdict == comparison.verdict for row in rows)
         return f"{comparison.verdict.upper()}: {of} of {counted(len(rows), 'recipe')}, {sides}"
     (row,) = rows
-    interval = f", 95 % interval {_interval(row.ci95_pct)} %" if row.ci95_pct else ""
-    change = f"{_change(row)} % ({'slower' if rows[0].delta_pct > 0 else 'faster'}{interval})"
-    return f"{comparison.verdict.upper()}: {change}, tolerance {row.tolerance_pct:g} %: {sides}"
+    interval = f" (95 % interval {_interval(row.ci95_pct)} %)" if row.ci95_pct else ""
+    change = f"{_change(row).lstrip('+-')} % {'slower' if rows[0].delta_pct > 0 else 'faster'}"
+    what = f"{varied}: {change}" if before == after else f"{after} is {change} than {before}"
+    return f"{comparison.verdict.upper()}: {what}{interval}, tolerance {row.tolerance_pct:g} %"
 
 
 def _interval(interval: tuple[float, float] | None) -> str:
