@@ -271,7 +271,32 @@ def test_a_log_whose_recipe_is_known_is_judged_against_the_published_figure(judg
     assert "workload" not in effects
     other = log_of(tmp_path / name.replace("tp1", "tp2"), times_around(13.15))
     found, _ = judge(other, "--gpu-type", "h100")
-    assert found["reason"].endswith("no recipe with the layout of this log; layout.tp 2, and 1 in the recipe")
+    source = found["reference"]["source"]
+    assert source.startswith("a prediction of llmb predict, ±4 %, as the catalogue has no recipe with the layout")
+    assert source.endswith("layout.tp 2, and 1 in the recipe")
+    assert (found["reference"]["kind"], found["soft"]) == ("expectation", True)
+
+
+def test_a_log_that_reports_no_recipe_is_judged_with_what_the_user_states(judge: Judge, tmp_path: Path) -> None:
+    log = Path(__file__).parents[1] / "readers" / "logs" / "samples" / "megatron_lm.log"
+    stated = ("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--gpu-type", "h100")
+    found, code = judge(log)
+    assert (found["reason"], code) == ("the log does not report its workload, size, dtype, GPU type", 6)
+    found, code = judge(log, *stated)
+    assert (found["verdict"], found["soft"], code) == ("regressed", True, 5)
+    assert found["tolerance_source"] == "the interval of the prediction"
+    assert found["recipe"] == "pretrain_llama3.1 8b bf16 on 64 x h100"
+    published = log_of(tmp_path / "run.out", times_around(13.15))
+    found, _ = judge(published, *stated, "--scale", "8")
+    assert (found["verdict"], found["reference"]["kind"]) == ("regressed", "published")
+    for words, problem in (
+        (("--scale", "8"), "number of GPUs 8 was specified, and the log reports 64"),
+        (("-s", "70b"), "size 70b was specified, with 80 layers, and the log reports 32"),
+        (("-w", "other"), "unknown workload 'other'"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            judge(log, *stated, *words)
+        assert problem in caught.value.what
 
 
 def test_an_acceptance_set_needs_every_recipe(judge: Judge, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmb.base.errors import UsageError
 from llmb.base.statistics import describe
 from llmb.catalogue.catalogue import Catalogue
 from llmb.readers.logs.configuration import experiment_configuration
@@ -13,7 +14,7 @@ from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.identity import RunIdentity
-from llmb.verdict.catalogue_figures import with_catalogue_figures, with_gpu_type
+from llmb.verdict.catalogue_figures import with_catalogue_figures, with_stated
 from llmb.verdict.parsed_scaling import Scaling, group_runs, scaling_of
 
 CATALOGUE = Catalogue()
@@ -199,7 +200,7 @@ def test_the_gpus_of_a_log_that_tells_its_nodes_are_known_by_the_gpu_type(
 )
 def test_the_documents_own_names_of_experiments_are_known(name: str, gpu_type: str, recipe: str) -> None:
     (found,) = with_catalogue_figures(
-        with_gpu_type([run("a", 4.07, experiment_configuration(name))], gpu_type), CATALOGUE
+        with_stated([run("a", 4.07, experiment_configuration(name))], {"gpu_type": gpu_type}, CATALOGUE), CATALOGUE
     )
     assert f"{found.recipe_text} on {found.gpus}" == recipe
     assert found.tokens_per_s_per_gpu and found.layout_source == "log"
@@ -207,5 +208,7 @@ def test_the_documents_own_names_of_experiments_are_known(name: str, gpu_type: s
 
 def test_the_gpu_type_of_the_command_is_for_logs_that_do_not_tell() -> None:
     silent = {key: value for key, value in LLAMA.items() if key != "gpu_type"}
-    told, filled, nothing = with_gpu_type([run("a", 1.0, LLAMA), run("b", 1.0, silent), run("c", 1.0, {})], "b200")
-    assert [one.text("gpu_type") for one in (told, filled, nothing)] == ["h100", "b200", None]
+    found = with_stated([run("b", 1.0, silent), run("c", 1.0, {})], {"gpu_type": "b200"}, CATALOGUE)
+    assert [one.text("gpu_type") for one in found] == ["b200", None]
+    with pytest.raises(UsageError, match="GPU type b200 was specified, and the log reports h100"):
+        with_stated([run("a", 1.0, LLAMA)], {"gpu_type": "b200"}, CATALOGUE)

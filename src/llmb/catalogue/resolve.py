@@ -359,12 +359,11 @@ def _scale_error(
     }
     elsewhere = [name for name, table in others.items() if _has(table, scale)]
     advice = f"add --release {elsewhere[0]}" if elsewhere else "specify --gbs too, to run a custom layout"
-    choices = [scale_name(row) for row in sorted(itemized, key=by_size)]
-    if above == "double":
-        choices.append(f"doublings of {max(row.gpus for row in itemized)}")
+    doubled = [f"doublings of {max(row.gpus for row in itemized)}"] if above == "double" else []
+    choices = [*(scale_name(row) for row in sorted(itemized, key=by_size)), *doubled]
     if scale < 1:
-        do = "give 1 or more" if above == "any" else None
-        return UsageError(f"--scale is {scale}; it must be at least 1", choices=() if do else choices, do=do)
+        choices = ["1 or more"] if above == "any" else choices
+        return UsageError(f"--scale is {scale}; it must be at least 1", choices=choices)
     return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
 
 

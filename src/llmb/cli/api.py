@@ -299,7 +299,7 @@ def judge(
         runs=None if against is None else str(against),
         expectations=None if expect is None else Path(expect).expanduser(),
         tolerance=limit,
-        gpu_type=gpu_type,
+        logs={"gpu_type": gpu_type} if gpu_type else {},
         window=window,
     )
     judged = judge_runs(in_window(found.runs, window), reference, install, on_message)

@@ -2,7 +2,7 @@
 """``llmb judge`` and ``llmb compare``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from llmb.base.errors import NoVerdict, Regressed, UsageError
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.window import check_rule
 from llmb.cli.common import Json, Junit, is_verbose
 from llmb.cli.root import install_here, say
-from llmb.cli.shared_options import COMPLETIONS, complete_run, takes
+from llmb.cli.shared_options import complete_run, log_options, takes
 from llmb.jobs.find_runs import earlier_runs, find_all_runs, find_sides, in_window
 from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.report.junit import comparison_cases, verdict_cases, write_junit
@@ -28,6 +29,7 @@ from llmb.report.verdict_report import (
     verdict_tables,
 )
 from llmb.runs.verdict import worst
+from llmb.verdict.catalogue_figures import with_stated
 from llmb.verdict.compare_runs import Comparison, compare_runs
 from llmb.verdict.expectations_file import ExpectationEntry, Expectations, ExpectedStepTime, find_acceptance_set
 from llmb.verdict.explain_run import explain_judged
@@ -82,13 +84,6 @@ class ReferenceOptions:
             help="How much slower than the reference a run may be, in percent. Default: by the kind of reference.",
         ),
     ] = None
-    gpu_type: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=COMPLETIONS["gpu_type"],
-            help="GPU type of logs that do not report it, for their published figure.",
-        ),
-    ] = None
     window: Annotated[
         str | None,
         typer.Option(
@@ -113,8 +108,7 @@ class ReferenceOptions:
             raise UsageError("--bisect is for verdicts, and --write-expectations gives none", do="leave it out")
         if explain and any(name in alone for name in given):
             raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
-        expected, gpu_type, window = _expected(self.expect), self.gpu_type, self.window
-        return Against(runs=self.against, expectations=expected, tolerance=limit, gpu_type=gpu_type, window=window)
+        return Against(runs=self.against, expectations=_expected(self.expect), tolerance=limit, window=self.window)
 
 
 def _expected(text: str | None) -> Path | Expectations | None:
@@ -130,9 +124,10 @@ def _expected(text: str | None) -> Path | Expectations | None:
 
 
 @app.command()
-@takes(ReferenceOptions)
+@takes(ReferenceOptions, log_options())
 def judge(
     reference: ReferenceOptions,
+    logs: dict[str, Any],
     runs: Runs,
     explain: Annotated[
         bool,
@@ -161,6 +156,8 @@ def judge(
 
     - `llmb judge latest --expect 1.2`: 1.2 s a step
 
+    - `llmb judge train.log -w pretrain_llama3.1 -s 8b --dtype bf16 --gpu-type h100`
+
     - `llmb judge latest --explain`
 
     - `llmb judge latest --against week-45 --bisect`
@@ -169,9 +166,10 @@ def judge(
 
     - `llmb judge acceptance-campaign --acceptance h100`
     """
-    against, install = reference.options(explain=explain, bisect=bisect), install_here()
+    against, install = replace(reference.options(explain=explain, bisect=bisect), logs=logs), install_here()
     selected = find_all_runs(runs, install, say)
-    found, left_out = in_window(selected.runs, reference.window), selected.left_out
+    found = with_stated(in_window(selected.runs, reference.window), logs, Catalogue())
+    left_out = selected.left_out
     if not found:
         lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
         raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="'llmb runs' shows all")
@@ -207,7 +205,8 @@ def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: b
         for one in judged
     )
     logs = any(run.record is None for one in judged for run in one.runs)
-    do = f"give --against or --expect{', or --gpu-type for logs' if logs else ''}" if published and no_figure else None
+    of_logs = ", or what logs are of: -w -s --dtype --scale --gpu-type" if logs else ""
+    do = f"give --against or --expect{of_logs}" if published and no_figure else None
     error = Regressed(what, do=do) if verdict == "regressed" else NoVerdict(what, do=do)
     if bisect:
         error.exit_code = BAD if verdict == "regressed" else SKIP

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
+from llmb.base.errors import LlmbError, RunFailed, UsageError
 from llmb.base.shown_text import counted
 from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, run_paths, say
+from llmb.cli.shared_options import log_options, takes
 from llmb.jobs.read_run import parsed_run, run_of_log
 from llmb.launch.documents.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.readers.logs.configuration import document_of_log
@@ -131,10 +132,6 @@ Group = Annotated[
 Scaling = Annotated[
     bool, typer.Option("--scaling", help="All scales of each recipe, with efficiency, beside the published figures.")
 ]
-GpuType = Annotated[
-    str | None,
-    typer.Option("--gpu-type", help="GPU type of logs that do not report theirs, for MFU and published figures."),
-]
 WindowRule = Annotated[
     str | None,
     typer.Option(
@@ -157,12 +154,13 @@ Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of reade
 
 
 @app.command(cls=ParseCommand)
+@takes(log_options())
 def parse(
+    stated: dict[str, Any],
     paths: Paths = None,
     form: Annotated[Form, typer.Option("--format", help="Output format.")] = "table",
     group: Group = False,
     scaling: Scaling = False,
-    gpu_type: GpuType = None,
     wide: Annotated[bool, typer.Option("--wide", help="All columns of the table.")] = False,
     full_names: Annotated[bool, typer.Option("--full-names", help="Show file names, unshortened.")] = False,
     json: Json = False,
@@ -208,7 +206,7 @@ def parse(
     roots = run_paths(paths) if paths else [_default_root()]
     found = find_all_logs(roots)
     read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
-    runs = _related([*(run_of_log(file, rule) for file in found.refused), *read], gpu_type)
+    runs = _related([*(run_of_log(file, rule) for file in found.refused), *read], stated)
     report = parse_report(roots, rule, runs, full_names=full_names)
     if found.unread:
         say(f"{counted(found.unread, '*.log file')} not read; give each by its name")
@@ -220,24 +218,22 @@ def parse(
         raise RunFailed(f"none of {report.files} logs is from a successful run", where=where)
 
 
-def _related(read: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
+def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:
     """With what the other runs and the catalogue tell of them."""
     runs = with_copies(read)
     say(*sorted({run.copy_of for run in runs if run.copy_of}))
     for run in runs:
         if run.unread_record:
             say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.log_path.parent})")
-    return _catalogued(runs, gpu_type) if gpu_type or needs_catalogue(runs) else runs
+    return _catalogued(runs, stated) if stated or needs_catalogue(runs) else runs
 
 
-def _catalogued(runs: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
+def _catalogued(runs: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:
     from llmb.catalogue.catalogue import Catalogue
-    from llmb.verdict.catalogue_figures import with_catalogue_figures, with_gpu_type  # slow to load, seldom needed
+    from llmb.verdict.catalogue_figures import with_catalogue_figures, with_stated  # slow to load, seldom needed
 
     catalogue = Catalogue()
-    if gpu_type and gpu_type not in catalogue.gpus:
-        raise unknown("GPU type", gpu_type, catalogue.gpus)
-    return with_catalogue_figures(with_gpu_type(runs, gpu_type) if gpu_type else runs, catalogue)
+    return with_catalogue_figures(with_stated(runs, stated, catalogue), catalogue)
 
 
 def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:

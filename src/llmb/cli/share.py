@@ -2,21 +2,24 @@
 """``llmb report``, ``llmb export``, ``llmb archive`` and ``llmb import``."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from llmb.base.errors import UsageError, unknown
+from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say, write_named
-from llmb.cli.shared_options import complete_run
+from llmb.cli.shared_options import complete_run, log_options, takes
 from llmb.jobs.archive import ENDINGS, check_library, default_ending, write_archive
 from llmb.jobs.find_runs import find_all_runs
 from llmb.jobs.imported import import_archive
 from llmb.report.export import FORMS, write_export
 from llmb.report.output import print_output
 from llmb.report.verdict_report import left_out_lines
+from llmb.verdict.catalogue_figures import with_stated
 
 if TYPE_CHECKING:
     from llmb.runs.analyzed_run import RunSet
@@ -39,7 +42,9 @@ Format = Literal["html", "md", "pdf", "svg", "png"]
 
 
 @app.command()
+@takes(log_options())
 def report(
+    stated: dict[str, Any],
     runs: Runs = None,
     against: AgainstRuns = None,
     output: Annotated[
@@ -72,12 +77,10 @@ def report(
     if (plot is None) == (form in ("svg", "png")):
         raise UsageError("--plot and --format svg or png belong together", do="give both, or neither")
     install = install_here()
-    from llmb.jobs.find_runs import find_all_runs
-
     found = find_all_runs(runs, install, say)
+    if stated:
+        found = replace(found, runs=with_stated(found.runs, stated, Catalogue()))
     if not found.runs:
-        from llmb.report.verdict_report import left_out_lines
-
         lines = "".join(f"\n  {line}" for line in left_out_lines(found.left_out))
         raise UsageError(f"no run has ended{f' in {found.title}' if runs else ''}{lines}", do="'llmb runs' shows all")
     content = _content(found, against, install, form, plot or "", full=full)

@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,6 +130,18 @@ def value_options(options: Iterable[Option], *, envvar: bool = True, swept: bool
 def recipe_options() -> Maker:
     """A function that makes a Request; workload and size may be given without their flags."""
     return selection_options(options_of(Request).values(), request_of)
+
+
+STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"scale": "layout.gpus"}
+"""Options that say what a log is of, by the keys of its configuration."""
+
+
+def log_options() -> Maker:
+    """A function that returns what logs are of that do not report it, by the keys of their configuration."""
+    panel = "Logs that do not report it"
+    options = [replace(options_of(Request)[name], panel=panel, basic=True, help=f"Their {name}.") for name in STATED]
+    parameters = (parameter(option, envvar=False).replace(default=None) for option in options)
+    return _maker(parameters, lambda **values: {STATED[name]: text for name, text in values.items() if text})
 
 
 def model_options() -> Maker:

@@ -1,18 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges runs against what a word, a path or a file stands for: other runs, expectations, or the published figure."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llmb.base.errors import unknown
+from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.find_runs import earlier_runs, find_runs, in_window
+from llmb.predict.prediction import predicted_step
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped, without_unmeasured
+from llmb.runs.choices import Choices
+from llmb.runs.identity import Value
+from llmb.runs.plan import make_plan
+from llmb.runs.verdict import Condition, Reference
+from llmb.verdict.catalogue_figures import as_catalogued, find_recipe, with_stated
 from llmb.verdict.copies import once_in
 from llmb.verdict.expectations_file import Expectations, read_expectations
-from llmb.verdict.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
-from llmb.verdict.judgement import Tolerance
+from llmb.verdict.judge_run import (
+    Judged,
+    is_pretended,
+    judge_against,
+    judge_alone,
+    judge_expected,
+    judge_pretended,
+    measured_run,
+)
+from llmb.verdict.judgement import Tolerance, judge_against_figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +38,8 @@ class Against:
     expectations: Path | Expectations | None = None
     tolerance: Tolerance | None = None
     """None for the default."""
-    gpu_type: str | None = None
-    """GPU type of logs that do not name theirs, for the published figure."""
+    logs: Mapping[str, Value] = field(default_factory=dict)
+    """The facts that logs do not report, by the keys of a configuration."""
     window: str | None = None
     """The rule of the window that the runs have been read with, for those that they are judged against."""
 
@@ -33,9 +47,8 @@ class Against:
 def judge_runs(
     runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
 ) -> list[Judged]:
-    """Judge runs. Raises UsageError if there is nothing to judge them against, or for an unknown GPU type."""
-    if against.gpu_type and against.gpu_type not in (known := Catalogue().gpus):
-        raise unknown("GPU type", against.gpu_type, known)
+    """Judge runs. Raises UsageError if there is nothing to judge them against, or for what logs contradict."""
+    runs = with_stated(runs, against.logs, Catalogue()) if against.logs else runs
     pretended, others = [run for run in runs if is_pretended(run)], [run for run in runs if not is_pretended(run)]
     judged = [judge_pretended(repeats) for repeats in grouped(pretended)]
     return [*judged, *_judge_runs(others, against, install, say)] if others else judged
@@ -50,7 +63,8 @@ def _judge_runs(
     known = earlier_runs(install, say)
     if against.runs is not None:
         _, baseline = once_in(RunSet("", tuple(runs)), find_runs(against.runs, install, say))
-        baseline = without_unmeasured(replace(baseline, runs=in_window(baseline.runs, against.window)))
+        known_runs = with_stated(in_window(baseline.runs, against.window), against.logs, Catalogue())
+        baseline = without_unmeasured(replace(baseline, runs=known_runs))
         for one in baseline.left_out:
             say(f"left out of {baseline.title}: {one.run}: {one.reason}")
         judged = {run.counted_as for run in runs}
@@ -62,4 +76,27 @@ def _judge_runs(
         for where in expectations.without_source:
             say(f"note: {where}: the entry has no source")
         return [judge_expected(run, expectations, against.tolerance) for run in runs]
-    return [judged for run in runs for judged in judge_alone(run, against.tolerance, against.gpu_type, earlier)]
+    judged_alone = (judged for run in runs for judged in judge_alone(run, against.tolerance, earlier))
+    return [_against_prediction(judged, against.tolerance) for judged in judged_alone]
+
+
+def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
+    """Judge a log of a recipe without a published figure against its predicted step; the source says that it is one."""
+    run, catalogue = judged.runs[0], Catalogue()
+    if run.record or run.step_time_s is None or judged.verdict.reference or judged.verdict.verdict == "invalid":
+        return judged
+    try:
+        recipe = find_recipe(as_catalogued(run.configuration, catalogue), catalogue, own_sizes=True)
+        predicted = recipe and predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"))
+    except UsageError:  # the engine cannot train it
+        return judged
+    if not recipe or not predicted:
+        return judged
+    pct = 100 * (predicted.ci95_s[1] / predicted.step_time_s - 1)
+    source = f"a prediction of llmb predict, ±{pct:.0f} %, as {judged.verdict.reason}"
+    reference = Reference(kind="expectation", step_time_s=predicted.step_time_s, source=source)
+    limit = tolerance or Tolerance(pct, "the interval of the prediction")
+    own = measured_run(run)
+    software = Condition(key="program", own=own.conditions.get("program"), reference="llmb predict", effect="weakens")
+    verdict = judge_against_figure(own, reference, (software,), limit)
+    return replace(judged, title=recipe.title(), verdict=verdict)

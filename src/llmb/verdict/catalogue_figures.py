@@ -2,28 +2,55 @@
 """What the catalogue knows of logs without a record: throughput and MFU of the recipe that they are of."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from llmb.base.errors import LlmbError
+from llmb.base.errors import LlmbError, UsageError, unknown
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.records import PARALLEL, Recipe
-from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.records import PARALLEL, Dtype, Recipe
+from llmb.catalogue.resolve import Overrides, Request, find_model, resolve
 from llmb.catalogue.throughput import throughput, why_too_fast
+from llmb.readers.logs.configuration import ARGUMENTS
 from llmb.runs.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
 from llmb.runs.identity import Value
+from llmb.runs.verdict import title_of
 
 NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")
 """What a log has to tell so that its recipe is known."""
 _SIZES = (*PARALLEL, *BATCH, "seq_len", "layers")
 
 
-def with_gpu_type(runs: Iterable[AnalyzedRun], gpu_type: str) -> list[AnalyzedRun]:
-    """``gpu_type`` is that of runs that do not tell."""
-    return [
-        run
-        if run.text("gpu_type") or not run.configuration
-        else run.configured({**run.configuration, "gpu_type": gpu_type})
-        for run in runs
-    ]
+def with_stated(
+    runs: Iterable[AnalyzedRun], stated: Mapping[str, Value], catalogue: Catalogue
+) -> tuple[AnalyzedRun, ...]:
+    """Add what the user states of logs, by the keys of a configuration, to what they report.
+
+    Raises UsageError for a name that the catalogue does not have, and for a log that reports another.
+    """
+    names = {"gpu_type": catalogue.gpus, "workload": catalogue.workloads, "dtype": [*Dtype]}
+    for key, valid in names.items():
+        if stated.get(key, valid) not in (valid, *valid):
+            raise unknown(title_of(key), str(stated[key]), valid)
+    return tuple(run if run.record or not stated else _stated(run, stated, catalogue) for run in runs)
+
+
+def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue) -> AnalyzedRun:
+    if not run.configuration and "workload" not in stated:
+        return run
+    own = {key: value for key, value in stated.items() if key == "gpu_type"}
+    reported = as_catalogued({**own, **run.configuration}, catalogue)
+    foreign = reported.get("workload") not in catalogue.workloads  # a name that the catalogue does not know
+    for key, value in stated.items():
+        if reported.get(key, value) != value and not (foreign and key in ("workload", "size")):
+            what = f"{title_of(key)} {value} was specified, and the log reports {reported[key]}"
+            raise UsageError(what, where=str(run.path), do="leave it out, or name the logs that it is of")
+    layers, named = reported.get("layout.layers"), {**reported, **stated}
+    if "size" in stated and layers and named.get("workload") in catalogue.workloads:
+        model = find_model(catalogue, str(named["workload"]), str(stated["size"]))
+        if layers != model.layers:
+            what = f"size {stated['size']} was specified, with {model.layers} layers, and the log reports {layers}"
+            raise UsageError(what, where=str(run.path), do="give the size of the log")
+    known = {key: value for key, value in run.configuration.items() if key != ARGUMENTS or "workload" not in stated}
+    return run.configured({**known, **stated})
 
 
 def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
@@ -64,14 +91,13 @@ def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) ->
     return found
 
 
-def if_possible(run: AnalyzedRun, catalogue: Catalogue, gpu_type: str | None = None) -> AnalyzedRun:
-    """A log's run as it is; invalid if a GPU of its type, or of ``gpu_type`` if it does not tell, is not so fast."""
-    (told,) = with_gpu_type([run], gpu_type) if gpu_type else (run,)
-    (found,) = with_catalogue_figures([told], catalogue)
+def if_possible(run: AnalyzedRun, catalogue: Catalogue) -> AnalyzedRun:
+    """Return a log's run as it is; invalid if a GPU of its type is not so fast."""
+    (found,) = with_catalogue_figures([run], catalogue)
     return run if found.status == run.status else run.invalid(found.outcome.reason)
 
 
-def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Recipe | None:
+def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own_sizes: bool = False) -> Recipe | None:
     """The recipe with the layout of a configuration, whose keys are those of a run's identity; None if the catalogue
     has none, or the configuration does not tell enough."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
@@ -85,12 +111,18 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Rec
         gpu_type=str(gpu_type),
         scale=gpus,
         release=None if release is None else str(release),
+        overrides=Overrides(**_own_sizes(configuration)) if own_sizes else Overrides(),
     )
     try:
         recipe = resolve(catalogue, request)
     except LlmbError:
         return None
     return recipe if has_layout(configuration, recipe) else None
+
+
+def _own_sizes(configuration: Mapping[str, Value]) -> dict[str, Any]:
+    sizes = {name: configuration.get(f"layout.{name}") for name in _SIZES}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
 def has_layout(configuration: Mapping[str, object], recipe: Recipe) -> bool:

@@ -93,9 +93,9 @@ def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
     return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why), None)
 
 
-def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | None, earlier: Earlier) -> list[Judged]:
+def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier) -> list[Judged]:
     """Against the published figure; without one, against earlier runs of the recipe on the same nodes."""
-    judged = judge_published(run, tolerance, gpu_type)
+    judged = judge_published(run, tolerance)
     if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
         return [judged]
     before = [one for one in earlier(run) if (one.started_s or 0) < (run.started_s or 0)][-MOST_EARLIER:]
@@ -106,10 +106,10 @@ def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | N
     return judge_against([run], before, f"{len(before)} earlier runs", tolerance, earlier)
 
 
-def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None, gpu_type: str | None = None) -> Judged:
-    """Against the published figure of the run's recipe; ``gpu_type`` is that of a log that does not tell."""
+def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Judged:
+    """Judge a run against the published figure of its recipe."""
     if run.record is None:
-        return _judge_log(run, tolerance, gpu_type)
+        return _judge_log(run, tolerance)
     found = published_verdict(run.record, measured_run(run), run.window, tolerance)
     return Judged(title_of_run(run), (run,), _verdict(run, found), run.step_time_s)
 
@@ -122,13 +122,12 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
     return without_reference("invalid", flaw) if flaw else without_reference("not comparable", found.reason)
 
 
-def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | None) -> Judged:
+def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
     """By the recipe of the catalogue that the log reports, if it does."""
     catalogue = Catalogue()
-    known = {**({"gpu_type": gpu_type} if gpu_type else {}), **run.identity.configuration}
-    known = as_catalogued(known, catalogue)
+    known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
-    run = if_possible(run, catalogue, gpu_type) if run.log else run
+    run = if_possible(run, catalogue) if run.log else run
     found = verdict_of_recipe(recipe, _measured_log(run, recipe), tolerance) if recipe else _no_recipe(known, catalogue)
     return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found), run.step_time_s)
 
