@@ -79,7 +79,6 @@ def _to_file(ctx: typer.Context, path: Path | None) -> None:
 
 def _quietly(ctx: typer.Context, requested: bool) -> None:
     if requested:
-        _check_alone(ctx, "quiet")
         _until_the_end(ctx, redirect_stderr(StringIO()))
 
 
@@ -94,14 +93,6 @@ def _until_the_end(ctx: typer.Context, resource: AbstractContextManager[Any]) ->
 
 def _verbosely(ctx: typer.Context, requested: bool) -> None:
     ctx.meta["llmb.verbose"] = requested
-    if requested:
-        _check_alone(ctx, "verbose")
-
-
-def _check_alone(ctx: typer.Context, name: str) -> None:
-    """Raises UsageError for the second of two options that contradict each other."""
-    if ctx.meta.setdefault("llmb.loudness", name) != name:
-        raise UsageError("--quiet and --verbose cannot be combined", do="give one of them")
 
 
 def _help_all(ctx: typer.Context, requested: bool) -> None:

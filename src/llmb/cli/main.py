@@ -77,7 +77,8 @@ COMMANDS = {name: command for commands in PANELS.values() for name, command in c
 
 ALIASES = {"single": "submit"}
 """Names of the reference suite's launcher."""
-ANYWHERE = ("-v", "--verbose", "-q", "--quiet", "--json")
+VERBOSE, QUIET = ("-v", "--verbose"), ("-q", "--quiet")
+ANYWHERE = (*VERBOSE, *QUIET, "--json")
 PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
 """What typer raises for arguments that it cannot parse; it is not exported."""
 
@@ -203,11 +204,11 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
     """Runs a command. Errors are printed, as JSON if the result is printed so."""
     as_json = "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     try:
-        _check_secrets(arguments)
+        _check_arguments(arguments)
         with ExitStack() as stack:
             code = program(arguments, prog_name="llmb", standalone_mode=False, obj=stack)
     except LlmbError as error:
-        if {"-v", "--verbose"} & {*arguments} and error.__cause__:
+        if {*VERBOSE} & {*arguments} and error.__cause__:
             traceback.print_exception(error.__cause__)
         if isinstance(error, UsageError) and not (error.do or error.choices):
             error = UsageError(error.what, where=error.where, do=f"see 'llmb {' '.join(arguments[:1])} --help'")
@@ -228,8 +229,12 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _check_secrets(arguments: list[str]) -> None:
-    """Raises UsageError for what is a secret by its form: every user of a machine sees arguments of processes."""
+def _check_arguments(arguments: list[str]) -> None:
+    """Raises UsageError for options that contradict each other, and for what is a secret by its form: every user of a
+    machine sees arguments of processes.
+    """
+    if not ({*VERBOSE}.isdisjoint(arguments) or {*QUIET}.isdisjoint(arguments)):
+        raise UsageError("--quiet and --verbose cannot be combined", do="give one of them")
     for place, argument in enumerate(arguments, start=1):
         if has_secret(argument, settings=False):
             what = f"argument {place} looks like a secret, which other users could see and logs would keep"
