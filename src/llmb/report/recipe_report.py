@@ -243,20 +243,20 @@ def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
 def scales_table(recipes: Sequence[Recipe]) -> Table:
     """One line for each scale of a dtype, as wide as a terminal of 80 columns."""
     first = recipes[0]
-    title = f"{first.workload} {first.size} {first.dtype} on {first.gpu_type}, published figures"
+    figures = [_first_figure(recipe) for recipe in recipes]
+    what = "published figures" if any(figures) else "layouts; no figure is published"
+    title = f"{first.workload} {first.size} {first.dtype} on {first.gpu_type}, {what}"
+    headers = HEADERS if any(figures) else ()
     names = [name if name == "layers" else name.upper() for name in SHOWN]
-    table = result_table(title, "GPUs", *names, *HEADERS, "", right=("GPUs", *names, *HEADERS))
+    table = result_table(title, "GPUs", *names, *headers, "", right=("GPUs", *names, *headers))
     for column in table.columns:
         column.wrap = False
-    for recipe in recipes:
-        figure = _first_figure(recipe)
-        values = [number(getattr(figure, name) if figure else None) for name in FIGURES]
+    for recipe, figure in zip(recipes, figures, strict=True):
+        values = [number(getattr(figure, name) if figure else None) for name in FIGURES] if headers else []
         layout = [str(getattr(recipe.layout, name)) for name in SHOWN]
         table.add_row(str(recipe.scale), *layout, *values, "PROXY" if recipe.proxy else "")
-    found = dict.fromkeys(
-        f"{figure.source}, {figure.kind}, line {figure.line}" for figure in map(_first_figure, recipes) if figure
-    )
-    notes = [f"source: {source}" for source in found] or ["no figures are published"]
+    found = dict.fromkeys(f"{figure.source}, {figure.kind}, line {figure.line}" for figure in figures if figure)
+    notes = [f"source: {source}" for source in found]
     if any(recipe.proxy for recipe in recipes):
         notes.append("PROXY: fewer layers than the model has; its figures are not those of the model")
     table.caption = "\n".join(notes)
