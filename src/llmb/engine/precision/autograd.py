@@ -12,25 +12,25 @@ from typing import cast as cast_type
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
 from llmb.engine.collectives import Group, finish, start_scatter
 from llmb.engine.kernels.fp8_cast import Activation, cast, cast_activation_gradient, cast_both_ways, transpose
 from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, factors_of, rotate
 from llmb.engine.model.shards import SEQUENCE, gathered, overlapped
-from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
-from llmb.engine.typed_autograd import Context, save_for_backward
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factors, Scaled, cast_tensor, multiply
+from llmb.engine.typed_autograd import Context, apply, save_for_backward
 from llmb.runs.attention_choice import ProductDtype
 
 Gradients = tuple[Tensor | None, ...]
 
 
 class ProductKind(NamedTuple):
-    """What the compiler knows of a product.
+    """The part of a product's arguments that is constant in compiled code.
 
     group: the ranks with a shard each of the sequence, which the product gathers in FP8; None if the input is whole.
     batch: how many sequences the rows are of. casts_again: whether the backward pass casts ``hidden`` by the scale of
-    the input again, for the gradients of weights.
+    the input again, for the gradients of weights. outputs: those of each weight.
     """
 
     delayed: bool
@@ -39,135 +39,138 @@ class ProductKind(NamedTuple):
     group: Group | None
     batch: int
     casts_again: bool
+    outputs: tuple[int, ...]
 
 
 class Operands(NamedTuple):
-    """Arguments of functions that multiply; weights follow, [outputs, inputs] each, and whatever else they need.
+    """The operands of a product of [rows, inputs] and the transposes of weights, [outputs, inputs] each.
 
-    hidden: [rows, inputs], of which only the gradient is used; the input's values are the cast, ``Cast``.
-    kept: the weights in FP8 as one matrix, [sum of outputs, inputs], and its transpose; None casts them at every use.
-    probe: see ``LayerScales``.
+    hidden: only its gradient is used. probe: see ``LayerScales``. values, transposed, amax: the input in FP8, which
+    the factor of the input scales back, see ``Cast``. kept: the weights in FP8 as one matrix, [sum of outputs, inputs],
+    and its transpose; None casts them at every use.
     """
 
     hidden: Tensor
-    values: Tensor
-    transposed: Tensor | None
-    input_scale: Tensor
-    input_inverse: Tensor
-    input_amax: Tensor
-    kept: Tensor | None
-    kept_transposed: Tensor | None
-    weight_scale: Tensor
-    weight_inverse: Tensor
-    gradient_scale: Tensor
-    gradient_inverse: Tensor
     probe: Tensor
     kind: ProductKind
-
-
-HIDDEN, PROBE = Operands._fields.index("hidden"), Operands._fields.index("probe")
-WEIGHTS = len(Operands._fields)
-
-
-class Saved(NamedTuple):
-    """For the backward pass.
-
-    rows: the input's transpose, or its values where they are gathered again, or the input itself where it is cast
-    again; None without trained weights. held: the kept transposed weights, or else the weights. more: what a function
-    saves besides.
-    """
-
-    rows: Tensor | None
-    input_scale: Tensor
-    input_inverse: Tensor
-    input_amax: Tensor
-    weight_scale: Tensor
-    weight_inverse: Tensor
-    gradient: Factor
-    held: Sequence[Tensor]
-    more: Sequence[Tensor]
+    weights: Sequence[Tensor]
+    values: Tensor
+    transposed: Tensor | None
+    amax: Tensor
+    factors: Factors
+    kept: tuple[Tensor, Tensor] | None
 
 
 class Fp8Context(Context):
     kind: ProductKind
     keeps: bool
-    held: int
-    outputs: list[int]
     interleaved: bool
 
 
-def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> Tensor:
-    """y = x w^T; ``save`` keeps what ``backward`` needs of it."""
-    kept, ctx.kind = operands.kept, operands.kind
-    matrix = cast_weights(weights, operands.weight_scale) if kept is None else kept
-    ctx.keeps, ctx.outputs = kept is not None, [len(weight) for weight in weights]
-    values = operands.values
-    if ctx.kind.group is not None:
-        values = as_rows(gathered(as_bytes(values, ctx.kind.batch), ctx.kind.group), values.dtype)
-    taken, turned = Scaled(values, operands.input_inverse), Scaled(matrix, operands.weight_inverse).mT
-    return multiply(taken, turned, fast=True, product_dtype=ctx.kind.product_dtype)
+def apply_to(function: type[Function], operands: Operands, *more: object) -> Any:  # noqa: ANN401 (see ``apply``)
+    """Call ``function`` with one argument per operand: autograd finds no tensors within records.
+
+    Two operands that are the same tensor would break the compiler's graph.
+    """
+    hidden, probe, kind, weights, *tensors, factors, kept = operands
+    return apply(function, hidden, probe, kind, *weights, *tensors, *factors.numbers, *(kept or (None, None)), *more)
 
 
-def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor] = ()) -> None:
-    held = weights if operands.kept_transposed is None else [operands.kept_transposed]
-    ctx.held, rows = len(held), operands.transposed
-    if any(ctx.needs_input_grad[WEIGHTS : WEIGHTS + len(weights)]):
-        if operands.kind.group is not None:
+def restore(arguments: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
+    """The operands of ``apply_to``, and what follows them."""
+    hidden, probe, kind, *rest = arguments
+    weights, (values, transposed, amax, *rest) = rest[: len(kind.outputs)], rest[len(kind.outputs) :]
+    factors, (matrix, matrix_transposed, *more) = Factors.of(rest[:6]), rest[6:]
+    kept = None if matrix is None else (matrix, matrix_transposed)
+    return Operands(hidden, probe, kind, weights, values, transposed, amax, factors, kept), more
+
+
+def as_gradients(ctx: Fp8Context, hidden: Tensor | None, probe: Tensor, weights: Sequence[Tensor | None]) -> Gradients:
+    """The gradients of the arguments of ``apply_to``."""
+    first = hidden, probe, None, *weights
+    return *first, *[None] * (len(ctx.needs_input_grad) - len(first))
+
+
+def needed_gradients(ctx: Fp8Context) -> tuple[bool, bool]:
+    """True for ``hidden`` if it has a gradient, and for the weights if any of them has."""
+    hidden, _, _, *others = ctx.needs_input_grad
+    return hidden, any(others[: len(ctx.kind.outputs)])
+
+
+class Saved(NamedTuple):
+    """The tensors that the backward pass reads.
+
+    rows: the input's transpose, or its values where they are gathered again, or the input itself where it is cast
+    again; None without trained weights. amax: that of the input. matrices: the kept transposed weights, or
+    else the weights. more: what a function saves besides.
+    """
+
+    rows: Tensor | None
+    amax: Tensor
+    factors: Factors
+    matrices: Sequence[Tensor]
+    more: Sequence[Tensor]
+
+
+def forward(operands: Operands) -> Tensor:
+    """Return y = x w^T."""
+    kind, values, (factor, weight_factor, _) = operands.kind, operands.values, operands.factors
+    matrix = operands.kept[0] if operands.kept else cast_weights(operands.weights, weight_factor.scale)
+    if kind.group is not None:
+        values = as_rows(gathered(as_bytes(values, kind.batch), kind.group), values.dtype)
+    rows, columns = Scaled(values, factor.inverse), Scaled(matrix, weight_factor.inverse).mT
+    return multiply(rows, columns, fast=True, product_dtype=kind.product_dtype)
+
+
+def save(ctx: Fp8Context, operands: Operands, more: Sequence[Tensor] = ()) -> None:
+    """Keep what ``backward`` needs."""
+    kind, kept, rows = operands.kind, operands.kept, operands.transposed
+    ctx.kind, ctx.keeps = kind, kept is not None
+    if needed_gradients(ctx)[1]:
+        if kind.group is not None:
             rows = operands.values
-        elif operands.kind.casts_again:
+        elif kind.casts_again:
             rows = operands.hidden
-    save_for_backward(
-        ctx,
-        rows,
-        operands.input_scale,
-        operands.input_inverse,
-        operands.input_amax,
-        operands.weight_scale,
-        operands.weight_inverse,
-        operands.gradient_scale,
-        operands.gradient_inverse,
-        *held,
-        *more,
-    )
+    matrices = operands.weights if kept is None else kept[1:]
+    save_for_backward(ctx, rows, operands.amax, *operands.factors.numbers, *matrices, *more)
 
 
-def saved(ctx: Fp8Context) -> Saved:
-    """To be called once in a backward pass: recomputation permits no more."""
-    rows, input_scale, input_inverse, input_amax, scale, inverse, own_scale, own_inverse, *others = ctx.saved_tensors
-    held, more = others[: ctx.held], others[ctx.held :]
-    gradient = Factor(own_scale, own_inverse)
-    return Saved(rows, input_scale, input_inverse, input_amax, scale, inverse, gradient, held, more)
+def load_saved(ctx: Fp8Context) -> Saved:
+    """Return what ``save`` kept. To be called once in a backward pass: recomputation permits no more."""
+    rows, amax, *rest = ctx.saved_tensors
+    matrices = 1 if ctx.keeps else len(ctx.kind.outputs)
+    return Saved(rows, amax, Factors.of(rest[:6]), rest[6 : 6 + matrices], rest[6 + matrices :])
 
 
-def backward(ctx: Fp8Context, kept: Saved, given: Cast) -> Gradients:
+def backward(ctx: Fp8Context, saved: Saved, gradient: Cast) -> Gradients:
     """dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
-    group, product_dtype = ctx.kind.group, ctx.kind.product_dtype
-    found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-    found[PROBE] = torch.stack((kept.input_amax, given.amax))
+    kind, rows, transposed = ctx.kind, saved.rows, gradient.transposed
+    (scale, inverse), factor, _ = saved.factors
+    has_gradient, _ = needed_gradients(ctx)
+    trained = transposed is not None and rows is not None
+    to_hidden: Tensor | None = None
     to_weights: Tensor | None = None
-    trained = given.transposed is not None and kept.rows is not None
-    if ctx.needs_input_grad[HIDDEN] or (trained and group is not None):
-        weight = kept.held[0] if ctx.keeps else cast_weights(kept.held, kept.weight_scale).t().contiguous()
-        to_input = given.values, given.inverse, weight, kept.weight_inverse, product_dtype
-        if group is None:
-            found[HIDDEN] = gradient_product(*to_input)
-        elif given.transposed is None or kept.rows is None:
-            whole = torch.unflatten(gradient_product(*to_input), 0, (ctx.kind.batch, -1))
-            found[HIDDEN] = finish(start_scatter(whole, SEQUENCE, group), SEQUENCE).flatten(0, 1)
+    if has_gradient or (trained and kind.group is not None):
+        first, *_ = saved.matrices
+        matrix = first if ctx.keeps else cast_weights(saved.matrices, factor.scale).t().contiguous()
+        to_input = gradient.values, gradient.inverse, matrix, factor.inverse, kind.product_dtype
+        if kind.group is None:
+            to_hidden = gradient_product(*to_input)
+        elif transposed is None or rows is None:
+            whole = torch.unflatten(gradient_product(*to_input), 0, (kind.batch, -1))
+            to_hidden = finish(start_scatter(whole, SEQUENCE, kind.group), SEQUENCE).flatten(0, 1)
         else:
             compute = shard_gradients if torch.compiler.is_compiling() else _shard_gradients
-            of_shard = given.transposed, kept.rows, kept.input_inverse, ctx.kind.batch
-            found[HIDDEN], to_weights = compute(*to_input, *of_shard, *group)
-    if group is None and given.transposed is not None and kept.rows is not None:
-        of_outputs = given.transposed, given.inverse
-        if ctx.kind.casts_again:
+            to_hidden, to_weights = compute(*to_input, transposed, rows, inverse, kind.batch, *kind.group)
+    if kind.group is None and transposed is not None and rows is not None:
+        of_outputs = transposed, gradient.inverse
+        if kind.casts_again:
             multiply_cast = cast_product if torch.compiler.is_compiling() else _cast_product
-            to_weights = multiply_cast(*of_outputs, kept.rows, kept.input_scale, kept.input_inverse, product_dtype)
+            to_weights = multiply_cast(*of_outputs, rows, scale, inverse, kind.product_dtype)
         else:
-            to_weights = gradient_product(*of_outputs, kept.rows, kept.input_inverse, product_dtype)
-    if to_weights is not None:
-        found[WEIGHTS : WEIGHTS + len(ctx.outputs)] = torch.split(to_weights, ctx.outputs)
-    return tuple(found)
+            to_weights = gradient_product(*of_outputs, rows, inverse, kind.product_dtype)
+    of_weights = [None] * len(kind.outputs) if to_weights is None else torch.split(to_weights, list(kind.outputs))
+    return as_gradients(ctx, to_hidden, torch.stack((saved.amax, gradient.amax)), of_weights)
 
 
 def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_inverse: Tensor, dtype: str) -> Tensor:
@@ -227,16 +230,8 @@ shard_gradients = torch.library.custom_op("llmb::fp8_shard_gradients", _shard_gr
 
 
 @shard_gradients.register_fake
-def _(
-    _values: Tensor,
-    _inverse: Tensor,
-    _weight: Tensor,
-    _weight_inverse: Tensor,
-    _dtype: str,
-    transposed: Tensor,
-    shard: Tensor,
-    *_: object,
-) -> tuple[Tensor, Tensor]:
+def _(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+    transposed, shard = arguments[5:7]
     of_weights = shard.new_empty((len(transposed), shard.shape[1]), dtype=torch.bfloat16)
     return shard.new_empty(shard.shape, dtype=torch.bfloat16), of_weights
 
@@ -272,17 +267,16 @@ class ProductFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> Tensor:  # noqa: ANN401 (torch's interface)
-        operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]
-        save(ctx, operands, weights)
-        return forward(ctx, operands, weights)
+        operands, _ = restore(arguments)
+        save(ctx, operands)
+        return forward(operands)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Fp8Context, gradient: Tensor) -> Gradients:
-        kept = saved(ctx)
-        trained = any(ctx.needs_input_grad[WEIGHTS:])
-        given = cast_tensor(gradient, GRADIENT, kept.gradient, delayed=ctx.kind.delayed, transposes=trained)
-        return backward(ctx, kept, given)
+        saved, delayed, (_, trained) = load_saved(ctx), ctx.kind.delayed, needed_gradients(ctx)
+        scaled = cast_tensor(gradient, GRADIENT, saved.factors.gradient, delayed=delayed, transposes=trained)
+        return backward(ctx, saved, scaled)
 
 
 class Fp8Activated(torch.autograd.Function):
@@ -293,9 +287,9 @@ class Fp8Activated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 (torch's interface)
-        operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]
-        product = forward(ctx, operands, weights)
-        save(ctx, operands, weights, [product])
+        operands, _ = restore(arguments)
+        product = forward(operands)
+        save(ctx, operands, [product])
         without_gradients(ctx, product)
         rows, columns = product.shape
         features = columns // 2 if operands.kind.activation == "swiglu" else columns
@@ -304,31 +298,29 @@ class Fp8Activated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Fp8Context, _product: None, gradient: Tensor) -> Gradients:
-        kept = saved(ctx)
-        (product,), activation = kept.more, ctx.kind.activation
+        saved = load_saved(ctx)
+        (product,), activation = saved.more, ctx.kind.activation
         assert activation is not None
-        scaled, transposed, amax = cast_activation_gradient(
-            product, gradient, kept.gradient.scale, activation, FORMATS[GRADIENT]
-        )
-        return backward(ctx, kept, Cast(scaled, transposed, kept.gradient.inverse, amax))
+        scale, inverse = saved.factors.gradient
+        values, transposed, amax = cast_activation_gradient(product, gradient, scale, activation, FORMATS[GRADIENT])
+        return backward(ctx, saved, Cast(values, transposed, inverse, amax))
 
 
 class Fp8Rotated(torch.autograd.Function):
     """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
 
-    Arguments: ``Operands``, weights, ``Rotation`` and head_dim.
+    Arguments: those of ``apply_to``, ``Rotation`` and head_dim.
     """
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
-        given = Operands(*arguments[:WEIGHTS])
-        *weights, cos, sin, interleaved, head_dim = arguments[WEIGHTS:]
+        operands, (cos, sin, interleaved, head_dim) = restore(arguments)
         ctx.interleaved, rotation = interleaved, Rotation(cos, sin, interleaved)
-        save(ctx, given, weights, [cos, sin])
-        product = forward(ctx, given, weights)
-        of_query, of_key, of_value = (size // head_dim for size in ctx.outputs)
-        heads = product.view(given.kind.batch, -1, of_query + of_key + of_value, head_dim)
-        query, key, value = torch.split(heads, [of_query, of_key, of_value], -2)
+        save(ctx, operands, [cos, sin])
+        product = forward(operands)
+        sizes = [outputs // head_dim for outputs in operands.kind.outputs]
+        heads = product.view(operands.kind.batch, -1, sum(sizes), head_dim)
+        query, key, value = torch.split(heads, sizes, -2)
         factors = factors_of(rotation)
         # A view of the product would keep queries and keys for the backward pass, from before the rotation.
         return rotate(query, factors), rotate(key, factors), value.contiguous()
@@ -336,9 +328,9 @@ class Fp8Rotated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Fp8Context, *gradients: Tensor) -> Gradients:
-        kept = saved(ctx)
-        cos, sin = kept.more
+        saved = load_saved(ctx)
+        cos, sin = saved.more
         rotation = Rotation(cos, sin, ctx.interleaved)
-        scale, inverse = kept.gradient
+        scale, inverse = saved.factors.gradient
         values, transposed, amax = cast_rotated_gradient(Heads(*gradients), rotation, scale, FORMATS[GRADIENT])
-        return backward(ctx, kept, Cast(values, transposed, inverse, amax))
+        return backward(ctx, saved, Cast(values, transposed, inverse, amax))

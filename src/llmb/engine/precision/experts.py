@@ -16,7 +16,6 @@ from llmb.engine.precision.scaling import (
     FORMATS,
     GRADIENT,
     INPUT,
-    WEIGHT,
     Cast,
     Fp8Matrix,
     Kept,
@@ -139,7 +138,7 @@ class Fp8Stack(Fp8Matrix):
         return cast_tensor(rows, which, scales.factors[which], delayed=scales.delayed, transposes=transposes)
 
     def product(self, rows: Cast, matrices: Tensor, counts: list[int], *, fast: bool) -> Tensor:
-        inverse = self.layer_scales.factors[WEIGHT].inverse
+        inverse = self.layer_scales.factors.weight.inverse
         result: Tensor = expert_products(rows.values, rows.inverse, matrices, inverse, counts, fast, self.product_dtype)
         return result
 
@@ -243,7 +242,7 @@ class _Fp8Experts(torch.autograd.Function):
         ctx.stacks, ctx.kept, ctx.counts = stacks, [first.kept, last.kept], counts
         taken = first.cast(rows, INPUT, transposes=True)
         gate_up = first.product(taken, (first.kept or first.cast_weight(first_weights))[1], counts, fast=True)
-        scale, inverse = last.layer_scales.factors[INPUT]
+        scale, inverse = last.layer_scales.factors.input
         values, transposed, amax = cast_activated(gate_up, scale, "swiglu", FORMATS[INPUT])
         inner = Cast(values, transposed, inverse, amax)
         save_for_backward(ctx, taken.transposed, taken.amax, gate_up, transposed, amax, first_weights, last_weights)
@@ -260,11 +259,11 @@ class _Fp8Experts(torch.autograd.Function):
         ]
         given = last.cast(gradient, GRADIENT, transposes=True)
         to_inner = last.product(given, matrices[1], counts, fast=False)
-        to_last = last.weight_gradient(inner, last.layer_scales.factors[INPUT].inverse, given, counts)
-        scale, inverse = first.layer_scales.factors[GRADIENT]
+        to_last = last.weight_gradient(inner, last.layer_scales.factors.input.inverse, given, counts)
+        scale, inverse = first.layer_scales.factors.gradient
         values, transposed, largest = cast_activation_gradient(gate_up, to_inner, scale, "swiglu", FORMATS[GRADIENT])
         back = Cast(values, transposed, inverse, largest)
         to_rows = first.product(back, matrices[0], counts, fast=False)
-        to_first = first.weight_gradient(rows, first.layer_scales.factors[INPUT].inverse, back, counts)
+        to_first = first.weight_gradient(rows, first.layer_scales.factors.input.inverse, back, counts)
         probes = torch.stack((amax, largest)), torch.stack((inner_amax, given.amax))
         return to_rows, to_first, to_last, *probes, None, None

@@ -18,9 +18,18 @@ from llmb.engine.model.attention import Attention, Rotary, RotaryPosition
 from llmb.engine.model.layers import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear
 from llmb.engine.model.shards import local_shard
-from llmb.engine.precision.autograd import Fp8Activated, Fp8Rotated, Operands, ProductFunction, ProductKind
-from llmb.engine.precision.scaling import FORMATS, INPUT, WEIGHT, Cast, Fp8Matrix, Kept, LayerScales, cast_tensor
-from llmb.engine.typed_autograd import apply
+from llmb.engine.precision.autograd import Fp8Activated, Fp8Rotated, Operands, ProductFunction, ProductKind, apply_to
+from llmb.engine.precision.scaling import (
+    FORMATS,
+    INPUT,
+    WEIGHT,
+    Cast,
+    Factor,
+    Fp8Matrix,
+    Kept,
+    LayerScales,
+    cast_tensor,
+)
 from llmb.runs.attention_choice import ProductDtype
 
 
@@ -90,50 +99,34 @@ class Fp8Joined(Joined):
         for layer, weight in zip(self.layers, weights, strict=True):
             part = slice(first, first + len(weight))
             layer.kept = values[part], transposed[:, part]
-            cast_into(weight, layer.layer_scales.factors[WEIGHT].scale, *layer.kept, amax)
+            cast_into(weight, layer.layer_scales.factors.weight.scale, *layer.kept, amax)
             first += len(weight)
         self.kept = values, transposed
 
 
 def operands(
     layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput, activation: Activation | None = None
-) -> tuple[object, ...]:
-    """For functions of ``autograd``, from hidden [..., inputs]: ``Operands``, then weights, [outputs, inputs] each."""
+) -> Operands:
+    """For functions of ``autograd``, from hidden [..., inputs]."""
     first, *_ = layer.layers
-    scales = first.layer_scales
-    input_factor, weight_factor, gradient_factor = scales.factors
+    scales, group = first.layer_scales, first.group
     weights = [local_shard(each.weight) for each in layer.layers]
     if not isinstance(hidden, CastInput):
         # Only gradients of weights need the input's transpose.
-        transposes = first.group is None and not first.casts_again and any(each.requires_grad for each in weights)
-        rows, group = hidden.detach().flatten(0, -2), first.group
-        taken = cast_tensor(rows, INPUT, input_factor, delayed=scales.delayed, transposes=transposes, group=group)
-        hidden = CastInput(hidden, taken)
-    kept, kept_transposed = layer.kept or (None, None)
-    batch = hidden.hidden.shape[0]
-    kind = ProductKind(scales.delayed, first.product_dtype, activation, first.group, batch, first.casts_again)
-    found = Operands(
-        hidden=hidden.hidden.flatten(0, -2),
-        values=hidden.cast.values,
-        transposed=hidden.cast.transposed,
-        input_scale=input_factor.scale,
-        input_inverse=hidden.cast.inverse,
-        input_amax=hidden.cast.amax,
-        kept=kept,
-        kept_transposed=kept_transposed,
-        weight_scale=weight_factor.scale,
-        weight_inverse=weight_factor.inverse,
-        gradient_scale=gradient_factor.scale,
-        gradient_inverse=gradient_factor.inverse,
-        probe=scales.probe,
-        kind=kind,
-    )
-    return *found, *weights
+        transposes = group is None and not first.casts_again and any(each.requires_grad for each in weights)
+        rows, factor = hidden.detach().flatten(0, -2), scales.factors.input
+        scaled = cast_tensor(rows, INPUT, factor, delayed=scales.delayed, transposes=transposes, group=group)
+        hidden = CastInput(hidden, scaled)
+    (values, transposed, inverse, amax), outputs = hidden.cast, tuple(map(len, weights))
+    batch, rows = hidden.hidden.shape[0], hidden.hidden.flatten(0, -2)
+    kind = ProductKind(scales.delayed, first.product_dtype, activation, group, batch, first.casts_again, outputs)
+    factors = scales.factors._replace(input=Factor(scales.factors.input.scale, inverse))
+    return Operands(rows, scales.probe, kind, weights, values, transposed, amax, factors, layer.kept)
 
 
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
     """[..., sum of outputs]."""
-    product: Tensor = apply(ProductFunction, *operands(layer, hidden))
+    product: Tensor = apply_to(ProductFunction, operands(layer, hidden))
     return as_sequences(product, hidden)
 
 
@@ -146,8 +139,8 @@ def as_sequences(rows: Tensor, hidden: Tensor | CastInput) -> Tensor:
 def cast_activation(first: Fp8Linear | Fp8Joined, last: nn.Module, hidden: Tensor, activation: Activation) -> CastInput:
     """The input of ``last``, cast: what the activation makes of the product of ``first``."""
     assert isinstance(last, Fp8Linear)
-    product, activated = apply(Fp8Activated, *operands(first, hidden, activation))
-    scale, inverse = last.layer_scales.factors[INPUT]
+    product, activated = apply_to(Fp8Activated, operands(first, hidden, activation))
+    scale, inverse = last.layer_scales.factors.input
     values, transposed, amax = cast_activated(product, scale, activation, FORMATS[INPUT])
     return CastInput(as_sequences(activated, hidden), Cast(values, transposed, inverse, amax))
 
@@ -175,7 +168,7 @@ class RotatedAttention(Attention):
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)
-        query, key, value = apply(Fp8Rotated, *operands(self.qkv, hidden), *rotary.rotation, self.head_dim)
+        query, key, value = apply_to(Fp8Rotated, operands(self.qkv, hidden), *rotary.rotation, self.head_dim)
         return query, key, value
 
 

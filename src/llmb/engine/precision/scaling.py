@@ -39,6 +39,23 @@ class Factor(NamedTuple):
     inverse: Tensor
 
 
+class Factors(NamedTuple):
+    """A layer's, of ``INPUT``, ``WEIGHT`` and ``GRADIENT``."""
+
+    input: Factor
+    weight: Factor
+    gradient: Factor
+
+    @property
+    def numbers(self) -> tuple[Tensor, ...]:
+        return *self.input, *self.weight, *self.gradient
+
+    @staticmethod
+    def of(numbers: Sequence[Tensor]) -> "Factors":
+        """The inverse of ``numbers``."""
+        return Factors(Factor(*numbers[:2]), Factor(*numbers[2:4]), Factor(*numbers[4:]))
+
+
 class Scaled(NamedTuple):
     """An FP8 matrix, and 1 over the scale that it was multiplied by before the cast, 0-d fp32."""
 
@@ -169,11 +186,9 @@ class Scales:
         self.factors[:, :, 0, 0] = self.scale
         torch.reciprocal(self.scale, out=self.factors[:, :, 1, 0])
 
-    def of_layer(self, number: int) -> tuple[Factor, Factor, Factor]:
-        """Factors of input, weight and gradient."""
+    def of_layer(self, number: int) -> Factors:
         each = self.factors[number, :, :, 0]
-        first, second, third = (Factor(each[which, 0], each[which, 1]) for which in (INPUT, WEIGHT, GRADIENT))
-        return first, second, third
+        return Factors.of([each[which, part] for which in (INPUT, WEIGHT, GRADIENT) for part in (0, 1)])
 
     def freeze_weights(self, amax: Tensor) -> None:
         """Sets the scales of weights for good: every earlier step, if there were any, would have the same ``amax``."""
@@ -250,5 +265,5 @@ class Fp8Matrix(nn.Module):
             self.kept = self.cast_weight(self.matrix())
 
     def cast_weight(self, weight: Tensor) -> Kept:
-        values, transposed, _ = cast_both_ways(weight, self.layer_scales.factors[WEIGHT].scale, FORMATS[WEIGHT])
+        values, transposed, _ = cast_both_ways(weight, self.layer_scales.factors.weight.scale, FORMATS[WEIGHT])
         return values, transposed
