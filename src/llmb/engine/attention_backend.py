@@ -49,14 +49,14 @@ RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of val
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
 """The largest distance, relative to the exact values' norm. In bf16 rounding takes 0.003 of it."""
 MOST_SCORES = 2**26
-"""How many are in memory at a time: in fp32, with their gradients, 1 GiB."""
+"""The most scores in memory at a time: in fp32, with their gradients, 1 GiB."""
 WARM_UPS, TIMED = 3, 10
 FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
-"""What torch raises for inputs that a backend does not take, or for a backend that is not installed."""
+"""The errors that torch raises for inputs that a backend does not take, or for a backend that is not installed."""
 
 
 class BackendTrial(NamedTuple):
-    """What one layer of each kind showed: the time of all layers, None if not timed, and the largest distance of any
+    """The trial of one layer of each kind: the time of all layers, None if not timed, and the largest distance of any
     result from exact attention, None if not compared; NaN for a result that is not finite."""
 
     milliseconds: float | None
@@ -168,7 +168,7 @@ def try_kernel(backend: AttentionBackend, measure: Measure, ranks: Ranks | None,
 
 
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
-    """What all ranks find, a collective; or this process alone, if there are none."""
+    """Return the trial of all ranks, a collective; or of this process alone, if there are no ranks."""
     own, refusal = BackendTrial(None, None, None), None
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -204,17 +204,17 @@ def varlen_problem(plan: EnginePlan) -> str | None:
 
 
 def groups_heads_of_documents() -> bool:
-    """Whether torch's kernel for documents takes fewer heads of keys and values than of queries; not in torch 2.11."""
+    """Return True if torch's kernel for documents takes fewer heads of keys than of queries; not in torch 2.11."""
     return "enable_gqa" in signature(varlen_attn).parameters
 
 
 def first_documents(plan: EnginePlan) -> Tensor | None:
-    """Where the documents of the first micro-batch begin, [MBS, seq], on the host; None if sequences are not packed."""
+    """Return the starts of the first micro-batch's documents, [MBS, seq], on the host; None for unpacked sequences."""
     return build_data(plan).micro_batch(range(plan.recipe.layout.mbs)).starts
 
 
 def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
-    """As a layer gets them for one micro-batch."""
+    """Return random inputs of the shapes that a layer gets for one micro-batch."""
     model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
     generator = torch.Generator(device).manual_seed(plan.seed)
 
@@ -304,12 +304,12 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
 
 
 def distances_of(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """How far a kernel's result and gradients lie from the exact ones, relative to the norm of these."""
+    """Return how far a kernel's result and gradients lie from the exact ones, relative to the norm of these."""
     return [float((one.float() - other).norm() / other.norm()) for one, other in zip(found, exact, strict=True)]
 
 
 def accuracy_problem(distances: Sequence[float], bound: float) -> str | None:
-    """What is wrong with a kernel's result and gradients; None if they are exact up to rounding."""
+    """Describe what is wrong with a kernel's result and gradients; None if they are exact up to rounding."""
     for name, distance in zip(RESULTS, distances, strict=True):
         if not math.isfinite(distance):
             return f"its {name} is not finite"

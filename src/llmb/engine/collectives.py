@@ -203,7 +203,7 @@ def start_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def finish(started: Tensor, dim: int) -> Tensor:
-    """What was gathered or scattered, once it is complete."""
+    """Wait for a result of ``start_gather`` or ``start_scatter``, and return it in its shape."""
     completed: Tensor = c10d.wait_tensor(started)
     return completed.movedim(0, dim)
 

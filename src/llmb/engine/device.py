@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between CPU and GPU: backend, clock, memory, name."""
+"""The differences between CPU and GPU: backend, clock, memory, name."""
 
 import os
 import platform

@@ -24,7 +24,7 @@ from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, Rdma
 
 RECORDED = (*SPEED_PREFIXES, "LLMB_", "SLURM_")
 QUERY_S = 20.0
-"""How long nvidia-smi may take: without persistence mode it waits for the driver."""
+"""The time limit of nvidia-smi, which waits for the driver without persistence mode."""
 RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -68,7 +68,7 @@ def gpus_after(ranks: Ranks) -> tuple[GpuState, ...] | None:
 
 
 def cudnn_text(version: int | None) -> str | None:
-    """As in its release notes, such as 9.10.2; its number has other digits since version 9."""
+    """Format a version as in cuDNN's release notes, such as 9.10.2; its number has other digits since version 9."""
     if version is None:
         return None
     major, rest = divmod(version, 10_000 if version >= 90_000 else 1000)

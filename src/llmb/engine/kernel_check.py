@@ -40,11 +40,11 @@ from llmb.runs.plan import EnginePlan
 
 Shape = tuple[int, ...]
 Parts = Iterator[tuple[Tensor, Tensor]]
-"""What a kernel and what torch computed, part after part, of which few are in memory as fp32 at a time."""
+"""The results of a kernel and of torch, part after part, of which few are in memory as fp32 at a time."""
 MOST_VALUES = 2**26
-"""How many a part has at most."""
+"""The most values of a part."""
 MOST_EXPERTS = 2
-"""How many matrices of a stack are compared: each is cast like any other."""
+"""The most matrices of a stack that are compared: each is cast like any other."""
 SCALE = 100.0
 """Casts of values that are normally distributed then clamp a few to the range of e4m3, and take bits of a few."""
 

@@ -26,7 +26,7 @@ DETAILED = ("INFO", "ABORT", "TRACE")
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
-    """With ``--nccl-trace``, all collectives and communicators of this rank; of a node's first rank the network.
+    """Request all collectives and communicators of this rank with ``--nccl-trace``; of a node's first rank the network.
 
     Returns the user's own file if NCCL's lines go there.
     """
@@ -68,7 +68,7 @@ def _rank() -> int:
 
 
 def nccl_setting(name: str, default: str = "") -> str:
-    """As NCCL finds it: a variable, else a line of its configuration files."""
+    """Look a setting up as NCCL does: a variable, else a line of its configuration files."""
     if name in os.environ:
         return os.environ[name]
     own = os.environ.get("NCCL_CONF_FILE") or Path(os.environ.get("HOME", "/"), ".nccl.conf")

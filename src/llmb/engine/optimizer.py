@@ -46,7 +46,7 @@ class Trained:
 
     @property
     def weight(self) -> Tensor | None:
-        """What the master is rounded to."""
+        """The tensor that the master is rounded to."""
         if self.part is not None:
             return self.part.weight
         return None if self.master is self.parameter else local_tensor(self.parameter)
@@ -123,13 +123,13 @@ class AdamW:
 
 
 def build_optimizer(model: nn.Module, training: Training) -> AdamW:
-    """For all parameters that are not frozen. Applies weight decay only to matrices, not to norm weights and biases."""
+    """Optimize all parameters that are not frozen, with weight decay of matrices, not of norm weights and biases."""
     trained = list(trained_in(model, training))
     return AdamW(trained, training, next(model.parameters()).device)
 
 
 def trained_in(model: nn.Module, training: Training) -> Iterator[Trained]:
-    """What this rank updates."""
+    """Yield the parameters, or the parts of them, that this rank updates."""
     stage = model if isinstance(model, Decoder) else None
     held = stage.held() if stage else (Held(name, each, each, None) for name, each in model.named_parameters())
     copies = {each: bucket.peers.copies for bucket in (stage.buckets if stage else ()) for each in bucket.parameters}

@@ -44,7 +44,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """If a step raises, the recording is left open; the process ends then."""
+        """Record a step. If it raises, the recording is left open; the process ends then."""
         wanted = self.plan.profile
         if self.nccl_log:
             with self.nccl_log.step(number):

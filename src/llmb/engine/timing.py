@@ -162,7 +162,7 @@ class PendingStep:
 
 
 class RankStep(NamedTuple):
-    """What a rank tells the others of a step. loss: 0 where ``has_loss`` is. The fields of ``Figures`` are last."""
+    """A rank's figures of a step for the others. loss: 0 where ``has_loss`` is. The fields of ``Figures`` are last."""
 
     has_loss: float
     loss: float

@@ -45,7 +45,7 @@ ENGINE = (
     *_names("torch.utils._pytree", "tree_leaves tree_map"),
     *_names("torch.utils.checkpoint", "_CachedTorchDispatchMode _CachingTorchDispatchMode"),
 )
-"""What training uses."""
+"""Names that training uses."""
 ACCOUNT = (
     *_names("torch._dynamo.backends.common", "aot_autograd"),
     *_names("torch._functorch._aot_autograd.utils", "make_boxed_func"),
@@ -59,11 +59,11 @@ ACCOUNT = (
     *_names("torch.ops.aten.mm.default", "_overloadpacket _schema"),
     *_names("torch.utils._python_dispatch", "TorchDispatchMode"),
 )
-"""What counting a rank uses beside them."""
+"""Names that counting a rank uses beside them."""
 WEIGHTS = ("torch.distributed.checkpoint.utils._create_file_view",)
-"""What converting weights uses beside them."""
+"""Names that converting weights uses beside them."""
 BENCH = ("torch.cuda._sleep",)
-"""What measuring a machine's parts uses beside them."""
+"""Names that measuring a machine's parts uses beside them."""
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -85,7 +85,7 @@ def missing_names(names: Iterable[str]) -> Iterator[str]:
 
 
 def found(name: str) -> object:
-    """What a name with dots stands for. Raises ImportError or AttributeError if there is none."""
+    """Return the object of a name with dots. Raises ImportError or AttributeError if there is none."""
     first, *rest = name.split(".")
     path = first
     owner: object = import_module(first)

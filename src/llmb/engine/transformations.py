@@ -60,7 +60,7 @@ KEPT = frozenset(
         torch.ops._c10d_functional.wait_tensor.default,
     }
 )
-"""What ``selective`` keeps if it is needed again: the results that are most expensive to compute for their size.
+"""The operators whose results ``selective`` keeps if they are needed again: the most expensive ones for their size.
 
 What is reduced and scattered is a fraction of the products that are summed. An exchange of rows is kept as what waits
 for it is: begun again, nothing would wait for it."""
@@ -214,7 +214,7 @@ def add_dropout(model: Decoder, probability: float, seed: int) -> None:
 
 
 def token_keys(model: Decoder) -> TokenKeys | None:
-    """What the dropout of a model's adapters depends on; None without dropout."""
+    """Return the keys of the tokens that the dropout of a model's adapters depends on; None without dropout."""
     return next((module.tokens for module in model.modules() if isinstance(module, Dropout)), None)
 
 

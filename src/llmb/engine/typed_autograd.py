@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's autograd functions are called with, whose annotations are missing or narrower than what torch takes."""
+"""Typed calls of torch's autograd functions, whose annotations are missing or narrower than what torch takes."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ def apply(function: type[Function], *arguments: object) -> Any:  # noqa: ANN401 
 
 
 def save_for_backward(ctx: FunctionCtx, *tensors: Tensor | None) -> None:
-    """Torch restores None as None."""
+    """Save tensors, and None, which torch restores as None."""
     ctx.save_for_backward(*tensors)  # type: ignore[arg-type]
 
 
 class Context(FunctionCtx):
-    """What autograd sets on the context of any function."""
+    """The attributes that autograd sets on the context of any function."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]

@@ -109,7 +109,7 @@ def _line(frame: FrameType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a rank is in its training."""
+    """The phase and the step of a rank."""
 
     phase: Phase
     step: int
@@ -331,7 +331,7 @@ class Watchdog:
 
 
 def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
-    """Whether a rank judges that made no progress for ``over_s`` beyond its limit: 0 always, then 1, 2 to 3, 4 to 7.
+    """Return True if a rank judges that made no progress for ``over_s`` beyond its limit: 0 always, then 1, 2 to 3, ...
 
     A few at a time, because each reads the heartbeats of all ranks, from one store.
     """

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of a run takes: memory, FLOPs and collectives, without the devices of the run."""
+"""The memory, FLOPs and collectives of one rank of a run, counted without the devices of the run."""

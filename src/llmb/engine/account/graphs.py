@@ -56,7 +56,7 @@ class Graph:
 
 
 class Inner(NamedTuple):
-    """What runs within an operator of the engine: the most bytes that it has at a time, results included."""
+    """The inside of an operator of the engine: the most bytes that it has at a time, results included."""
 
     bytes: int
     flops: Counter[str]
@@ -109,7 +109,7 @@ def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBacken
 
 
 def is_in_kernel(node: fx.Node) -> bool:
-    """Whether the innermost function that called the operator is of ``engine.kernels``."""
+    """Return True if the innermost function that called the operator is of ``engine.kernels``."""
     *_, innermost = [line for line in (node.meta.get("stack_trace") or "").splitlines() if "File " in line] or [""]
     return KERNELS in innermost
 
@@ -154,7 +154,7 @@ def call_of(node: fx.Node) -> OperatorCall:
 
 
 def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
-    """What is in memory and read to compute a node, through everything that is fused into it."""
+    """Yield the nodes in memory that are read to compute a node, through everything that is fused into it."""
     seen, new = set[fx.Node](), list(node.all_input_nodes)
     while new:
         each = new.pop()
@@ -218,7 +218,7 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Bytes by which memory in use grows at most: results are kept, arguments that nothing else holds are freed.
+    """Return by how many bytes memory in use grows at most; results stay, arguments without other references are freed.
 
     within: the most bytes that an operator has while it runs, where that is more than its results.
     """
@@ -242,7 +242,7 @@ def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
 
 
 def is_stored(node: fx.Node) -> bool:
-    """Whether memory is taken for its result, or would be for the result of the graph."""
+    """Return True if its result takes memory, or would as the result of the graph."""
     if node.op != "call_function":
         return True
     if node.meta.get(FUSED) or is_view(node) or node.target is operator.getitem or not is_call(node):
@@ -251,7 +251,7 @@ def is_stored(node: fx.Node) -> bool:
 
 
 def reads_memory(user: fx.Node) -> bool:
-    """Whether Inductor generates no code for it, with which it could fuse that of what it reads."""
+    """Return True if Inductor generates no code for it, into which it could fuse the nodes that it reads."""
     if is_view(user):
         return any(map(reads_memory, user.users))
     return not (is_elementwise(user) or getattr(user.target, "_overloadpacket", None) in REDUCTIONS)

@@ -156,7 +156,7 @@ class Ledger(TorchDispatchMode):
         self.flops: Counter[str] = Counter()
         self.collectives: list[Message] = []
         self.started: dict[int, Any] = {}
-        """What collectives that were not waited for may still read, by their results."""
+        """Tensors that collectives may still read, by their results, which were not waited for."""
         self.parameters: set[nn.Parameter] = set()
         self.gathered: dict[nn.Module, list[Tensor]] = {}
         self.inside = 0
@@ -335,7 +335,7 @@ class MessageKind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What one step takes: FLOPs by kind; messages and their bytes by kind and group, in the order of the first."""
+    """The use of one step: FLOPs by kind; messages and their bytes by kind and group, in the order of the first."""
 
     peak: Counter[str]
     flops: Counter[str]
@@ -343,7 +343,7 @@ class Counts(NamedTuple):
     bytes: Counter[MessageKind]
 
     def extended(self, fewer: "Counts", rounds: int) -> "Counts":
-        """With ``rounds`` more of what this step has more than ``fewer``."""
+        """Add ``rounds`` times what this step has more than ``fewer``."""
         pairs: Any = zip(self, fewer, strict=True)
         return Counts(
             *(Counter({key: size + rounds * (size - less[key]) for key, size in own.items()}) for own, less in pairs)
@@ -353,7 +353,7 @@ class Counts(NamedTuple):
 def account_of(
     plan: EnginePlan, stages: Sequence[Decoder], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
-    """What this rank takes in a step; within ``ledger``, which follows ``stages``. ``extends``: from fewer."""
+    """Count a step of this rank within ``ledger``, which follows ``stages``. ``extends``: from fewer micro-batches."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
         ledger.memory.give(local_tensor(each.detach()), "optimizer")

@@ -43,12 +43,12 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "barrier": ("barrier", "tensor"),
     }
 )
-"""By operator: the kind, and the argument with the whole message: what a rank gathers, sends, or reduces."""
+"""The kind of each operator, and its argument with the whole message that a rank gathers, sends, or reduces."""
 aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
 """Products of attention; the backward pass computes the scores again (Dao et al., 2022, appendix B)."""
 PRECISIONS = MappingProxyType({1: "fp8", 2: "bf16", 4: "fp32", 8: "fp64"})
-"""By bytes of an element."""
+"""Names of precisions by the bytes of an element."""
 ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attention.forward, span_attention.backward))
 
 
@@ -174,4 +174,4 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
         },
     }
 )
-"""By operator, with its arguments."""
+"""FLOPs of each operator, from its arguments."""

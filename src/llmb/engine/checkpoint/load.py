@@ -122,7 +122,7 @@ METADATA_TYPES = frozenset(
     }
 )
 PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")})
-"""What Python up to 3.12 and from 3.14, and Python 3.13, call the path of the folder that torch saved to."""
+"""The names that Python up to 3.12 and from 3.14, and Python 3.13, have for the path's type of torch's folder."""
 
 
 def load_checkpoint(
@@ -188,7 +188,7 @@ class TensorReader(FileSystemReader):
 
     read_bytes = 0
     read_s = 0.0
-    """What this rank has read, with the copy to where it is used."""
+    """The transfer of this rank: its reads, with the copy to where they are used."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         began = time.perf_counter()
@@ -225,7 +225,7 @@ class MetadataUnpickler(pickle.Unpickler):
 
 
 def _enum_member(owner: object, name: str) -> object:
-    """What early versions of Python 3.11, such as Debian's, save for a member of an enum is ``getattr``."""
+    """Return an enum's member, which early versions of Python 3.11, such as Debian's, save as a ``getattr``."""
     if not isinstance(owner, EnumType):
         raise ValueError(f"the checkpoint's metadata takes {name} from {owner!r}, which no checkpoint of llmb does")  # noqa: TRY004 (of a file)
     return owner[name]

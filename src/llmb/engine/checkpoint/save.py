@@ -88,7 +88,7 @@ class Writer(FileSystemWriter):
         self.checksums: dict[str, str] = {}
 
     def storage_meta(self) -> StorageMeta:
-        """Without the folder, whose type has another name in the pickles of another version of Python."""
+        """Leave out the folder, whose type has another name in the pickles of another version of Python."""
         return StorageMeta(save_id=self.save_id)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def cannot_save(name: str, error: OSError) -> EnvironmentProblem:
 
 @dataclass(frozen=True, slots=True)
 class FolderTrial:
-    """What one rank found: the name of the file that it left, if it is the first of its node, or why it could not."""
+    """The result of one rank: the name of the file that it left, if it is the first of its node, or its error."""
 
     file: str | None = None
     problem: str | None = None
@@ -237,12 +237,12 @@ class Save:
     start_s: float
     began: float
     blocked_s: float | None = None
-    """As in RankTransfer."""
+    """The time of the copy, as in RankTransfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a rank has written, and what it took."""
+    """The results of a rank's write, and its transfer."""
 
     results: list[WriteResult]
     transfer: RankTransfer
@@ -269,7 +269,7 @@ class Saver:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[SaveLine] | None = None
         self.pieces: SavePlan | None = None
-        """What this rank writes of a checkpoint, once that is settled."""
+        """The plan of this rank's writes, once that is settled."""
         self.metadata = Metadata({})
         """On the first rank, that of all tensors."""
         self.transfers: tuple[RankTransfer, ...] = ()
@@ -282,7 +282,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """True while a checkpoint is being written."""
         return self.pending is not None and not self.pending.done()
 
     def after_step(self, number: int) -> None:
@@ -326,7 +326,7 @@ class Saver:
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """What each rank writes, of what several have once. That of 512 ranks with 170,000 pieces takes 10 s."""
+        """Plan the writes of each rank: one rank writes what several have. 512 ranks with 170,000 pieces take 10 s."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

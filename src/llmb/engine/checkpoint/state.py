@@ -43,7 +43,7 @@ Numbers = tuple[int, ...]
 
 
 class PartPlace(NamedTuple):
-    """Where the elements ``start`` to ``stop`` of a rank's flattened shard of a tensor are.
+    """The place of the elements ``start`` to ``stop`` of a rank's flattened shard of a tensor.
 
     shape, offset: of the shard in the tensor, whose own shape is ``full``.
     """
@@ -64,7 +64,7 @@ class PartPlace(NamedTuple):
 
 
 Places = Mapping[str, PartPlace]
-"""By the name of a tensor in a checkpoint."""
+"""Places by the names of tensors in a checkpoint."""
 
 
 def place_of(part: OwnPart) -> PartPlace:
@@ -191,7 +191,7 @@ def optimizer_state(stage: Decoder, optimizer: AdamW) -> dict[str, Tensor]:
 
 
 def part_places(stages: Sequence[Decoder]) -> Places:
-    """Where those tensors of ``training_state`` are of which this rank has some elements."""
+    """Return the places of those tensors of ``training_state`` of which this rank has some elements."""
     parts = {each.name: place_of(each.part) for stage in stages for each in stage.held() if each.part is not None}
     kinds = ("exp_avg", "exp_avg_sq")
     return {

@@ -145,7 +145,7 @@ class StepSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankData:
-    """What ``data`` has for one rank. ``varlen``: documents are segments for variable-length attention, not masks."""
+    """One rank's samples of ``data``. ``varlen``: documents are segments for variable-length attention, not masks."""
 
     data: TrainingData
     plan: EnginePlan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run trains on: random tokens, or packed documents in an order that is computed place by place.
+"""The data of a run: random tokens, or packed documents in an order that is computed place by place.
 
 Before the first step, a packed dataset is checked: it has to be what the plan says, and to fit the run.
 """
@@ -200,7 +200,7 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
 
 
 def dataset_problems(plan: EnginePlan) -> Iterator[str]:
-    """What prevents the run from training on its data: the dataset's files, its sizes, or the checkpoint's dataset."""
+    """Yield what prevents the run from training: the dataset's files, its sizes, or the checkpoint's dataset."""
     if plan.start and plan.start.consumed_samples:
         record = read_checkpoint_record(Path(plan.start.path))
         problem = dataset_problem(plan.dataset.packed if plan.dataset else None, record.dataset)
@@ -241,7 +241,7 @@ def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[s
 
 
 def _array_problems(arrays: PackedArrays, packed: PackedDataset) -> Iterator[str]:
-    """Whether documents and packs are what the loader takes them for. Reads both, not the tokens."""
+    """Yield what the loader cannot use in documents and packs. Reads both, not the tokens."""
     for name, kind in KINDS.items():
         array = getattr(arrays, name)
         if array.dtype != kind or array.ndim != 1:

@@ -60,7 +60,7 @@ def _columns_of_pairs(
 
 @triton.jit
 def _rows_of(part, sequence, position, head, batch_stride, row_stride, head_stride):
-    """Where these rows of one head begin; strides may have 32 or 64 bits."""
+    """Return the offset of the first of these rows of one head; strides may have 32 or 64 bits."""
     begin = sequence * batch_stride + position * row_stride + head.to(tl.int64) * head_stride
     return part + begin[:, None]
 
@@ -78,7 +78,7 @@ def _load_both(source, first, second, live, live_second, INTERLEAVED: tl.constex
 
 @triton.jit
 def _store_pairs(one, two, scale, values, transposed, row, pair, values_row, transposed_row, live, LARGEST):
-    """As ``store_cast``, of interleaved pairs: ``pair`` and ``values_row`` count pairs."""
+    """Store interleaved pairs as ``store_cast`` does: ``pair`` and ``values_row`` count pairs."""
     first = saturated(one, scale, values.dtype.element_ty, LARGEST)
     second = saturated(two, scale, values.dtype.element_ty, LARGEST)
     low, high = first.to(tl.uint8, bitcast=True).to(tl.uint16), second.to(tl.uint8, bitcast=True).to(tl.uint16)

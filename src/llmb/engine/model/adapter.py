@@ -22,7 +22,7 @@ OWN, FUSED = "adapter", "qkv_adapter"
 
 
 class Adapter(nn.Module):
-    """What is added to the output of a frozen linear layer: ``scale * b(a(dropout(hidden)))``.
+    """The summand of a frozen linear layer's output: ``scale * b(a(dropout(hidden)))``.
 
     [..., inputs] to [..., outputs].
 
@@ -62,7 +62,7 @@ class FusedAdapter(nn.Module):
 
 
 def is_of_adapter(name: str) -> bool:
-    """Whether a parameter, given by its full name, belongs to an adapter."""
+    """Return True if the parameter with this full name belongs to an adapter."""
     return not {OWN, FUSED}.isdisjoint(name.split("."))
 
 

@@ -124,7 +124,7 @@ class Masks(NamedTuple):
 
 
 Documents = Masks | DocumentSegments
-"""What attention has to know of packed sequences."""
+"""The documents of packed sequences, as masks or as segments."""
 
 
 def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -> Masks:

@@ -164,7 +164,7 @@ class Decoder(nn.Module):
         return map(self.block, self.layers)
 
     def block(self, layer: str) -> Block:
-        """By its name, the number of the layer in the full model."""
+        """Return the block of a layer, which has its number in the full model as name."""
         block = self.layers[layer]
         assert isinstance(block, Block)
         return block

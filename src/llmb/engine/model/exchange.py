@@ -51,7 +51,7 @@ class Peers(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """How many ranks update the same piece."""
+        """The number of ranks that update the same piece."""
         return 1 if self.replicas is None else self.replicas.size
 
 
@@ -166,7 +166,7 @@ class Bucket:
 
 @dataclass(eq=False, slots=True)
 class Unit:
-    """What is reduced together: the buckets of a block, or of what a stage has outside of blocks.
+    """Buckets that are reduced together: those of a block, or those that a stage has outside of blocks.
 
     sums: of products, which become gradients. passes: how many backward passes its gradients still lack; None once they
     are on their way.
@@ -256,7 +256,7 @@ def sizes_of(parameters: Iterable[nn.Parameter]) -> list[int]:
 
 
 def padded_size(elements: int, pieces: int) -> int:
-    """With padding for so many pieces of equal size; without, for one."""
+    """Return the number of elements with padding for so many pieces of equal size; one piece has no padding."""
     whole = pieces * ALIGNED
     return ceil(elements / whole) * whole if pieces > 1 else elements
 

@@ -271,5 +271,5 @@ def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Line
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer multiplies by itself, and not in FP8: it has no hook."""
+    """Return True if a layer multiplies by itself, not in FP8, and has no hook."""
     return type(layer) is Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)

@@ -27,7 +27,7 @@ from llmb.engine.typed_autograd import Context, apply, save_for_backward
 LARGEST_CHUNK = 1 / 16
 """Largest chunk, as a fraction of the size of all logits in fp32."""
 LARGEST_SLICE = 1 / 64
-"""Likewise: largest part of a chunk that is in fp32 at a time."""
+"""Largest part of a chunk that is in fp32 at a time, as the same fraction."""
 SMALLEST_BYTES = 2**20
 """Smaller logits are not chunked."""
 ALIGNED = 64
@@ -68,7 +68,7 @@ def chunk_slices(length: int, chunk: int) -> Iterator[slice]:
 
 
 def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """For [rows, columns] logits: log(sum(exp(logits))) and the label's logit, [rows] fp32 each.
+    """Return log(sum(exp(logits))) and the label's logit, [rows] fp32 each, of [rows, columns] logits.
 
     ``places`` are the labels' columns, -1 if a label is in another chunk; its logit is then 0.
     """
@@ -216,7 +216,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _total(losses: Tensor, shares: Tensor) -> Tensor:
-    """In fp64, because the sum of a few thousand fp32 terms would depend on their order in its last digits."""
+    """Sum in fp64: the last digits of a sum of a few thousand fp32 terms would depend on their order."""
     return (losses.double() * shares).sum().float()
 
 

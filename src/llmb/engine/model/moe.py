@@ -64,7 +64,7 @@ class BalancedRouter(Router):
 
 
 def balanced_counts(place: int, choices: int, experts: int) -> list[int]:
-    """How often the rank at ``place`` chooses each expert."""
+    """Return how often the rank at ``place`` chooses each expert."""
     rounds, more = divmod(choices, experts)
     first = place * choices
     return [rounds + ((expert - first) % experts < more) for expert in range(experts)]
@@ -102,7 +102,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 Products = Callable[["Experts", Tensor, list[int]], Tensor]
-"""What multiplies the matrices of experts by their rows, of which the host has to know the number of each."""
+"""A function of experts, rows and counts that multiplies each expert's matrices by its rows; counts are on the host."""
 
 
 class Experts(nn.Module):
@@ -135,7 +135,7 @@ class Experts(nn.Module):
         return self.products(self, rows, known)
 
     def complete(self, outputs: Tensor) -> Tensor:
-        """What ``forward`` returned, once it has all values."""
+        """Wait until the result of ``forward`` has all values."""
         return outputs
 
     def matrices(self, name: str) -> Tensor:
@@ -221,7 +221,7 @@ class MoELayer(nn.Module):
 
     @property
     def balances(self) -> bool:
-        """Whether experts get the same numbers of rows whatever the tokens are, so that the host knows them."""
+        """True if experts get the same numbers of rows whatever the tokens are, so that the host knows them."""
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
@@ -270,7 +270,7 @@ class MoELayer(nn.Module):
         return summed if shared is None else shared + summed
 
     def known_counts(self, rows: int) -> list[int] | None:
-        """How many of this rank's rows each expert has, if that does not depend on the tokens."""
+        """Return how many of this rank's rows each expert has, if that does not depend on the tokens."""
         if self.capacity_factor is not None:
             return [rows // self.moe.experts] * self.moe.experts
         if isinstance(self.router, BalancedRouter):
@@ -279,7 +279,7 @@ class MoELayer(nn.Module):
 
 
 def count_choices(chosen: Tensor, experts: int) -> Tensor:
-    """How often each expert is chosen: [experts]. Unlike ``bincount``, its shape does not depend on the data."""
+    """Count how often each expert is chosen: [experts]. Unlike ``bincount``, its shape does not depend on the data."""
     return (chosen.reshape(-1, 1) == torch.arange(experts, device=chosen.device)).sum(0)
 
 

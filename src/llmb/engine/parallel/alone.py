@@ -40,7 +40,7 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # it ends with the result
 def stand_in(device: str) -> torch.library.Library:
-    """From here on, what comes of this process's collectives has values, copied by few kernels.
+    """Make the results of this process's collectives have values from here on, copied by few kernels.
 
     torch leaves some as they are, which ones depends on its version, and fills the others by a kernel for each rank.
     """
@@ -103,4 +103,4 @@ OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "alltoall_base_": _exchange,
     }
 )
-"""What stands in for torch's own, by name."""
+"""Substitutes for torch's own collectives, by name."""

@@ -92,7 +92,7 @@ class ParallelExperts(Experts):
         return finish_all_to_all(outputs)
 
     def traffic(self, counts: Tensor) -> Traffic:
-        """From the number of this rank's rows for each expert, [experts]; waits for those of the other ranks."""
+        """Exchange the numbers of rows for each expert, [experts], with the other ranks, and wait for theirs."""
         by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, self.ep).unsqueeze(0), 0, self.etp)
         return plan_traffic(by_etp, self.ep, self.etp)
 
@@ -107,14 +107,14 @@ class ParallelExperts(Experts):
         return self.known[key]
 
     def _gather(self, arrived: Tensor, traffic: Traffic) -> Tensor:
-        """What all ranks that share these experts received. Shards are uneven, so each rank sends its own to all."""
+        """Gather the rows of ranks that share these experts. Shards are uneven, so each rank sends its own to all."""
         if self.etp.size == 1:
             return arrived
         counts = [len(arrived)] * self.etp.size
         return all_to_all(arrived.repeat(self.etp.size, 1), counts, traffic.gathered, self.etp)
 
     def _reduce(self, outputs: Tensor, traffic: Traffic) -> Tensor:
-        """For the rows that this rank received, the sum of the partial outputs of all ranks that share the experts."""
+        """Sum the partial outputs of all ranks that share the experts, for the rows that this rank received."""
         if self.etp.size == 1:
             return outputs
         counts = [sum(traffic.received)] * self.etp.size
@@ -123,7 +123,7 @@ class ParallelExperts(Experts):
 
 
 def plan_traffic(by_etp: Tensor, ep: Group, etp: Group) -> Traffic:
-    """From the number of each rank's rows for each expert, [etp, ep, experts]; waits for the device."""
+    """Plan from the number of each rank's rows for each expert, [etp, ep, experts]; waits for the device."""
     # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
     blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
     mine = blocks[:, :, ep.rank]

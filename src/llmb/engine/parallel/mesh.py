@@ -179,7 +179,7 @@ def of_every_rank(value: Value, ranks: Ranks) -> list[Value]:
 
 
 def of_first_rank(give: Callable[[], Value], ranks: Ranks) -> Value:
-    """What the first rank gives, on all of them. A collective."""
+    """Return the value of the first rank on all ranks. A collective."""
     shared: list[Any] = [give() if ranks.is_first else None]
     if not ranks.alone:
         dist.broadcast_object_list(shared, src=0, device=ranks.device)

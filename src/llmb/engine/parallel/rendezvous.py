@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the processes of a run find each other, and talk through their hosts: the store, and groups of gloo.
+"""The rendezvous of a run's processes, and their communication on the host: the store, and groups of gloo.
 
 The store: on one node it is a file that only its user can open. On several, rank 0 listens at the address that the
 batch script chose, on that address alone; keys begin with an id of the job, so that ranks of two jobs never take each
@@ -38,7 +38,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from llmb.base.errors import EnvironmentProblem
 
 STORE = "LLMB_STORE"
-"""As llmb.launch.ranks sets it."""
+"""The variable with the address of the store, which llmb.launch.ranks sets."""
 STORE_ID = "LLMB_STORE_ID"
 PATIENCE = timedelta(minutes=10)
 UNTIL_REMOVED = -1
@@ -80,7 +80,7 @@ def check_open_files(ranks: int) -> None:
 
 
 def store_host() -> str:
-    """For people: what the ranks depend on for their store."""
+    """Describe for people what the ranks depend on for their store."""
     if STORE in os.environ:
         return f"the file system of {os.environ[STORE]}"
     return f"rank 0 at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -132,7 +132,7 @@ def ranks_of_node(world_size: int) -> int:
 
 
 class Hosts:
-    """What exchanges values of all ranks between their hosts: within each node, between the first ranks of nodes, and
+    """Groups that exchange values of all ranks on their hosts: within each node, between the first ranks of nodes, and
     back.
 
     One group of all ranks would connect each with every other one, and pass the values on as often as there are ranks.
@@ -232,7 +232,7 @@ def _group(ranks: range, description: str, timeout: timedelta | None) -> dist.Pr
 
 
 def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa: ANN401 (torch does not export its type)
-    """What torch itself does for ``gloo``, but for the number of threads."""
+    """Create a group as torch itself does for ``gloo``, but for the number of threads."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = _devices(os.environ.get("GLOO_SOCKET_IFNAME", ""))

@@ -144,7 +144,7 @@ def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
 
 
 def placement_of(path: str) -> Placement:
-    """How the parameters of the module at ``path`` are sharded.
+    """Return how the parameters of the module at ``path`` are sharded.
 
     Of an adapter, the matrix on the side of its layer that is sharded; gradients of the other one are partial sums.
     """

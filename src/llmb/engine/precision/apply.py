@@ -155,7 +155,7 @@ def keep_from_forward_on(block: Block) -> None:
 
 
 def kept_in(block: nn.Module) -> list[Fp8Linear | Fp8Joined | Fp8Stack]:
-    """Whatever of a block or a stage keeps cast weights: joined layers together."""
+    """Return the layers of a block or a stage that keep cast weights: joined layers together."""
     joined = [each for each in joined_layers(block) if isinstance(each, Fp8Joined)]
     together = {id(layer) for each in joined for layer in each.layers}
     return [*joined, *(layer for layer in fp8_layers([block]) if id(layer) not in together)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed in FP8, forward and backward, as functions of torch's autograd.
+"""Products in FP8, forward and backward, as functions of torch's autograd.
 
-A product of one weight, or of several below each other; and the same with what comes after it in one pass over memory:
-an activation, the rotation of queries and keys. A product gathers its input as bytes of FP8 if that is a shard of the
+They have one weight, or several below each other, and may include what comes after them in one pass over memory: an
+activation, the rotation of queries and keys. A product gathers its input as bytes of FP8 if that is a shard of the
 sequence (``model.shards``).
 """
 

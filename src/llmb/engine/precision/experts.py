@@ -64,7 +64,7 @@ def expert_weight_gradients(
     counts: Sequence[int],
     product_dtype: str,
 ) -> Tensor:
-    """From rows and gradients of all experts in order, transposed: [inputs, n] and [outputs, n].
+    """Multiply rows and gradients of all experts in order, transposed: [inputs, n] and [outputs, n].
 
     Returns [experts, inputs, outputs] bf16.
     """
@@ -100,7 +100,7 @@ def _multiply_into(result: Tensor, left: Scaled, right: Scaled, *, fast: bool, p
 
 
 def _fits(matrix: Tensor) -> bool:
-    """Whether a GPU's product takes a row-major matrix: all its rows, and columns if it is transposed, are aligned."""
+    """Return True if a GPU's product takes a row-major matrix: its rows, and columns if transposed, are aligned."""
     return bool(matrix.numel()) and not any(
         size % ALIGNED for size in (matrix.shape[1], matrix.stride(0), matrix.storage_offset())
     )

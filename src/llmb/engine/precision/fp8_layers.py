@@ -107,7 +107,7 @@ class Fp8Joined(Joined):
 def operands(
     layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput, activation: Activation | None = None
 ) -> Operands:
-    """For functions of ``autograd``, from hidden [..., inputs]."""
+    """Return the operands of a product with hidden, [..., inputs], whose values are cast if they are not yet."""
     first, *_ = layer.layers
     scales, group = first.layer_scales, first.group
     weights = [local_shard(each.weight) for each in layer.layers]
@@ -155,7 +155,7 @@ class Fp8GatedMLP(GatedMLP):
 
 
 class Fp8SquaredReluMLP(SquaredReluMLP):
-    """Likewise."""
+    """Casts what the activation computes in one pass over memory."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         assert isinstance(self.up_proj, Fp8Linear)

@@ -33,7 +33,7 @@ ALIGNED = 16
 
 
 class Factor(NamedTuple):
-    """What a tensor is multiplied by before its cast, and after it; each 0-d fp32."""
+    """The multipliers of a tensor before its cast and after it; each 0-d fp32."""
 
     scale: Tensor
     inverse: Tensor

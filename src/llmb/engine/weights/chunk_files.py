@@ -226,7 +226,7 @@ def _save(values: Tensor, stream: ChecksumWriter) -> None:
 def metadata_of(
     parameters: Mapping[str, Parameter], files: Iterable[WeightFile], finished: Mapping[str, FinishedFile]
 ) -> Metadata:
-    """What torch.distributed.checkpoint needs to find every chunk; the same bytes for every folder and attempt."""
+    """Return what torch.distributed.checkpoint finds chunks by; the same bytes for every folder and attempt."""
     places = {
         chunk: _StorageInfo(file.name, offset, length)
         for file in files
@@ -270,7 +270,7 @@ def _write_metadata(path: Path, metadata: Metadata) -> str:
 
 
 def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
-    """What an earlier attempt at the same import has finished; everything else in its folder is removed."""
+    """Return the files that an earlier attempt at the same import finished; all else in its folder is removed."""
     # All that the files of an import depend on.
     source = {name: (Path(job.source) / name).stat() for name in (*job.files, *job.documents)}
     seen = {name: [found.st_size, found.st_mtime_ns] for name, found in source.items()}

@@ -87,7 +87,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
 
 
 def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
-    """What adapters add to parameters, by name, computed when called. Raises UsageError if they cannot be read."""
+    """Return functions that compute what adapters add, by parameter. Raises UsageError if they cannot be read."""
     if job.merged is None:
         return {}
     adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)
@@ -101,7 +101,7 @@ class LowRank(NamedTuple):
     b: Tensor
 
     def delta(self, lora: Lora) -> Tensor:
-        """What it adds to the layer's weight, [outputs, inputs] fp32."""
+        """Return the summand of the layer's weight, [outputs, inputs] fp32."""
         return self.b @ self.a * lora.scale
 
 
@@ -279,7 +279,7 @@ def shape_problems(found: Mapping[str, Mapping[str, Tensor]], shapes: Mapping[st
 
 
 def has_shared_inputs(adapters: Mapping[str, LowRank]) -> bool:
-    """Whether the adapters of each block have equal A, as those of a fused projection do."""
+    """Return True if the adapters of each block have equal A, as those of a fused projection do."""
     first: dict[str, Tensor] = {}
     return all(
         torch.equal(first.setdefault(layer.rpartition(".")[0], adapter.a), adapter.a)

@@ -68,7 +68,7 @@ class SafetensorsFiles:
 
 
 def not_finite(values: Tensor) -> bool:
-    """Without a temporary tensor: NaN passes through minimum and maximum."""
+    """Return True for NaN or infinity, without a temporary tensor: NaN passes through minimum and maximum."""
     return values.numel() > 0 and not all(math.isfinite(extreme.item()) for extreme in values.aminmax())
 
 
@@ -98,7 +98,7 @@ Part = Literal["whole", "query", "key", "value", "gate", "up"]
 PREFIXES = ("module.", "")
 LAYER, LAYERS = "layers.", "decoder.layers."
 LEFT_OUT = ("_extra_state", "optimizer.", "rng_state", "rerun_state", "chained_")
-"""In names of what a checkpoint holds beside weights."""
+"""Parts of the names of tensors that are no weights."""
 NEMO_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 METADATA_CLASS = ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
 NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesStorageMetadata")}
@@ -133,7 +133,7 @@ VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 class NemoSource(NamedTuple):
-    """Where a parameter is: in tensor ``name``, at ``layer`` of its first dimension if that is one of layers."""
+    """The place of a parameter: tensor ``name``, at ``layer`` of its first dimension if that is one of layers."""
 
     name: str
     layer: int | None
@@ -380,7 +380,7 @@ def _written(
 
 
 def stored_dtype(files: SafetensorsFiles, sources: Sequence[str]) -> torch.dtype:
-    """That of the tensors that a parameter is made of, or one that can hold all their values."""
+    """Return the dtype of the tensors that a parameter is made of, or one that can hold all their values."""
     return reduce(torch.promote_types, {DTYPES[files.stored[name].dtype] for name in sources})
 
 
