@@ -131,7 +131,7 @@ def test_tokens_beyond_the_capacity_are_dropped_as_in_megatron(
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
     capacity = megatron_moe.capacity_of(tokens, top_k, experts, factor)
-    assert routed.counts.tolist() == [capacity] * experts == layer.known_counts(len(routed.rows))
+    assert routed.counts.tolist() == [capacity] * experts == layer.host_counts(len(routed.rows))
     assert (routed.places == len(routed.rows)).sum() == dropped
     padding = routed.order == tokens * top_k
     assert padding.sum() == experts * capacity - (tokens * top_k - dropped)

@@ -123,16 +123,16 @@ class Experts(nn.Module):
         self.activate: Callable[[Tensor], Tensor] = swiglu
         self.products: Products | None = None
 
-    def forward(self, rows: Tensor, counts: Tensor, known: list[int] | None = None) -> Tensor:
-        """counts: rows for each expert, on the device. known: the same on the host, unless it would have to wait."""
+    def forward(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None = None) -> Tensor:
+        """Multiply rows of which each expert has ``counts``; host_counts: the same, if that needs no wait."""
         if self.products is None:
             inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), counts))
             return grouped_matmul(inner, self.matrices("down_proj"), counts)
-        known = counts.tolist() if known is None else known
+        host_counts = counts.tolist() if host_counts is None else host_counts
         # FSDP gathers experts after the block that they are in, where other weights are cast.
         for layer in self.kept:
             layer.keep_weight()
-        return self.products(self, rows, known)
+        return self.products(self, rows, host_counts)
 
     def complete(self, outputs: Tensor) -> Tensor:
         """Wait until the result of ``forward`` has all values."""
@@ -234,8 +234,7 @@ class MoELayer(nn.Module):
         return min(ceil(choices / self.moe.experts * self.capacity_factor), choices // self.moe.top_k)
 
     def run_experts(self, routed: Routed) -> Tensor:
-        known = self.known_counts(len(routed.rows))
-        outputs: Tensor = self.experts(routed.rows, routed.counts, known)
+        outputs: Tensor = self.experts(routed.rows, routed.counts, self.host_counts(len(routed.rows)))
         return outputs
 
     def run_shared_expert(self, hidden: Tensor) -> Tensor | None:
@@ -269,7 +268,7 @@ class MoELayer(nn.Module):
         summed = weighted.sum(1).view_as(routed.hidden)
         return summed if shared is None else shared + summed
 
-    def known_counts(self, rows: int) -> list[int] | None:
+    def host_counts(self, rows: int) -> list[int] | None:
         """Return how many of this rank's rows each expert has, if that does not depend on the tokens."""
         if self.capacity_factor is not None:
             return [rows // self.moe.experts] * self.moe.experts
@@ -295,8 +294,8 @@ def fill_to_capacity(scores: Tensor, chosen: Tensor, experts: int, capacity: int
     gates = scores.new_zeros(shape).scatter(1, chosen, scores)
     numbers = torch.arange(choices, device=chosen.device).view_as(chosen)
     number_of = chosen.new_full(shape, choices).scatter(1, chosen, numbers)
-    taken = gates.topk(capacity, dim=0, sorted=False).indices
-    order = number_of.gather(0, taken).T.flatten()
+    tokens = gates.topk(capacity, dim=0, sorted=False).indices
+    order = number_of.gather(0, tokens).T.flatten()
     # All padding is written to the last place, which is left out.
     rows = torch.arange(len(order), device=chosen.device)
     places = chosen.new_full((choices + 1,), len(order)).scatter(0, order, rows)[:choices]

@@ -37,23 +37,40 @@ def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
     return mesh.mesh.cpu() - (mesh.get_rank() - own)
 
 
-class Traffic(NamedTuple):
-    """Which rows are sent where. Lists have one number of rows per rank of a group."""
+class Dispatch(NamedTuple):
+    """The exchange of rows with other ranks, to the experts and back.
 
+    Lists have a number of rows per rank: ``sent`` to and ``received`` from those of ep; ``gathered`` from those of etp,
+    what each of them received. order: the permutation of gathered rows, which are ordered by rank, into the order of
+    experts; ``back`` is its inverse. counts: gathered rows of each expert of this rank; host_counts: the same.
+    """
+
+    ep: Group
+    etp: Group
     sent: list[int]
-    """Sent to the ranks of ep."""
     received: list[int]
-    """Received from the ranks of ep."""
     gathered: list[int]
-    """Gathered from the ranks of etp: what each of them received."""
     order: Tensor
-    """Permutation of the gathered rows, which are ordered by rank, into the order of experts."""
     back: Tensor
-    """The inverse permutation."""
     counts: Tensor
-    """Number of gathered rows for each expert of this rank."""
-    known: list[int]
-    """``counts`` on the host."""
+    host_counts: list[int]
+
+    def send(self, rows: Tensor) -> Tensor:
+        """Send rows in the order of experts; return those for this rank's experts, in their order."""
+        arrived = all_to_all(rows, self.sent, self.received, self.ep)
+        if self.etp.size > 1:  # shards are uneven, so each rank sends its own to all
+            copies = [len(arrived)] * self.etp.size
+            arrived = all_to_all(arrived.repeat(self.etp.size, 1), copies, self.gathered, self.etp)
+        return permute(arrived, self.order, self.back)
+
+    def receive(self, outputs: Tensor) -> Tensor:
+        """Return the outputs of the rows that ``send`` took, which ``finish_all_to_all`` waits for."""
+        outputs = permute(outputs, self.back, self.order)
+        if self.etp.size > 1:  # sums of parts
+            copies = [sum(self.received)] * self.etp.size
+            parts = all_to_all(outputs, self.gathered, copies, self.etp)
+            outputs = parts.view(self.etp.size, copies[0], parts.shape[-1]).sum(0)
+        return start_all_to_all(outputs, self.received, self.sent, self.ep)
 
 
 class ParallelExperts(Experts):
@@ -77,63 +94,43 @@ class ParallelExperts(Experts):
         self.etp = group_of(mesh["etp"])
         self.experts = experts
         self.places = places
-        self.known: dict[tuple[int, torch.device], Traffic] = {}
+        self.balanced: dict[tuple[int, torch.device], Dispatch] = {}
 
-    def forward(self, rows: Tensor, counts: Tensor, known: list[int] | None = None) -> Tensor:  # noqa: ARG002
-        traffic = self.traffic(counts) if self.places is None else self.known_traffic(self.places, rows)
-        arrived = all_to_all(rows, traffic.sent, traffic.received, self.ep)
-        gathered = self._gather(arrived, traffic)
-        ordered = permute(gathered, traffic.order, traffic.back)
-        outputs = super().forward(ordered, traffic.counts, traffic.known)
-        summed = self._reduce(permute(outputs, traffic.back, traffic.order), traffic)
-        return start_all_to_all(summed, traffic.received, traffic.sent, self.ep)
+    def forward(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None = None) -> Tensor:  # noqa: ARG002
+        dispatch = self.counted(counts) if self.places is None else self.balance(self.places, rows)
+        return dispatch.receive(super().forward(dispatch.send(rows), dispatch.counts, dispatch.host_counts))
 
     def complete(self, outputs: Tensor) -> Tensor:
         return finish_all_to_all(outputs)
 
-    def traffic(self, counts: Tensor) -> Traffic:
+    def counted(self, counts: Tensor) -> Dispatch:
         """Exchange the numbers of rows for each expert, [experts], with the other ranks, and wait for theirs."""
         by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, self.ep).unsqueeze(0), 0, self.etp)
-        return plan_traffic(by_etp, self.ep, self.etp)
+        return plan_dispatch(by_etp, self.ep, self.etp)
 
-    def known_traffic(self, places: Tensor, rows: Tensor) -> Traffic:
+    def balance(self, places: Tensor, rows: Tensor) -> Dispatch:
+        """Return the exchange of so many rows by ranks at these places, whose experts get equal numbers."""
         key = len(rows), rows.device
-        if key not in self.known:
+        if key not in self.balanced:
             by_place = [balanced_counts(place, len(rows), self.experts) for place in places.T.flatten().tolist()]
-            traffic = plan_traffic(torch.tensor(by_place), self.ep, self.etp)
-            tensors = (traffic.order, traffic.back, traffic.counts)
-            order, back, counts = (tensor.to(rows.device) for tensor in tensors)
-            self.known[key] = traffic._replace(order=order, back=back, counts=counts)
-        return self.known[key]
-
-    def _gather(self, arrived: Tensor, traffic: Traffic) -> Tensor:
-        """Gather the rows of ranks that share these experts. Shards are uneven, so each rank sends its own to all."""
-        if self.etp.size == 1:
-            return arrived
-        counts = [len(arrived)] * self.etp.size
-        return all_to_all(arrived.repeat(self.etp.size, 1), counts, traffic.gathered, self.etp)
-
-    def _reduce(self, outputs: Tensor, traffic: Traffic) -> Tensor:
-        """Sum the partial outputs of all ranks that share the experts, for the rows that this rank received."""
-        if self.etp.size == 1:
-            return outputs
-        counts = [sum(traffic.received)] * self.etp.size
-        parts = all_to_all(outputs, traffic.gathered, counts, self.etp)
-        return parts.view(self.etp.size, counts[0], parts.shape[-1]).sum(0)
+            on_host = plan_dispatch(torch.tensor(by_place), self.ep, self.etp)
+            order, back, counts = (each.to(rows.device) for each in (on_host.order, on_host.back, on_host.counts))
+            self.balanced[key] = on_host._replace(order=order, back=back, counts=counts)
+        return self.balanced[key]
 
 
-def plan_traffic(by_etp: Tensor, ep: Group, etp: Group) -> Traffic:
+def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> Dispatch:
     """Plan from the number of each rank's rows for each expert, [etp, ep, experts]; waits for the device."""
     # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
     blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
     mine = blocks[:, :, ep.rank]
     counts = mine.sum((0, 1))
     numbers = torch.cat((blocks[etp.rank, ep.rank].sum(-1), mine[etp.rank].sum(-1), mine.sum((1, 2)), counts))
-    sent, received, gathered, known = _split(numbers.tolist(), ep.size, ep.size, etp.size)
+    sent, received, gathered, host_counts = _split(numbers.tolist(), ep.size, ep.size, etp.size)
     expert = torch.arange(mine.shape[-1], device=by_etp.device).expand_as(mine)
     by_rank = torch.repeat_interleave(expert.flatten(), mine.flatten(), output_size=sum(gathered))
     order = by_rank.argsort(stable=True)
-    return Traffic(sent, received, gathered, order, order.argsort(), counts, known)
+    return Dispatch(ep, etp, sent, received, gathered, order, order.argsort(), counts, host_counts)
 
 
 def _split(numbers: list[int], *sizes: int) -> list[list[int]]:
