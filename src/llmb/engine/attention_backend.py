@@ -170,23 +170,23 @@ def try_kernel(backend: AttentionBackend, measure: Measure, ranks: Ranks | None,
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
     """Return the trial of all ranks, a collective; or of this process alone, if there are no ranks."""
     own, refusal = BackendTrial(None, None, None), None
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             own = measure(repeats_heads)
         except torch.AcceleratorError:  # after which the device computes nothing in this process
             raise
         except FAILURES as error:
-            refusal = problem_text(str(error), [str(warning.message) for warning in told])
-    found = of_every_rank((own, refusal), ranks) if ranks else [(own, refusal)]
+            refusal = problem_text(str(error), [str(warning.message) for warning in caught])
+    trials = of_every_rank((own, refusal), ranks) if ranks else [(own, refusal)]
     problems = [
         (one.wrong is not None, f"on rank {rank}, {problem}" if rank else problem)
-        for rank, (one, refusal) in enumerate(found)
+        for rank, (one, refusal) in enumerate(trials)
         if (problem := one.wrong or refusal)
     ]
     if not problems:
-        first, _ = found[0]
-        distance = max((one.distance for one, _ in found if one.distance is not None), default=None)
+        first, _ = trials[0]
+        distance = max((one.distance for one, _ in trials if one.distance is not None), default=None)
         return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=first.milliseconds, distance=distance)
     wrong, problem = problems[0]
     if wrong and ranks and ranks.is_first:
@@ -287,7 +287,7 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
     batch, queries, number, _ = query.shape
     rows = max(1, MOST_SCORES // (batch * number * key.shape[1]))
     leaves = key.requires_grad_(), value.requires_grad_()
-    found: list[tuple[Tensor, ...]] = []
+    parts_of_queries: list[tuple[Tensor, ...]] = []
     to_key, to_value = torch.zeros_like(key), torch.zeros_like(value)
     with sdpa_kernel(SDPBackend.MATH):
         for start in range(0, queries, rows):
@@ -296,16 +296,16 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
             mask = between(first_keys[:, own], last_keys[:, own], key.shape[1])
             seen = attend(part, *leaves, mask=mask)
             to_part, *of_keys = torch.autograd.grad(seen, (part, *leaves), gradient[:, own])
-            found.append((seen.detach(), to_part))
+            parts_of_queries.append((seen.detach(), to_part))
             to_key += of_keys[0]
             to_value += of_keys[1]
-    result, to_query = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+    result, to_query = (torch.cat(parts, dim=1) for parts in zip(*parts_of_queries, strict=True))
     return [result, to_query, to_key, to_value]
 
 
-def distances_of(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
+def distances_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     """Return how far a kernel's result and gradients lie from the exact ones, relative to the norm of these."""
-    return [float((one.float() - other).norm() / other.norm()) for one, other in zip(found, exact, strict=True)]
+    return [float((one.float() - other).norm() / other.norm()) for one, other in zip(results, exact, strict=True)]
 
 
 def accuracy_problem(distances: Sequence[float], bound: float) -> str | None:

@@ -132,8 +132,8 @@ def nccl_version() -> str:
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that may affect a run's speed, except those that may hold a secret, and those of its store."""
-    known = sorted(without_secrets(environ).items())
-    return {name: value for name, value in known if name.startswith(RECORDED) and not name.startswith(STORE)}
+    variables = sorted(without_secrets(environ).items())
+    return {name: value for name, value in variables if name.startswith(RECORDED) and not name.startswith(STORE)}
 
 
 def active_ports(node: str, devices: Path = RDMA_DEVICES) -> tuple[RdmaPort, ...]:

@@ -92,20 +92,20 @@ def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if has_kernel(probe) else ():
             difference = difference_of(parts())
-            known = difference if math.isfinite(difference) else None
-            right = known is not None and known <= 1
-            own.append(KernelCheck(kernel=kernel, shape=shape, rank=ranks.rank, difference=known, right=right))
+            finite = difference if math.isfinite(difference) else None
+            right = finite is not None and finite <= 1
+            own.append(KernelCheck(kernel=kernel, shape=shape, rank=ranks.rank, difference=finite, right=right))
     forget_memory(ranks.device)
-    told = of_every_rank([each for each in own if ranks.is_first or not each.right], ranks)
-    return tuple(chain.from_iterable(told))
+    gathered = of_every_rank([each for each in own if ranks.is_first or not each.right], ranks)
+    return tuple(chain.from_iterable(gathered))
 
 
-def refuse_wrong(found: Sequence[KernelCheck], ptxas: str | None) -> None:
+def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
     """Raises EnvironmentProblem if a kernel computes something else."""
     wrong = [
         f"{each.kernel}, {'x'.join(map(str, each.shape))}, on rank {each.rank}: "
         + ("not finite" if each.difference is None else f"{each.difference:.3g} times as far off as rounding explains")
-        for each in found
+        for each in checks
         if not each.right
     ]
     if wrong:
@@ -122,13 +122,13 @@ def difference_of(parts: Parts) -> float:
     That is one step of their format, at their own magnitude plus the mean square's root of all. fp32 is sums in another
     order, or the largest of values in bf16.
     """
-    found = []
+    multiples = []
     for ours, theirs in parts:
         dtype = torch.bfloat16 if theirs.dtype is torch.float32 else theirs.dtype
         one, other = ours.float(), theirs.float()
         explained = torch.finfo(dtype).eps * (other.abs() + other.square().mean().sqrt())
-        found.append(((one - other).abs() / explained).amax())
-    return float(torch.stack(found).amax())
+        multiples.append(((one - other).abs() / explained).amax())
+    return float(torch.stack(multiples).amax())
 
 
 def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTrial]:
@@ -185,12 +185,12 @@ def cast_parts(values: Values, shape: Shape, dtype: torch.dtype) -> Parts:
     yield from both_ways(cast_both_ways(source, scale, dtype), source, scale)
 
 
-def both_ways(found: BothWays, stored: Tensor, scale: Tensor) -> Parts:
+def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
     """A cast of what ``stored`` has in bf16, [rows, columns] or several such."""
-    yield found[2], largest_value(stored)
+    yield casts[2], largest_value(stored)
     columns = stored.shape[-1]
     for values, transposed, source in zip(
-        *(each.view(-1, *each.shape[-2:]) for each in (*found[:2], stored)), strict=True
+        *(each.view(-1, *each.shape[-2:]) for each in (*casts[:2], stored)), strict=True
     ):
         step = max(1, MOST_VALUES // columns)
         for own in (slice(first, first + step) for first in range(0, len(source), step)):
@@ -207,22 +207,22 @@ def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
     first = 0
     for number in parts:
         own, source = slice(first, first + number), values(number, columns)
-        found = whole[own], transposed[:, own], amax
-        cast_into(source, scale, *found)
-        yield from both_ways(found, source, scale)
+        casts = whole[own], transposed[:, own], amax
+        cast_into(source, scale, *casts)
+        yield from both_ways(casts, source, scale)
         first += number
 
 
 def activation_parts(values: Values, shape: Shape, activation: Activation) -> Parts:
     inputs, scale = inputs_of(values, shape, activation), values.number(SCALE)
-    found = cast_activated(inputs, scale, activation, FORMATS[INPUT])
-    yield from both_ways(found, activate(inputs, activation), scale)
+    casts = cast_activated(inputs, scale, activation, FORMATS[INPUT])
+    yield from both_ways(casts, activate(inputs, activation), scale)
 
 
 def activation_gradient_parts(values: Values, shape: Shape, activation: Activation) -> Parts:
     inputs, gradient, scale = inputs_of(values, shape, activation), values(*shape), values.number(SCALE)
-    found = cast_activation_gradient(inputs, gradient, scale, activation, FORMATS[GRADIENT])
-    yield from both_ways(found, activate_backward(inputs, gradient, activation), scale)
+    casts = cast_activation_gradient(inputs, gradient, scale, activation, FORMATS[GRADIENT])
+    yield from both_ways(casts, activate_backward(inputs, gradient, activation), scale)
 
 
 def inputs_of(values: Values, shape: Shape, activation: Activation) -> Tensor:
@@ -236,5 +236,5 @@ def rotation_gradient_parts(plan: EnginePlan, ranks: Ranks, shapes: RankShapes, 
     heads = Heads(*(values(batch, seq, number, model.head_dim) for number in (queries, keys, keys)))
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     rotation = rotary_tables(model, positions).rotation
-    found = cast_rotated_gradient(heads, rotation, scale, FORMATS[GRADIENT])
-    yield from both_ways(found, rotated_back(heads, rotation), scale)
+    casts = cast_rotated_gradient(heads, rotation, scale, FORMATS[GRADIENT])
+    yield from both_ways(casts, rotated_back(heads, rotation), scale)

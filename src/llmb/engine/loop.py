@@ -136,8 +136,8 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
                 reader.begin(number, saving=saver.busy)
                 done = do_step(number, plan, passes, optimizers, loader, ranks)
                 reader.end(*done, fp8_counts(plan, stages, ranks))
-                known = list(reader.read(all_steps=pauses_after(plan, number)))
-            spoiled = report_sound(known, reporter)
+                steps = list(reader.read(all_steps=pauses_after(plan, number)))
+            spoiled = report_sound(steps, reporter)
             progress.enter("checkpoint", number)
             if spoiled:
                 break
@@ -262,9 +262,9 @@ def do_step(
     return loss, update(passes.stages, optimizers, plan.recipe.training, number), data
 
 
-def report_sound(known: Sequence[KnownStep], reporter: Reporter | None) -> bool:
+def report_sound(steps: Sequence[KnownStep], reporter: Reporter | None) -> bool:
     """Reports steps up to the first non-finite one; returns True if there is one."""
-    for one in known:
+    for one in steps:
         if reporter:
             reporter.report(one)
         if not one.step.finite:

@@ -87,9 +87,9 @@ def nccl_setting(name: str, default: str = "") -> str:
 def _with(subsystems: str, more: Iterable[str]) -> str:
     """A list that begins with ``^`` is of those that are not logged."""
     listed = [name for name in subsystems.removeprefix("^").split(",") if name]
-    known = {name.upper() for name in listed}
+    names = {name.upper() for name in listed}
     if not subsystems.startswith("^"):
-        return ",".join([*listed, *(name for name in more if name not in known and "ALL" not in known)])
+        return ",".join([*listed, *(name for name in more if name not in names and "ALL" not in names)])
     left = [name for name in listed if name.upper() not in more]
     return f"^{','.join(left)}" if left else "ALL"
 

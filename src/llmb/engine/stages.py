@@ -147,11 +147,11 @@ def parameter_groups(stage: Decoder, exchange: Exchange | None) -> Iterator[Para
 
 def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[torch.dtype, bool], list[nn.Parameter]]:
     """The parameters of each dtype, by whether they are trained, which makes it ``dtype``."""
-    found: dict[tuple[torch.dtype, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[torch.dtype, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
         trained = parameter.requires_grad
-        found.setdefault((dtype if trained else parameter.dtype, trained), []).append(parameter)
-    return found
+        groups.setdefault((dtype if trained else parameter.dtype, trained), []).append(parameter)
+    return groups
 
 
 def empty(parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device, pieces: int = 1) -> Tensor:

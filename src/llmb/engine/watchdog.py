@@ -90,8 +90,8 @@ def main_thread_location() -> tuple[str | None, bool]:
     if frame is None:
         return None, False
     frames = [outer for outer, _ in traceback.walk_stack(frame)]
-    inside = list(takewhile(lambda found: not _is_in(PROJECT, found), frames))
-    communicates = any(_is_in(DISTRIBUTED, found) for found in inside)
+    inside = list(takewhile(lambda outer: not _is_in(PROJECT, outer), frames))
+    communicates = any(_is_in(DISTRIBUTED, outer) for outer in inside)
     own = frames[min(len(inside), len(frames) - 1)]
     inner = frames[0]
     text = _line(own) if own is inner else f"{_line(own)}, in {_line(inner)}"
@@ -193,8 +193,8 @@ class Heartbeats:
 
     def _read(self, store: Store, elapsed_s: float) -> None:
         # Asking for a key that is not there would wait for it.
-        known = [rank for rank, heard in self.heard.items() if heard.text or store.check([_key(rank)])]
-        texts = dict(zip(known, store.multi_get([_key(rank) for rank in known]), strict=True)) if known else {}
+        ranks = [rank for rank, heard in self.heard.items() if heard.text or store.check([_key(rank)])]
+        texts = dict(zip(ranks, store.multi_get([_key(rank) for rank in ranks]), strict=True)) if ranks else {}
         for rank, heard in self.heard.items():
             text = texts.get(rank)
             heard.silent_s = heard.silent_s + elapsed_s if text == heard.text else 0.0
@@ -275,15 +275,15 @@ class Watchdog:
         self.idle_s = self.idle_s + elapsed_s if position is self.position else 0.0
         self.position = position
         self.beats += 1
-        found, where, communicates = Collectives((), {}), None, False
+        collectives, where, communicates = Collectives((), {}), None, False
         if self.idle_s > self.limit_s / 2:
-            found = pending_collectives(saving=position.phase == "checkpoint")
+            collectives = pending_collectives(saving=position.phase == "checkpoint")
             where, communicates = main_thread_location()
             # If nothing is recorded, such as with a disabled flight recorder, the rank may be waiting in anything.
-            communicates = communicates or not found.begun
-            if self.begun not in (None, found.begun):
+            communicates = communicates or not collectives.begun
+            if self.begun not in (None, collectives.begun):
                 self.idle_s = 0.0  # A long step that still begins collectives makes progress.
-            self.begun = found.begun
+            self.begun = collectives.begun
         else:
             self.begun = None
         return Beat(
@@ -295,8 +295,8 @@ class Watchdog:
             idle_s=self.idle_s,
             place=where,
             communicates=communicates,
-            waits=found.waits,
-            begun=found.begun,
+            waits=collectives.waits,
+            begun=collectives.begun,
         )
 
     def _verdict(self, beat: Beat) -> str | None:

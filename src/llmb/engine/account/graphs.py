@@ -93,10 +93,10 @@ def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBacken
                 node.meta.update(
                     {FUSED: not is_result} | ({"recompute": CheckpointPolicy.MUST_SAVE} if is_result else {})
                 )
-        found: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
+        graphs: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
             joint, inputs, compiler="inductor", **named
         )
-        return found
+        return graphs
 
     backend: CompilerBackend = aot_autograd(
         fw_compiler=partial(compiled, backward=False),
@@ -143,8 +143,8 @@ def is_call(node: fx.Node) -> bool:
 
 def call_of(node: fx.Node) -> OperatorCall:
     """The operator that a node calls, and its arguments."""
-    found: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    args, named = found
+    values: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    args, named = values
     if node.target is not CHANGES:
         return OperatorCall(node.target, args, named)
     (operator,) = args
@@ -169,19 +169,19 @@ def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator
 
 def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Fake results, which share memory with arguments and with each other as the real ones would."""
-    known: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), arguments, strict=True))
+    values: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), arguments, strict=True))
     (output,) = module.graph.find_nodes(op="output")
     for node in needed_for(output):
-        if node in known:
+        if node in values:
             continue
         target: Any = node.target
         if is_view(node):
-            known[node] = target(
-                *fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__)
+            values[node] = target(
+                *fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__)
             )
         else:
-            known[node] = tree_map(alike, node.meta["val"])
-    return tuple(fx.map_arg(output.args[0], known.__getitem__))
+            values[node] = tree_map(alike, node.meta["val"])
+    return tuple(fx.map_arg(output.args[0], values.__getitem__))
 
 
 def needed_for(output: fx.Node) -> list[fx.Node]:
@@ -292,7 +292,7 @@ REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, ate
 
 
 def node_bytes(node: fx.Node) -> int:
-    found: Any = node.meta.get("val")
+    value: Any = node.meta.get("val")
     if node.target is CHANGES:
-        found = found[: len(call_of(node).operator._schema.returns)]
-    return sum(number_of(part.numel()) * part.itemsize for part in tree_leaves(found) if isinstance(part, Tensor))
+        value = value[: len(call_of(node).operator._schema.returns)]
+    return sum(number_of(part.numel()) * part.itemsize for part in tree_leaves(value) if isinstance(part, Tensor))

@@ -90,19 +90,19 @@ class LiveBytes:
 
     def give(self, tensor: Tensor, owner: str) -> None:
         """Changes the owner of a storage, if it is known."""
-        known = self._known.get(tensor.untyped_storage()._cdata)
-        if known is not None and known.owner != owner:
-            self._grow(known.owner, -known.bytes)
-            known.owner = owner
-            self._grow(owner, known.bytes)
+        entry = self._known.get(tensor.untyped_storage()._cdata)
+        if entry is not None and entry.owner != owner:
+            self._grow(entry.owner, -entry.bytes)
+            entry.owner = owner
+            self._grow(owner, entry.bytes)
 
     def resize(self, storage: torch.UntypedStorage) -> bool:
         """Follows a storage that may have been resized, which dispatches nothing: FSDP frees and allocates so."""
-        known = self._known.get(storage._cdata)
-        if known is None or known.bytes == storage.nbytes():
+        entry = self._known.get(storage._cdata)
+        if entry is None or entry.bytes == storage.nbytes():
             return False
-        self._grow(known.owner, storage.nbytes() - known.bytes)
-        known.bytes = storage.nbytes()
+        self._grow(entry.owner, storage.nbytes() - entry.bytes)
+        entry.bytes = storage.nbytes()
         return True
 
     def note_peak(self, more: Mapping[str, int] | None = None) -> None:
@@ -120,8 +120,8 @@ class LiveBytes:
         self.total += size
 
     def _freed(self, key: int, _reference: object) -> None:
-        known = self._known.pop(key)
-        self._grow(known.owner, -known.bytes)
+        entry = self._known.pop(key)
+        self._grow(entry.owner, -entry.bytes)
 
 
 Owner = Literal["weights", "gradients", "optimizer", "activations", "other"]
@@ -236,12 +236,12 @@ class Ledger(TorchDispatchMode):
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 (torch's interface)
         if name_of(func) == "wait_tensor" and isinstance(args[0], FakeTensor):
             return args[0]  # as of real tensors; of fake ones it would be a copy
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if not given or any(isinstance(each, FakeTensor) or each.is_meta for each in given):
-            if func is torch.ops.aten._local_scalar_dense.default and given:
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if not tensors or any(isinstance(each, FakeTensor) or each.is_meta for each in tensors):
+            if func is torch.ops.aten._local_scalar_dense.default and tensors:
                 # Values that the host reads: counters of steps, and flags that are set in a step.
-                return 0 if given[0].dtype is torch.bool else 1
-            if func is torch.ops.aten._grouped_mm.default and given[0].dtype is torch.float32:
+                return 0 if tensors[0].dtype is torch.bool else 1
+            if func is torch.ops.aten._grouped_mm.default and tensors[0].dtype is torch.float32:
                 return _grouped_product(*args, **kwargs)
             return func(*args, **kwargs)
         with unset_fake_temporarily():  # meshes hold real numbers of ranks, of which they compute others
@@ -254,10 +254,10 @@ class Ledger(TorchDispatchMode):
         self.collectives.extend(graph.collectives)
         self.memory.note_peak({"activations": graph.added_bytes})
         self.inside += 1
-        found = results()
+        outputs = results()
         self.inside -= 1
-        self._allocated(found)
-        return found
+        self._allocated(outputs)
+        return outputs
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Inner:
         """Counts what runs within an operator of a graph, apart from everything else."""
@@ -394,10 +394,10 @@ def account_of(
 
 
 def counted(ledger: Ledger, ranks: Ranks) -> Counts:
-    known = group_names(ranks)
+    names = group_names(ranks)
     messages, size = Counter[MessageKind](), Counter[MessageKind]()
     for each in ledger.collectives:
-        group = MessageKind(each.kind, shown_group(each.group, known))
+        group = MessageKind(each.kind, shown_group(each.group, names))
         messages[group] += 1
         size[group] += each.bytes
     return Counts(Counter(ledger.memory.peak.by), ledger.flops.copy(), messages, size)

@@ -83,16 +83,16 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 def group_names(ranks: Ranks) -> dict[str, str]:
     """The dimensions of the layout by torch's names of their groups; of several with one group the first."""
     world = dist.distributed_c10d._get_default_group()
-    found = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
+    names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
         for dim, name in enumerate(mesh.mesh_dim_names or ()):
-            found.setdefault(str(mesh.get_group(dim).group_name), name)
-    return found
+            names.setdefault(str(mesh.get_group(dim).group_name), name)
+    return names
 
 
-def shown_group(name: str, known: Mapping[str, str]) -> str:
+def shown_group(name: str, names: Mapping[str, str]) -> str:
     """A group as the layout calls it, else as it was described when it was made."""
-    return known.get(name) or str(group_of(name).group_desc)
+    return names.get(name) or str(group_of(name).group_desc)
 
 
 def group_of(name: str) -> dist.ProcessGroup:

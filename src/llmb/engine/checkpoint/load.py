@@ -63,8 +63,8 @@ def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], 
     # Each rank's file is about as large as any other's.
     own = dict(sorted(checksums.items())[ranks.rank :: ranks.world_size])
     threads = min(torch.get_num_threads(), MOST_THREADS)
-    found = of_every_rank(list(damaged_files(path, own, threads=threads, on_block=on_block)), ranks)
-    if damaged := [line for of_rank in found for line in of_rank]:
+    files = of_every_rank(list(damaged_files(path, own, threads=threads, on_block=on_block)), ranks)
+    if damaged := [line for of_rank in files for line in of_rank]:
         raise damage_error(path, damaged)
     took_s = round(time.perf_counter() - began, 3)
     text = f"{path} is verified: {len(checksums)} files in {took_s:.3f} s"
@@ -220,8 +220,8 @@ class MetadataUnpickler(pickle.Unpickler):
         if (module, name) not in self.types:
             what = f"the checkpoint's metadata names {module}.{name}, which no checkpoint of {self.writer} does"
             raise ValueError(what)
-        found: Callable[..., object] = super().find_class(module, name)
-        return found
+        member: Callable[..., object] = super().find_class(module, name)
+        return member
 
 
 def _enum_member(owner: object, name: str) -> object:

@@ -126,8 +126,8 @@ class PartsSavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> object:
         if index.fqn in self.places:
             return _box_at(index, self.places[index.fqn], self.state_dict[index.fqn])
-        found: object = super().lookup_object(index)
-        return found
+        value: object = super().lookup_object(index)
+        return value
 
 
 class PartsLoadPlanner(DefaultLoadPlanner):

@@ -181,12 +181,12 @@ def figures(batch: MicroBatch, chunk_size: int | None) -> Figures:
     counted = int((batch.labels != IGNORED).sum())
     if batch.starts is None:
         return Figures(batch.tokens.numel(), counted, 0, 0)
-    taken = batch.taken or (batch.tokens.shape[1],) * len(batch.tokens)
-    lengths = torch.cat([document_lengths(row[:end]) for row, end in zip(batch.starts, taken, strict=True)])
+    filled = batch.taken or (batch.tokens.shape[1],) * len(batch.tokens)
+    lengths = torch.cat([document_lengths(row[:end]) for row, end in zip(batch.starts, filled, strict=True)])
     size = chunk_size or batch.tokens.shape[1]
     squares = int(lengths.square().sum())
     chunked = int(((lengths // size) * size**2 + (lengths % size).square()).sum())
-    return Figures(sum(taken), counted, squares, chunked)
+    return Figures(sum(filled), counted, squares, chunked)
 
 
 def document_lengths(starts: Tensor) -> Tensor:
@@ -226,17 +226,17 @@ class Loader:
             raise ValueError(f"the loader is at step {self.next}, not {number}")
         self.next += 1
         began = time.perf_counter()
-        found = self.ready.get()
-        if isinstance(found, Exception):
-            raise found
-        return found._replace(wait_s=time.perf_counter() - began)
+        prepared = self.ready.get()
+        if isinstance(prepared, Exception):
+            raise prepared
+        return prepared._replace(wait_s=time.perf_counter() - began)
 
     def _prepare(self, first: int, last: int) -> None:
         for number in range(first, last + 1):
             try:
-                found: StepData | Exception = self.source.step(number)
+                prepared: StepData | Exception = self.source.step(number)
             except Exception as error:  # noqa: BLE001 (raised again by the thread that trains)
-                found = error
-            self.ready.put(found)
-            if self.ended.is_set() or isinstance(found, Exception):
+                prepared = error
+            self.ready.put(prepared)
+            if self.ended.is_set() or isinstance(prepared, Exception):
                 return

@@ -135,14 +135,14 @@ class PackedData:
     def longest_document(self) -> int:
         """Reads where all documents and packs begin."""
         documents, packs = self.arrays.documents, self.arrays.packs
-        taken = np.diff(documents[packs]) - np.diff(packs)
-        return int(max((np.diff(documents) - 1).max(), self.seq_len - taken.min()))
+        filled = np.diff(documents[packs]) - np.diff(packs)
+        return int(max((np.diff(documents) - 1).max(), self.seq_len - filled.min()))
 
     def micro_batch(self, numbers: range) -> MicroBatch:
         """Raises ValueError if a pack has a token outside the vocabulary."""
-        rows, taken = zip(*(self._row(number) for number in numbers), strict=True)
+        rows, filled = zip(*(self._row(number) for number in numbers), strict=True)
         tokens, labels, starts = (torch.stack(parts) for parts in zip(*rows, strict=True))
-        return MicroBatch(tokens, labels, starts, taken)
+        return MicroBatch(tokens, labels, starts, filled)
 
     def _row(self, number: int) -> tuple[list[Tensor], int]:
         """Tokens, labels and starts of a sample, [seq_len] each, and the places that documents take."""
@@ -159,13 +159,13 @@ class PackedData:
         is_input[bounds[1:] - bounds[0] - 1] = False
         is_label[bounds[:-1] - bounds[0]] = False
         lengths = np.diff(bounds) - 1
-        taken = int(lengths.sum())
+        filled = int(lengths.sum())
         starts = np.repeat(lengths.cumsum() - lengths, lengths)
         rows = []
-        for values, filler in ((tokens[is_input], self.padding), (targets[is_label], IGNORED), (starts, taken)):
+        for values, filler in ((tokens[is_input], self.padding), (targets[is_label], IGNORED), (starts, filled)):
             padding = np.full(self.seq_len - len(values), filler, dtype=np.int64)
             rows.append(torch.from_numpy(np.concatenate((values, padding))))
-        return rows, taken
+        return rows, filled
 
 
 def open_packed(dataset: TrainingDataset, vocab_size: int, seed: int) -> PackedData:
@@ -223,7 +223,7 @@ def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[s
         yield from incomplete
         return
     try:
-        found = PackedDataset.model_validate_json((folder / RECORD).read_bytes())
+        packed = PackedDataset.model_validate_json((folder / RECORD).read_bytes())
         arrays = map_arrays(folder)
     except ValidationError as error:
         yield f"{RECORD} cannot be read: {error.errors()[0]['msg']}"
@@ -232,7 +232,7 @@ def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[s
     except ValueError as error:
         yield f"an array cannot be read: {error}"
     else:
-        if found != dataset.packed:
+        if packed != dataset.packed:
             yield "it was prepared again since the run was planned"
         problems = list(_array_problems(arrays, dataset.packed))
         if checksums and not problems:  # SQuAD packed to 4096 is 90 MB

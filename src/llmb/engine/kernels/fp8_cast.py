@@ -47,8 +47,8 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWay
     if has_kernel(values):
         from llmb.engine.kernels import fp8_cast_triton
 
-        found: BothWays = fp8_cast_triton.cast_both_ways(values, scale, dtype)
-        return found
+        casts: BothWays = fp8_cast_triton.cast_both_ways(values, scale, dtype)
+        return casts
     scaled = cast(values, scale, dtype)
     return scaled, scaled.mT.contiguous(), largest_value(values)
 
@@ -97,8 +97,8 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype:
     if has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
 
-        found: BothWays = fp8_cast_triton.cast_activated(inputs, scale, activation, dtype)
-        return found
+        casts: BothWays = fp8_cast_triton.cast_activated(inputs, scale, activation, dtype)
+        return casts
     return cast_both_ways(activate(inputs, activation), scale, dtype)
 
 
@@ -110,6 +110,6 @@ def cast_activation_gradient(
     if inputs.shape[0] % ALIGNED_ROWS == 0 and has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
 
-        found: BothWays = fp8_cast_triton.cast_activation_gradient(inputs, gradient, scale, activation, dtype)
-        return found
+        casts: BothWays = fp8_cast_triton.cast_activation_gradient(inputs, gradient, scale, activation, dtype)
+        return casts
     return cast_both_ways(activate_backward(inputs, gradient, activation), scale, dtype)

@@ -70,8 +70,8 @@ def store_cast(
     scaled = saturated(tile, scale, values.dtype.element_ty, LARGEST)
     place = values + row[:, None] * values_stride + column[None, :]
     tl.store(place, scaled, mask=inside)
-    turned = transposed + column[:, None] * transposed_stride + row[None, :]
-    tl.store(turned, tl.trans(scaled), mask=tl.trans(inside))
+    place_transposed = transposed + column[:, None] * transposed_stride + row[None, :]
+    tl.store(place_transposed, tl.trans(scaled), mask=tl.trans(inside))
 
 
 @triton.jit
@@ -146,21 +146,21 @@ def activation_gradient_kernel(
     values += top * values_row + left
     transposed += left * transposed_row + top
     factor = tl.load(scale)
-    given = load_tile(gradient + top * gradient_row + left, row, column, gradient_row, inside)
+    gradient_tile = load_tile(gradient + top * gradient_row + left, row, column, gradient_row, inside)
     tile = load_tile(source, row, column, source_row, inside)
     if ACTIVATION == "squared-relu":
-        tile = tl.where(tile <= 0, 0.0, round_to_bf16(given * 2 * tile))
-        found = largest_bits(tile)
+        tile = tl.where(tile <= 0, 0.0, round_to_bf16(gradient_tile * 2 * tile))
+        largest = largest_bits(tile)
     else:
         up = load_tile(source + columns, row, column, source_row, inside)
         sigmoid = 1 / (1 + tl.exp(-tile))
-        to_up = round_to_bf16(given * round_to_bf16(_silu(tile)))
-        tile = round_to_bf16(round_to_bf16(given * up) * sigmoid * (1 + tile * (1 - sigmoid)))
-        found = tl.maximum(largest_bits(tile), largest_bits(to_up))
+        to_up = round_to_bf16(gradient_tile * round_to_bf16(_silu(tile)))
+        tile = round_to_bf16(round_to_bf16(gradient_tile * up) * sigmoid * (1 + tile * (1 - sigmoid)))
+        largest = tl.maximum(largest_bits(tile), largest_bits(to_up))
         below = transposed + tl.cast(columns, tl.int64) * transposed_row
         store_cast(to_up, factor, values + columns, below, row, column, values_row, transposed_row, inside, LARGEST)
     store_cast(tile, factor, values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
-    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), found, sem="relaxed")
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest, sem="relaxed")
 
 
 def _check_offsets(*strides: int) -> None:
@@ -224,9 +224,9 @@ def _rows_contiguous(matrix: Tensor) -> Tensor:
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """values: [rows, columns] or [matrices, rows, columns]; scale: 0-d."""
     source = _rows_contiguous(values)
-    found = empty_casts(source, tuple(source.shape), dtype)
-    _launch_cast(wrap_triton(cast_kernel), source, scale, *found, "none")
-    return found
+    casts = empty_casts(source, tuple(source.shape), dtype)
+    _launch_cast(wrap_triton(cast_kernel), source, scale, *casts, "none")
+    return casts
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
@@ -243,9 +243,9 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
     """inputs: [rows, features], or [rows, 2 * features] with gate and up."""
     source = _rows_contiguous(inputs)
     rows, columns = source.shape
-    found = empty_casts(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
-    _launch_cast(wrap_triton(cast_kernel), source, scale, *found, activation)
-    return found
+    casts = empty_casts(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
+    _launch_cast(wrap_triton(cast_kernel), source, scale, *casts, activation)
+    return casts
 
 
 @triton_op("llmb::cast_activation_gradient", mutates_args={})
@@ -253,14 +253,14 @@ def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """gradient: [rows, features]; inputs and results: likewise, or [rows, 2 * features] with gate and up."""
-    source, given = _rows_contiguous(inputs), _rows_contiguous(gradient)
+    source, gradient_rows = _rows_contiguous(inputs), _rows_contiguous(gradient)
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
-    rows, columns = given.shape
-    if given.numel():
-        _check_offsets(*(each.stride(0) for each in (source, given, values, transposed)))
+    rows, columns = gradient_rows.shape
+    if gradient_rows.numel():
+        _check_offsets(*(each.stride(0) for each in (source, gradient_rows, values, transposed)))
         wrap_triton(activation_gradient_kernel)[_grid(rows, columns)](
             source,
-            given,
+            gradient_rows,
             scale,
             values,
             transposed,
@@ -268,7 +268,7 @@ def cast_activation_gradient(
             rows,
             columns,
             source.stride(0),
-            given.stride(0),
+            gradient_rows.stride(0),
             values.stride(0),
             transposed.stride(0),
             ACTIVATION=activation,

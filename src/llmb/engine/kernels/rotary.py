@@ -53,12 +53,12 @@ def factors_of(rotation: Rotation) -> RotaryFactors:
 def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
     """The leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out."""
     size = factors.own.shape[-1]
-    turned, passed = heads[..., :size].float(), heads[..., size:]
-    others = (
-        turned.unflatten(-1, (-1, 2)).roll(1, -1).flatten(-2) if factors.interleaved else turned.roll(size // 2, -1)
+    rotated, rest = heads[..., :size].float(), heads[..., size:]
+    partners = (
+        rotated.unflatten(-1, (-1, 2)).roll(1, -1).flatten(-2) if factors.interleaved else rotated.roll(size // 2, -1)
     )
-    turned = torch.addcmul(turned * factors.own, others, factors.other).to(heads.dtype)
-    return turned if passed.shape[-1] == 0 else torch.cat((turned, passed), dim=-1)
+    rotated = torch.addcmul(rotated * factors.own, partners, factors.other).to(heads.dtype)
+    return rotated if rest.shape[-1] == 0 else torch.cat((rotated, rest), dim=-1)
 
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
@@ -66,8 +66,8 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
     if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton
 
-        found: BothWays = rotary_triton.cast_rotated_gradient(*gradients, *rotation, scale, dtype)
-        return found
+        casts: BothWays = rotary_triton.cast_rotated_gradient(*gradients, *rotation, scale, dtype)
+        return casts
     return cast_both_ways(rotated_back(gradients, rotation), scale, dtype)
 
 

@@ -84,9 +84,9 @@ def _store_pairs(one, two, scale, values, transposed, row, pair, values_row, tra
     low, high = first.to(tl.uint8, bitcast=True).to(tl.uint16), second.to(tl.uint8, bitcast=True).to(tl.uint16)
     place = values.to(tl.pointer_type(tl.uint16)) + row[:, None] * values_row + pair[None, :]
     tl.store(place, low | (high << 8), mask=live)
-    turned = transposed + 2 * pair[:, None] * transposed_row + row[None, :]
-    tl.store(turned, tl.trans(first), mask=tl.trans(live))
-    tl.store(turned + transposed_row, tl.trans(second), mask=tl.trans(live))
+    place_transposed = transposed + 2 * pair[:, None] * transposed_row + row[None, :]
+    tl.store(place_transposed, tl.trans(first), mask=tl.trans(live))
+    tl.store(place_transposed + transposed_row, tl.trans(second), mask=tl.trans(live))
 
 
 @triton.jit

@@ -111,14 +111,14 @@ def forward(query: Tensor, key: Tensor, value: Tensor, numbers: Sequence[int], k
     for span in _spans(numbers):
         for part in _parts(span):
             queries, keys = part.queries, part.keys
-            found, scores = KERNELS[kernel].forward(
+            output, scores = KERNELS[kernel].forward(
                 query[:, :, queries], key[:, :, keys], value[:, :, keys], part.causal
             )
             if part.causal:
-                into[:, :, queries], lse[:, :, queries] = found, scores
+                into[:, :, queries], lse[:, :, queries] = output, scores
             else:
                 weight = torch.sigmoid(scores - lse[:, :, queries]).unsqueeze(-1)
-                into[:, :, queries].lerp_(found, weight.to(found.dtype))
+                into[:, :, queries].lerp_(output, weight.to(output.dtype))
                 lse[:, :, queries] = torch.logaddexp(lse[:, :, queries], scores)
     return seen, lse
 

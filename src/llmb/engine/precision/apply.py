@@ -42,11 +42,11 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None
         check_device(ranks.device)
     group = as_one(ranks.mesh, "dp", "cp", "tp").get_group()
     blocks = [block for stage in stages for block in fp8_blocks(stage, plan)]
-    found = [layer for block in blocks for layer in layers_of(block)]
-    keys = [layer.shares for layer in found]
+    layers = [layer for block in blocks for layer in layers_of(block)]
+    keys = [layer.shares for layer in layers]
     leaders = [keys.index(key) for key in keys]
-    scales = Scales(len(found), ranks.device, group, delayed=plan.fp8_recipe == "delayed", leaders=leaders)
-    for number, layer in enumerate(found):
+    scales = Scales(len(layers), ranks.device, group, delayed=plan.fp8_recipe == "delayed", leaders=leaders)
+    for number, layer in enumerate(layers):
         layer.replace(LayerScales(scales, number), product_dtype)
     path = plan.compute_path
     for block in blocks:
@@ -64,9 +64,9 @@ def check_device(device: torch.device) -> None:
     """Raises EnvironmentProblem for a GPU without FP8."""
     capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY:
-        found = ".".join(map(str, capability))
+        version = ".".join(map(str, capability))
         raise EnvironmentProblem(
-            f"{torch.cuda.get_device_name(device)} has no FP8: its compute capability is {found}; 8.9 is required",
+            f"{torch.cuda.get_device_name(device)} has no FP8: its compute capability is {version}; 8.9 is required",
             do="train with --dtype bf16, or add --emulate-fp8",
         )
 

@@ -44,8 +44,8 @@ def expert_products(
     """
     results = rows.new_empty((len(rows), matrices.shape[1]), dtype=torch.bfloat16)
     groups = zip(torch.split(rows, list(counts)), matrices, torch.split(results, list(counts)), strict=True)
-    for taken, matrix, result in groups:
-        operands = Scaled(taken, rows_inverse), Scaled(matrix, matrices_inverse).mT
+    for expert_rows, matrix, result in groups:
+        operands = Scaled(expert_rows, rows_inverse), Scaled(matrix, matrices_inverse).mT
         _multiply_into(result, *operands, fast=fast, product_dtype=product_dtype)
     return results
 
@@ -70,8 +70,8 @@ def expert_weight_gradients(
     """
     results = rows.new_empty((len(counts), len(rows), len(gradients)), dtype=torch.bfloat16)
     groups = zip(*(torch.split(part, list(counts), 1) for part in (rows, gradients)), results, strict=True)
-    for taken, given, result in groups:
-        operands = Scaled(taken, rows_inverse), Scaled(given, gradients_inverse).mT
+    for inputs, outputs, result in groups:
+        operands = Scaled(inputs, rows_inverse), Scaled(outputs, gradients_inverse).mT
         _multiply_into(result, *operands, fast=False, product_dtype=product_dtype)
     return results
 
@@ -142,11 +142,11 @@ class Fp8Stack(Fp8Matrix):
         result: Tensor = expert_products(rows.values, rows.inverse, matrices, inverse, counts, fast, self.product_dtype)
         return result
 
-    def weight_gradient(self, rows: Tensor, inverse: Tensor, given: Cast, counts: list[int]) -> Tensor:
+    def weight_gradient(self, rows: Tensor, inverse: Tensor, gradient: Cast, counts: list[int]) -> Tensor:
         """rows: the input in FP8, transposed, with 1 over its scale."""
-        assert given.transposed is not None
+        assert gradient.transposed is not None
         result: Tensor = expert_weight_gradients(
-            rows, inverse, given.transposed, given.inverse, counts, self.product_dtype
+            rows, inverse, gradient.transposed, gradient.inverse, counts, self.product_dtype
         )
         return result
 
@@ -172,22 +172,22 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         stack: Fp8Stack,
         counts: list[int],
     ) -> Tensor:
-        taken = stack.cast(rows, INPUT, transposes=ctx.needs_input_grad[1])
+        inputs = stack.cast(rows, INPUT, transposes=ctx.needs_input_grad[1])
         _, transposed = stack.kept or stack.cast_weight(weights)
         ctx.stack, ctx.kept, ctx.counts = stack, stack.kept, counts
-        save_for_backward(ctx, taken.transposed, weights, taken.inverse, taken.amax)
-        return stack.product(taken, transposed, counts, fast=True)
+        save_for_backward(ctx, inputs.transposed, weights, inputs.inverse, inputs.amax)
+        return stack.product(inputs, transposed, counts, fast=True)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _StackContext, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None]:
         rows, weights, inverse, amax = ctx.saved_tensors
         trained = ctx.needs_input_grad[1]
-        given = ctx.stack.cast(gradient, GRADIENT, transposes=trained)
+        scaled = ctx.stack.cast(gradient, GRADIENT, transposes=trained)
         values, _ = ctx.kept or ctx.stack.cast_weight(weights)
-        to_rows = ctx.stack.product(given, values, ctx.counts, fast=False)
-        to_weights = ctx.stack.weight_gradient(rows, inverse, given, ctx.counts) if trained else None
-        return to_rows, to_weights, torch.stack((amax, given.amax)), None, None
+        to_rows = ctx.stack.product(scaled, values, ctx.counts, fast=False)
+        to_weights = ctx.stack.weight_gradient(rows, inverse, scaled, ctx.counts) if trained else None
+        return to_rows, to_weights, torch.stack((amax, scaled.amax)), None, None
 
 
 def fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
@@ -240,12 +240,12 @@ class _Fp8Experts(torch.autograd.Function):
     ) -> Tensor:
         first, last = stacks
         ctx.stacks, ctx.kept, ctx.counts = stacks, [first.kept, last.kept], counts
-        taken = first.cast(rows, INPUT, transposes=True)
-        gate_up = first.product(taken, (first.kept or first.cast_weight(first_weights))[1], counts, fast=True)
+        inputs = first.cast(rows, INPUT, transposes=True)
+        gate_up = first.product(inputs, (first.kept or first.cast_weight(first_weights))[1], counts, fast=True)
         scale, inverse = last.layer_scales.factors.input
         values, transposed, amax = cast_activated(gate_up, scale, "swiglu", FORMATS[INPUT])
         inner = Cast(values, transposed, inverse, amax)
-        save_for_backward(ctx, taken.transposed, taken.amax, gate_up, transposed, amax, first_weights, last_weights)
+        save_for_backward(ctx, inputs.transposed, inputs.amax, gate_up, transposed, amax, first_weights, last_weights)
         return last.product(inner, (last.kept or last.cast_weight(last_weights))[1], counts, fast=True)
 
     @staticmethod
@@ -257,13 +257,13 @@ class _Fp8Experts(torch.autograd.Function):
             (kept or stack.cast_weight(weight))[0]
             for kept, stack, weight in zip(ctx.kept, ctx.stacks, weights, strict=True)
         ]
-        given = last.cast(gradient, GRADIENT, transposes=True)
-        to_inner = last.product(given, matrices[1], counts, fast=False)
-        to_last = last.weight_gradient(inner, last.layer_scales.factors.input.inverse, given, counts)
+        scaled = last.cast(gradient, GRADIENT, transposes=True)
+        to_inner = last.product(scaled, matrices[1], counts, fast=False)
+        to_last = last.weight_gradient(inner, last.layer_scales.factors.input.inverse, scaled, counts)
         scale, inverse = first.layer_scales.factors.gradient
         values, transposed, largest = cast_activation_gradient(gate_up, to_inner, scale, "swiglu", FORMATS[GRADIENT])
         back = Cast(values, transposed, inverse, largest)
         to_rows = first.product(back, matrices[0], counts, fast=False)
         to_first = first.weight_gradient(rows, first.layer_scales.factors.input.inverse, back, counts)
-        probes = torch.stack((amax, largest)), torch.stack((inner_amax, given.amax))
+        probes = torch.stack((amax, largest)), torch.stack((inner_amax, scaled.amax))
         return to_rows, to_first, to_last, *probes, None, None

@@ -54,14 +54,14 @@ def fp8_step(stages: Sequence[Decoder], number: int) -> Iterator[None]:
 def own_weights(stages: Sequence[Decoder], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
     """The weights of layers. Of those that ranks update in parts this rank's: the others may still be on their way."""
     held: dict[Tensor, OwnPart | None] = {each.parameter: each.part for stage in stages for each in stage.held()}
-    found: list[Tensor] = []
+    weights: list[Tensor] = []
     for weight in (layer.weight for layer in layers):
         part = held.get(weight)
         if part is not None:
-            found.append(part.values if part.weight is None else part.weight)
+            weights.append(part.values if part.weight is None else part.weight)
         else:
-            found.append(weight if weight in held else weight.new_empty(0))
-    return found
+            weights.append(weight if weight in held else weight.new_empty(0))
+    return weights
 
 
 @torch.no_grad()

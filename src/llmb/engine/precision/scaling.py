@@ -178,8 +178,8 @@ class Scales:
     def of_all(self, values: Tensor) -> Tensor:
         """The largest values of the layers that share scales, for each of them: [layers, ...]."""
         leaders = self.leaders.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-        found = torch.scatter_reduce(values, 0, leaders, values, "amax")
-        return found.index_select(0, self.leaders)
+        largest = torch.scatter_reduce(values, 0, leaders, values, "amax")
+        return largest.index_select(0, self.leaders)
 
     def use(self) -> None:
         """Sets the factors by which layers cast, and their inverses, from the scales."""
@@ -230,8 +230,8 @@ class LayerScales:
         self.factors = scales.of_layer(number)
         self.history = scales.history[number]
         self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)
-        found = scales.amax[number, INPUT : GRADIENT + 1 : GRADIENT - INPUT]
-        self.probe.register_post_accumulate_grad_hook(partial(_record, found))
+        amax = scales.amax[number, INPUT : GRADIENT + 1 : GRADIENT - INPUT]
+        self.probe.register_post_accumulate_grad_hook(partial(_record, amax))
 
 
 def _record(amax: Tensor, probe: Tensor) -> None:

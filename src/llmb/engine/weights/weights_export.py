@@ -204,14 +204,14 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def export_adapters(job: AdapterExportJob) -> None:
     """Writes ``adapter_config.json`` and the safetensors file that peft reads to the job's folder."""
     folder, shapes = Path(job.folder), parameter_shapes(job.model)
-    found = read_adapters(Path(job.checkpoint), shapes, job.lora)
-    if spoiled := next((layer for layer, part in found.items() if any(map(not_finite, part))), None):
+    adapters = read_adapters(Path(job.checkpoint), shapes, job.lora)
+    if spoiled := next((layer for layer, part in adapters.items() if any(map(not_finite, part))), None):
         raise UsageError(f"the adapter of {spoiled} has values that are not finite", where=job.checkpoint)
-    names = peft_layers(found, format_of(job.model))
+    names = peft_layers(adapters, format_of(job.model))
     # A shared A is written for each of its layers: a safetensors file has no references.
     tensors = {
         peft_tensor(names[layer], matrix): values.clone()
-        for layer, adapter in found.items()
+        for layer, adapter in adapters.items()
         for matrix, values in zip("AB", adapter, strict=True)
     }
     write_file(folder / ADAPTER_FILE, tensors)
@@ -245,30 +245,32 @@ def read_peft(
     """The adapters among peft's tensors, fp32, and what they are. Raises UsageError."""
     names = peft_layers(adapted_layers(shapes, "all-linear"), format_of(job.model))
     ours = {theirs: layer for layer, theirs in names.items()}
-    found: dict[str, dict[str, Tensor]] = {}
+    matrices: dict[str, dict[str, Tensor]] = {}
     for name, values in stored.items():
         theirs, _, matrix = name.removesuffix(".weight").rpartition(".lora_")
         if theirs not in ours or matrix not in ("A", "B"):
             raise UsageError(f"{name} is not an adapter of a layer of {job.model.model} {job.model.size}")
-        found.setdefault(ours[theirs], {})[matrix] = values.float()
-    if problems := list(shape_problems(found, shapes, job.rank)):
+        matrices.setdefault(ours[theirs], {})[matrix] = values.float()
+    if problems := list(shape_problems(matrices, shapes, job.rank)):
         raise UsageError(
             f"the adapters do not fit {job.model.model} {job.model.size}:{itemized(problems)}", where=job.source
         )
-    adapters = {layer: LowRank(parts["A"], parts["B"]) for layer, parts in sorted(found.items())}
-    targets = targets_of({layer.rpartition(".")[2] for layer in found}, shared=has_shared_inputs(adapters))
-    if targets is None or set(adapted_layers(shapes, targets)) != set(found):
-        kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in found}))
+    adapters = {layer: LowRank(parts["A"], parts["B"]) for layer, parts in sorted(matrices.items())}
+    targets = targets_of({layer.rpartition(".")[2] for layer in matrices}, shared=has_shared_inputs(adapters))
+    if targets is None or set(adapted_layers(shapes, targets)) != set(matrices):
+        kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in matrices}))
         raise UsageError(
-            f"these are adapters of {kinds}, in {len(found)} layers; supported are those of q_proj and v_proj, "
+            f"these are adapters of {kinds}, in {len(matrices)} layers; supported are those of q_proj and v_proj, "
             "also with k_proj, also with o_proj, or of all linear layers, in every block",
             where=job.source,
         )
     return Lora(rank=job.rank, alpha=job.alpha, dropout=job.dropout, targets=targets), adapters
 
 
-def shape_problems(found: Mapping[str, Mapping[str, Tensor]], shapes: Mapping[str, Shape], rank: int) -> Iterator[str]:
-    for layer, parts in found.items():
+def shape_problems(
+    adapters: Mapping[str, Mapping[str, Tensor]], shapes: Mapping[str, Shape], rank: int
+) -> Iterator[str]:
+    for layer, parts in adapters.items():
         for matrix, shape in adapter_shapes(shapes[f"{layer}.weight"], rank).items():
             if matrix not in parts:
                 yield f"{layer} has no lora_{matrix}"

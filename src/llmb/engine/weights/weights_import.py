@@ -301,8 +301,8 @@ def _problems(
             yield f"{source.name} is not covered by its chunks"
 
 
-def _fits(found: Shape, expected: Shape, *, padded: bool) -> bool:
-    return found == expected or (padded and found[0] >= expected[0] and found[1:] == expected[1:])
+def _fits(shape: Shape, expected: Shape, *, padded: bool) -> bool:
+    return shape == expected or (padded and shape[0] >= expected[0] and shape[1:] == expected[1:])
 
 
 def _damage(folder: Path, metadata: Metadata, names: Collection[str]) -> Iterator[str]:
