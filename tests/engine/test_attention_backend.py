@@ -30,7 +30,7 @@ from llmb.engine.attention_backend import (
 )
 from llmb.engine.collectives import Group
 from llmb.engine.model import attention
-from llmb.engine.model.attention import Attention, CausalAttention, ChunkedCausalAttention, Segments, attend
+from llmb.engine.model.attention import Attention, CausalAttention, Segments, attend
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import SpanAttention
 from llmb.engine.parallel.mesh import Ranks, arrange
@@ -69,7 +69,7 @@ def operators_of(core: CausalAttention, plan: Plan, ranks: Ranks) -> set[str]:
 @pytest.mark.parametrize("document_tokens", [None, 40])
 @pytest.mark.parametrize(
     "core",
-    [CausalAttention(), ChunkedCausalAttention(32), SpanAttention(Group("", 1, 0), 128, 32)],
+    [CausalAttention(), CausalAttention(32), SpanAttention(Group("", 1, 0), 128, 32)],
     ids=["causal", "chunked", "context-parallel"],
 )
 def test_every_kind_of_attention_is_computed_by_the_chosen_backend(

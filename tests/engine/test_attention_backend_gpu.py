@@ -11,13 +11,7 @@ from llmb.catalogue.records import Model
 from llmb.engine.attention_backend import FAILURES, attention_kernel, choose_attention, groups_heads_of_documents
 from llmb.engine.collectives import Group
 from llmb.engine.data.batches import moved
-from llmb.engine.model.attention import (
-    CausalAttention,
-    ChunkedCausalAttention,
-    attend,
-    document_masks,
-    document_segments,
-)
+from llmb.engine.model.attention import CausalAttention, attend, document_masks, document_segments
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 from llmb.engine.parallel.mesh import arrange
 from llmb.engine.stages import prepare_stages
@@ -105,7 +99,7 @@ def test_documents_without_masks_are_computed_as_with_exact_ones(
     lengths = [torch.tensor(row) for row in LENGTHS]
     starts = torch.stack([torch.repeat_interleave(row.cumsum(0) - row, row) for row in lengths])
     for rank in range(ranks):
-        core = CausalAttention() if chunk_size is None else ChunkedCausalAttention(chunk_size)
+        core = CausalAttention(chunk_size)
         core = SpanAttention(Group("", ranks, rank), 512, chunk_size) if ranks > 1 else core
         core.repeats_heads = not groups_heads_of_documents()
         places = rank_positions(512, rank, ranks, gpu)

@@ -16,14 +16,7 @@ from llmb.catalogue.records import Model
 from llmb.engine.collectives import Group
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model import attention
-from llmb.engine.model.attention import (
-    CausalAttention,
-    ChunkedCausalAttention,
-    Segments,
-    attend_one_by_one,
-    document_masks,
-    document_segments,
-)
+from llmb.engine.model.attention import CausalAttention, Segments, attend_one_by_one, document_masks, document_segments
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 from llmb.engine.transformations import with_varying_segments
 
@@ -113,7 +106,7 @@ def test_attention_of_segments_is_attention_with_masks(
 ) -> None:
     model, starts = models["llama4"], starts_of(ROWS)
     for rank in range(ranks):
-        core = CausalAttention() if chunk_size is None else ChunkedCausalAttention(chunk_size)
+        core = CausalAttention(chunk_size)
         if ranks > 1:
             core = SpanAttention(Group("", ranks, rank), SEQ, chunk_size)
         core.repeats_heads = repeats_heads

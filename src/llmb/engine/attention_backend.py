@@ -143,11 +143,11 @@ def try_layers(
         gradient = torch.empty_like(heads[0], requires_grad=False).normal_(generator=generator)
         once = partial(forward_and_backward, core, heads, gradient, documents)
         with attention_kernel(backend):
-            found = once()
+            results = once()
             if backend != "math":
                 exact = exact_attention(heads, gradient, *seen_keys(plan, ranks, kind))
-                distances += distances_of(found, exact)
-                if wrong := accuracy_problem(distances[-len(RESULTS) :], BOUNDS[found[0].dtype]):
+                distances += distances_of(results, exact)
+                if wrong := accuracy_problem(distances[-len(RESULTS) :], BOUNDS[results[0].dtype]):
                     return BackendTrial(None, max(distances), wrong)
                 del exact
             milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
@@ -255,8 +255,8 @@ def forward_and_backward(
     core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], gradient: Tensor, documents: Documents | None
 ) -> list[Tensor]:
     """The result of an attention layer, and the gradients of query, key and value."""
-    seen = core(*heads, documents)
-    return [seen.detach(), *torch.autograd.grad(seen, heads, gradient)]
+    output = core(*heads, documents)
+    return [output.detach(), *torch.autograd.grad(output, heads, gradient)]
 
 
 def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float:
@@ -294,9 +294,9 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
             own = slice(start, start + rows)
             part = query[:, own].requires_grad_()
             mask = between(first_keys[:, own], last_keys[:, own], key.shape[1])
-            seen = attend(part, *leaves, mask=mask)
-            to_part, *of_keys = torch.autograd.grad(seen, (part, *leaves), gradient[:, own])
-            parts_of_queries.append((seen.detach(), to_part))
+            output = attend(part, *leaves, mask=mask)
+            to_part, *of_keys = torch.autograd.grad(output, (part, *leaves), gradient[:, own])
+            parts_of_queries.append((output.detach(), to_part))
             to_key += of_keys[0]
             to_value += of_keys[1]
     result, to_query = (torch.cat(parts, dim=1) for parts in zip(*parts_of_queries, strict=True))

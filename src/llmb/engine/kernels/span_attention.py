@@ -106,8 +106,8 @@ def _parts(span: TokenSpan) -> Iterator[SpanPart]:
 @torch.library.custom_op("llmb::span_attention", mutates_args=())
 def forward(query: Tensor, key: Tensor, value: Tensor, numbers: Sequence[int], kernel: str) -> tuple[Tensor, Tensor]:
     """The result, [batch, queries, heads, head_dim], and its log-sum-exp, [batch, heads, queries] fp32."""
-    seen, lse = query.new_empty(query.shape), _empty_lse(query)
-    query, key, value, into = (heads.transpose(1, 2) for heads in (query, key, value, seen))
+    outputs, lse = query.new_empty(query.shape), _empty_lse(query)
+    query, key, value, into = (heads.transpose(1, 2) for heads in (query, key, value, outputs))
     for span in _spans(numbers):
         for part in _parts(span):
             queries, keys = part.queries, part.keys
@@ -120,7 +120,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, numbers: Sequence[int], k
                 weight = torch.sigmoid(scores - lse[:, :, queries]).unsqueeze(-1)
                 into[:, :, queries].lerp_(output, weight.to(output.dtype))
                 lse[:, :, queries] = torch.logaddexp(lse[:, :, queries], scores)
-    return seen, lse
+    return outputs, lse
 
 
 @forward.register_fake
@@ -182,11 +182,11 @@ class _Context(Context):
 class _SpanAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, query: Tensor, key: Tensor, value: Tensor, numbers: list[int], kernel: str) -> Tensor:
-        seen: Tensor
-        seen, lse = forward(query, key, value, numbers, kernel)
-        save_for_backward(ctx, query, key, value, seen, lse)
+        outputs: Tensor
+        outputs, lse = forward(query, key, value, numbers, kernel)
+        save_for_backward(ctx, query, key, value, outputs, lse)
         ctx.numbers, ctx.kernel = numbers, kernel
-        return seen
+        return outputs
 
     @staticmethod
     @once_differentiable

@@ -108,9 +108,9 @@ def frequencies(model: Model, device: torch.device) -> Tensor:
         return plain
     # Llama 3.1: slow frequencies are divided by ``factor``, fast ones kept, those in between blended linearly.
     turns = scaling.original_max_position * plain / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0, 1)
-    return plain * (kept + (1 - kept) / scaling.factor)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return plain * (blend + (1 - blend) / scaling.factor)
 
 
 class Masks(NamedTuple):
@@ -165,10 +165,10 @@ def attend(
     query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
     if in_fp32:
         query, key, value = query.float(), key.float(), value.float()
-    seen = functional.scaled_dot_product_attention(
+    output = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
     )
-    return seen.to(dtype).transpose(1, 2)
+    return output.to(dtype).transpose(1, 2)
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,35 +198,52 @@ def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
     lengths = (segments.queries, segments.keys, longest, longest)
     # torch 2.11 has no grouped heads here, nor an option for them.
     kernel = varlen_attn if query.shape[1] == key.shape[1] else partial(varlen_attn, enable_gqa=True)
-    seen = kernel(query, key, value, *lengths, window_size=(-1, 0))
-    assert isinstance(seen, Tensor)  # a tuple if more results were asked for
-    return seen
+    output = kernel(query, key, value, *lengths, window_size=(-1, 0))
+    assert isinstance(output, Tensor)  # a tuple if more results were asked for
+    return output
 
 
 def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, _longest: int) -> Tensor:
     """Attends document by document, on a CPU. It reads the lengths, so it cannot be compiled for all steps."""
     queries, keys = segments.queries.diff().tolist(), segments.keys.diff().tolist()
-    each = zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True)
-    seen = []
-    for own, of_keys, of_values in each:
+    parts = zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True)
+    outputs = []
+    for own, of_keys, of_values in parts:
         bias = causal_lower_right(len(own), len(of_keys)) if len(own) < len(of_keys) else None
-        seen.append(attend(own[None], of_keys[None], of_values[None], mask=bias)[0])
-    return torch.cat(seen)
+        outputs.append(attend(own[None], of_keys[None], of_values[None], mask=bias)[0])
+    return torch.cat(outputs)
 
 
 class CausalAttention(nn.Module):
-    """Full causal attention: [batch, seq, heads, head_dim] in and out."""
+    """Causal attention, within each chunk if there is a chunk size: [batch, seq, heads, head_dim] in and out."""
 
-    chunk_size: int | None = None
     backend: AttentionBackend = "flash"
     repeats_heads = False
     in_fp32 = False
 
+    def __init__(self, chunk_size: int | None = None) -> None:
+        super().__init__()
+        self.chunk_size = chunk_size
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         if isinstance(documents, DocumentSegments):
             return self.by_document(query, key, value, documents)
-        mask = documents and self.mask(documents)
-        return attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads, in_fp32=self.in_fp32)
+        batch, seq = query.shape[:2]
+        size, mask = self.chunk_size or seq, documents and self.mask(documents)
+        in_chunks = mask is None and seq > size
+        if in_chunks:
+            # Chunks become separate sequences, which need no mask. Only the last chunk can be padded, and no query that
+            # is kept attends to padding at its end.
+            query, key, value = (self.chunks(heads, size) for heads in (query, key, value))
+        output = attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads, in_fp32=self.in_fp32)
+        return torch.unflatten(output, 0, (batch, -1)).flatten(1, 2)[:, :seq] if in_chunks else output
+
+    @staticmethod
+    def chunks(heads: Tensor, size: int) -> Tensor:
+        """[batch, seq, heads, head_dim] to [batch * chunks, size, heads, head_dim]."""
+        padding = -heads.shape[1] % size
+        padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
+        return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)
 
     def mask(self, masks: Masks) -> Tensor:
         return masks.document if self.chunk_size is None else masks.chunk
@@ -236,34 +253,11 @@ class CausalAttention(nn.Module):
         ranges, longest = documents.document, documents.longest
         if self.chunk_size is not None:
             ranges, longest = documents.chunk, min(longest, self.chunk_size)
-        seen = [
+        outputs = [
             attend_segments(part, key, value, segments, longest, repeats_heads=self.repeats_heads)
             for part, segments in zip(query.chunk(len(ranges), 1), ranges, strict=True)
         ]
-        return torch.cat(seen, dim=1)
-
-
-class ChunkedCausalAttention(CausalAttention):
-    """Causal attention within each chunk."""
-
-    def __init__(self, chunk_size: int) -> None:
-        super().__init__()
-        self.chunk_size = chunk_size
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        batch, seq = query.shape[:2]
-        if documents is not None or self.chunk_size is None or seq <= self.chunk_size:
-            return super().forward(query, key, value, documents)
-        # Chunks become separate sequences, which need no mask. Only the last chunk can be padded, and no query that
-        # is kept attends to padding at its end.
-        padding = -seq % self.chunk_size
-        chunks = []
-        for heads in (query, key, value):
-            padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
-            chunks.append(torch.unflatten(padded, 1, (-1, self.chunk_size)).flatten(0, 1))
-        query, key, value = chunks
-        seen = super().forward(query, key, value)
-        return torch.unflatten(seen, 0, (batch, -1)).flatten(1, 2)[:, :seq]
+        return torch.cat(outputs, dim=1)
 
 
 class RotaryPosition(nn.Module):
@@ -307,7 +301,7 @@ class Attention(nn.Module):
         if chunked is not None and model.is_global_layer(layer):
             self.position = TemperaturePosition(chunked.floor_scale, chunked.attn_scale)
         elif chunked is not None:
-            self.core = ChunkedCausalAttention(chunked.chunk_size)
+            self.core = CausalAttention(chunked.chunk_size)
         self.biased = model.qkv_bias or model.attention_output_bias
         self.q_bias = bias_if(model.qkv_bias, queries)
         self.k_bias, self.v_bias = bias_if(model.qkv_bias, keys), bias_if(model.qkv_bias, keys)

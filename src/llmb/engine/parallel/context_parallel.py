@@ -70,16 +70,15 @@ class ContextParallelAttention(nn.Module):
         order = [part for rank in range(self.group.size) for part in rank_parts(rank, self.group.size)]
         by_position = torch.cat([gathered[order.index(part)] for part in range(len(order))], dim=1)
         keys, values = by_position.chunk(2, dim=2)
-        seen: Tensor = self.core(query, keys, values, documents)
-        return seen
+        output: Tensor = self.core(query, keys, values, documents)
+        return output
 
 
 class SpanAttention(CausalAttention):
     """Attention of a rank's queries to the full sequence, span by span. Does not communicate."""
 
     def __init__(self, group: Group, seq_len: int, chunk_size: int | None) -> None:
-        super().__init__()
-        self.chunk_size = chunk_size
+        super().__init__(chunk_size)
         self.ranges = rank_ranges(seq_len, group.rank, group.size)
         self.spans = [
             span for place, own in enumerate(self.ranges) for span in spans(own, place * len(own), chunk_size)
@@ -97,16 +96,16 @@ class SpanAttention(CausalAttention):
             if self.repeats_heads:
                 key, value = repeated(query, key, value)
             return span_attention(query, key, value, self.spans, kernel)
-        seen = []
+        outputs = []
         for span, bias in zip(self.spans, self.biases, strict=True):
             queries, keys = query[:, span.query : span.query + span.length], slice(span.key, span.own_key + span.length)
-            seen.append(attend(queries, key[:, keys], value[:, keys], mask=bias, repeats_heads=self.repeats_heads))
-        return torch.cat(seen, dim=1)
+            outputs.append(attend(queries, key[:, keys], value[:, keys], mask=bias, repeats_heads=self.repeats_heads))
+        return torch.cat(outputs, dim=1)
 
     def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Leaves out the keys that come after all queries of a part."""
         parts = zip(query.chunk(len(self.ranges), 1), mask.chunk(len(self.ranges), 2), self.ranges, strict=True)
-        seen = [
+        outputs = [
             attend(
                 part,
                 key[:, : own.stop],
@@ -116,7 +115,7 @@ class SpanAttention(CausalAttention):
             )
             for part, of_part, own in parts
         ]
-        return torch.cat(seen, dim=1)
+        return torch.cat(outputs, dim=1)
 
 
 def span_kernel(backend: AttentionBackend, device: torch.device) -> str | None:
