@@ -22,4 +22,4 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever it is)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_API]
+    return [*_API, "__version__"]

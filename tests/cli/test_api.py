@@ -203,3 +203,10 @@ def test_the_error_says_what_an_argument_must_be(call: Callable[[], object], wha
     with pytest.raises(UsageError) as error:
         call()
     assert error.value.what == what
+
+
+def test_the_package_shows_its_interface_alone() -> None:
+    names = [name for name in dir(llmb) if not name.startswith("_")]
+    assert names == sorted(names) and {"judge", "run", "Runs"} <= set(names)
+    assert all(getattr(llmb, name) for name in names)
+    assert "Any" not in names and "import_module" not in names
