@@ -59,8 +59,6 @@ Hardware = Annotated[
     Path | None,
     typer.Option("--hardware", metavar="FILE", help="GPU types that the catalogue lacks, in the form of its own file."),
 ]
-
-
 Calibrate = Annotated[
     str | None,
     typer.Option(
@@ -69,8 +67,6 @@ Calibrate = Annotated[
         help="A run of yours, of the same GPU type and dtype; or a file that 'llmb bench' saved, or its folder.",
     ),
 ]
-
-
 Layouts = Annotated[
     Path | None,
     typer.Option("--file", metavar="FILE", help="A CSV file with a recipe and sizes in each line; prints one."),

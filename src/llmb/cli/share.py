@@ -101,15 +101,11 @@ def _content(
 
     contents = gather(found, against, install, say)
     shown = full_text if full else public_text(found.runs, install)
-    match form:
-        case "svg" | "png":
-            return plot_file(contents, plot, form, shown)
-        case "md":
-            return page_markdown(contents, shown)
-        case "pdf":
-            return page_pdf(page_html(contents, shown))
-        case "html":
-            return page_html(contents, shown)
+    if form == "svg" or form == "png":
+        return plot_file(contents, plot, form, shown)
+    if form == "md":
+        return page_markdown(contents, shown)
+    return page_pdf(page_html(contents, shown)) if form == "pdf" else page_html(contents, shown)
 
 
 Selection = Annotated[

@@ -82,9 +82,10 @@ def _judge_runs(
 
 def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
     """Judge a log of a recipe without a published figure against its predicted step; the source says that it is one."""
-    run, catalogue = judged.runs[0], Catalogue()
+    run = judged.runs[0]
     if run.record or run.step_time_s is None or judged.verdict.reference or judged.verdict.verdict == "invalid":
         return judged
+    catalogue = Catalogue()
     try:
         recipe = find_recipe(as_catalogued(run.configuration, catalogue), catalogue, own_sizes=True)
         predicted = recipe and predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"))

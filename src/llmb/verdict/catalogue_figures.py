@@ -117,17 +117,12 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own
         recipe = resolve(catalogue, request)
     except LlmbError:
         return None
-    return recipe if has_layout(configuration, recipe) else None
+    return None if other_sizes(configuration, recipe) else recipe
 
 
 def _own_sizes(configuration: Mapping[str, Value]) -> dict[str, Any]:
     sizes = {name: configuration.get(f"layout.{name}") for name in _SIZES}
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
-
-
-def has_layout(configuration: Mapping[str, object], recipe: Recipe) -> bool:
-    """Whether every size that is known is the recipe's."""
-    return not other_sizes(configuration, recipe)
 
 
 def other_sizes(configuration: Mapping[str, object], recipe: Recipe) -> dict[str, int]:

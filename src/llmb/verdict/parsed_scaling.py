@@ -20,7 +20,7 @@ from llmb.catalogue.resolve import Request, all_scales
 from llmb.catalogue.throughput import SECONDS_PER_DAY
 from llmb.runs.analyzed_run import BATCH, AnalyzedRun, layout_text
 from llmb.runs.identity import Value
-from llmb.verdict.catalogue_figures import has_layout
+from llmb.verdict.catalogue_figures import other_sizes
 
 MOST_DIFFERENCES = 3
 
@@ -158,13 +158,13 @@ def _published(run: AnalyzedRun, catalogue: Catalogue) -> list[Recipe]:
     except LlmbError:
         return []
     depth = {key: value for key in ("layout.layers",) if (value := run.configuration.get(key)) is not None}
-    return [recipe for recipe in listed if has_layout(depth, recipe) and (depth or not recipe.proxy)]
+    return [recipe for recipe in listed if not other_sizes(depth, recipe) and (depth or not recipe.proxy)]
 
 
 def _measured_row(group: RunGroup, recipes: Iterable[Recipe]) -> ScalingRow:
     run = group.first
     assert run.gpus
-    same = (one for one in recipes if one.scale == run.gpus and has_layout(run.configuration, one))
+    same = (one for one in recipes if one.scale == run.gpus and not other_sizes(run.configuration, one))
     recipe = next(same, None)
     layout = recipe.layout if recipe else None
     gbs = run.number("layout.gbs") or (layout.gbs if layout else None)
