@@ -96,9 +96,9 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
     columns: list[Column[Job]] = [
         Column("id", lambda run: run.id, wrap=False),
         Column("label", lambda run: run.label, optional=True),
-        Column("date", lambda run: short_time(run.started_s or run.submitted_s), wrap=False, drop=2),
+        Column("date", lambda run: short_time(run.started_s or run.submitted_s), wrap=False, drop=3),
         Column("recipe", lambda run: run.title, min_width=27),
-        number_column("scale", _scale, str, wrap=False, drop=3),
+        number_column("scale", _scale, str, wrap=False, drop=2),
         Column("status", lambda run: run.status, wrap=False),
         number_column("step s", lambda run: run.step_time_s, known, wrap=False),
         Column("steps", lambda run: sparkline(times(run), RUN_CELLS), wrap=False, optional=True, drop=1),
@@ -128,7 +128,7 @@ def job_table(job: Job, record: RunRecord | None, imported: ImportOrigin | None 
     facts = [
         ("verdict", _verdict(record)),
         ("state", job.state),
-        ("run", job.status + (f": {job.reason}" if job.reason else "")),
+        ("run", job.status + (f": {job.reason.removeprefix(f'{job.status}, ')}" if job.reason else "")),
         ("as of", local_time(job.checked_s) if job.checked_s else "its submission"),
         ("recipe" if is_run else job.kind, f"{job.title} on {job.scale} x {job.gpu_type}"),
         ("origin", (job.origin or f"data: {job.data}") if is_run else None),
