@@ -415,7 +415,7 @@ def _run_here(
     found = campaign_here(context, requested)
     labels = list(dict.fromkeys(str(local.label) for local in found.runs))
     if junit:
-        do = f"'llmb judge {labels[0]} --junit FILE' writes one of the runs"
+        do = f"'llmb judge {labels[0]} --junit FILE' writes one of these runs"
         raise UsageError("--junit is of jobs that are queued, and these run here", do=do)
     if found.left_out:
         sys.stderr.write(f"left out:{itemized(found.left_out)}\n")

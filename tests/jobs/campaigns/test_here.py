@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from called_here import Run
 
+from llmb.base.options import LABEL
+
 WITHIN_S = 300
 FILE = "pretrain_llama3.1 tiny fp32 1 repeats={repeats} steps=4 mbs={mbs}\n"
 
@@ -88,7 +90,10 @@ def test_what_cannot_run_here_is_said_before_anything_runs(llmb: Run, install: P
 
 def test_what_would_run_is_shown_in_its_order(llmb: Run, install: Path, tmp_path: Path) -> None:
     file = write_file(tmp_path, 2, 1, 2)
+    file = file.rename(file.with_name("2026 Nov: sweep.txt"))
     done = llmb("bulk", str(file), "--dry-run", LLMB_INSTALL=str(install))
+    label = done.stderr.rpartition("their label is ")[2].strip()
+    assert label.startswith("campaign-2026-Nov-sweep-") and LABEL.is_written(label)
     title = "pretrain_llama3.1 tiny fp32 on 1 x cpu"
     turns = [(1, 1), (2, 1), (2, 2), (1, 2)]
     assert done.stdout.splitlines() == [f"{title} (mbs {mbs}), repeat {repeat} of 2" for mbs, repeat in turns]

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from llmb.launch.scheduler_lookup import scheduler_of
 from llmb.launch.site.site import this_machine
 from llmb.runs.record import ENGINE, LOCAL
 
+MOST_OF_NAME = 40
+"""Characters of the file's name in the label of its runs, which is one that selects them."""
 DIGITS = 8
 """Digits of the digest of a campaign's jobs, in the label of its runs."""
 
@@ -53,7 +56,8 @@ def campaign_here(context: CampaignContext, requested: RequestedJobs) -> Campaig
 
     jobs, left_out = check_jobs(context, requested, _gpu_type(context, requested.values), plan)
     digest = hashlib.sha256("\n".join(f"{_key(job.wanted)} {job.repeat}" for job in jobs).encode()).hexdigest()
-    label = f"{Path(requested.source).stem}-{digest[:DIGITS]}"
+    named = re.sub(r"[^\w.+-]+", "-", Path(requested.source).stem, flags=re.ASCII)[:MOST_OF_NAME]
+    label = f"campaign-{named}-{digest[:DIGITS]}"
     repeats = {_key(job.wanted): 0 for job in jobs}
     for job in jobs:
         repeats[_key(job.wanted)] += 1
