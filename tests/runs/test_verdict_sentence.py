@@ -118,7 +118,7 @@ def test_a_headline_begins_with_the_verdict() -> None:
         for verdict, delta in (("regressed", 7.0), ("invalid", None))
     ]
     lines = [headline(with_sentence(one)) for one in found]
-    assert lines == ["REGRESSED: 7.0 % slower than expected, more than the tolerance of 1.0 %; why", "invalid: why"]
+    assert lines == ["REGRESSED: 7.0 % slower than expected, more than the tolerance of 1.0 %; why", "INVALID: why"]
 
 
 @pytest.mark.parametrize(

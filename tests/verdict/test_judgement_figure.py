@@ -134,7 +134,7 @@ def test_a_fault_of_the_network_makes_a_verdict_soft_and_comes_first() -> None:
     assert (found.verdict, found.soft) == ("regressed", True)
     assert [condition.key for condition in found.conditions] == ["network_fault", "other_work"]
     assert found.sentence.startswith(f"{FAULT}; 20.0 % slower than expected")
-    assert headline(found).startswith(f"REGRESSED: {FAULT}; ")
+    assert headline(found).startswith(f"REGRESSED (soft): {FAULT}; ")
 
 
 def test_a_fault_of_the_network_is_also_in_sentences_without_a_decision() -> None:

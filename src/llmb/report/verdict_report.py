@@ -104,7 +104,7 @@ def notebook_table(verdict: Verdict) -> Table:
 def verdict_table(judged: Judged) -> Table:
     """The verdict with its sentence first, then recipe and runs, both sides, what differs, and the sources."""
     verdict = judged.verdict
-    title = f"{answer_of(verdict)}\n{printable(judged.title)}, {_counted(judged)}"
+    title = f"{printable(headline(verdict))}\n{printable(judged.title)}, {_counted(judged)}"
     table = result_table(title, "", "run", "reference", "effect")
     table.caption = "\n".join(f"{name}: {printable(text)}" for name, text in _sources(judged))
     reference = verdict.reference
@@ -119,14 +119,6 @@ def verdict_table(judged: Judged) -> Table:
         values = (shortened(value or "unknown") for value in (condition.own, condition.reference))
         table.add_row(title_of(condition.key), *values, f"{EFFECTS[condition.effect]}{worth(condition)}")
     return table
-
-
-def answer_of(verdict: Verdict) -> str:
-    """The verdict and its sentence, which may begin with it."""
-    soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
-    said = printable(verdict.sentence.removeprefix(verdict.verdict)).removeprefix(": ")
-    colon = " " if said.startswith(" ") else ": "
-    return f"{verdict.verdict.upper()}{soft}{colon}{said.lstrip()}"
 
 
 def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
@@ -145,7 +137,7 @@ def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
     table = table_of(f"{len(judged)} verdicts: {_verdict_counts(judged)}", by_recipe.values(), columns)
     unsure = [row[0] for row in by_recipe.values() if row[0].verdict.verdict not in ("pass", "improved")]
     if not verbose:
-        lines = [f"{one.title}: {answer_of(one.verdict)}" for one in unsure]
+        lines = [f"{one.title}: {headline(one.verdict)}" for one in unsure]
         table.caption = "\n".join([*map(printable, lines), "-v shows each verdict, with what differs"])
     return table
 

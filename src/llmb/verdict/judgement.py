@@ -77,12 +77,13 @@ SPOILED = {
     ERROR_AT_END: "an error after the last step of",
 }
 """Faults in words, before whose they are."""
-DECIDED: tuple[VerdictName, ...] = ("pass", "regressed", "improved")
 
 
 def headline(verdict: Verdict) -> str:
-    """The sentence behind the verdict, if it does not begin with it."""
-    return f"{verdict.verdict.upper()}: {verdict.sentence}" if verdict.verdict in DECIDED else verdict.sentence
+    """The verdict in capitals, and its sentence, which may begin with it."""
+    soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
+    rest = verdict.sentence.removeprefix(verdict.verdict)
+    return f"{verdict.verdict.upper()}{soft}{rest if rest[:1] in (':', ' ') else f': {rest}'}"
 
 
 def with_sentence(verdict: Verdict) -> Verdict:
