@@ -131,11 +131,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     if len({*folders}) < len(folders) or len({*names}) < len(names):
         yield "its manifest has a name twice"
     yield from (f"it has no such place for a run: '{folder}'" for folder in folders if not _FOLDER.fullmatch(folder))
-    known = {*folders}
+    members = {*folders}
     for file in manifest.files:
         folder = "/".join(file.path.split("/")[:6])
         name = file.path[len(folder) + 1 :]
-        if folder not in known or not (is_archived(name) or is_trace(name)):
+        if folder not in members or not (is_archived(name) or is_trace(name)):
             yield f"it has a file that is none of a run: '{file.path}'"
         if file.size < 0:
             yield f"a file of it has no size: '{file.path}'"
@@ -215,8 +215,8 @@ def _archived_run(folder: RunFolder) -> ArchivedRun:
 def _kept_files(folder: Path, *, traces: bool) -> Iterator[tuple[str, Path]]:
     """Yield files by their names in the folder of the run, the record first. Links are not followed."""
     places = [folder, folder / "resources", *((folder / name for name in TRACES) if traces else ())]
-    found = {path for place in places for path in (place.rglob("*") if place.name in TRACES else place.glob("*"))}
-    for path in sorted(found, key=lambda path: (path.name != "run.json", path)):
+    paths = {path for place in places for path in (place.rglob("*") if place.name in TRACES else place.glob("*"))}
+    for path in sorted(paths, key=lambda path: (path.name != "run.json", path)):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not path.is_symlink() and (is_archived(name) or (traces and is_trace(name))):
             yield name, path
@@ -226,9 +226,9 @@ def _packed(path: Path, name: str) -> _Packed:
     digest, size, place = hashlib.sha256(), 0, 0
     hidden = []
     for part, is_hidden in _searched(path):
-        shown = _WORD if is_hidden else part
-        digest.update(shown)
-        size += len(shown)
+        word = _WORD if is_hidden else part
+        digest.update(word)
+        size += len(word)
         hidden += [(place, place + len(part))] if is_hidden else []
         place += len(part)
     return _Packed(path, ArchivedFile(path=name, size=size, sha256=digest.hexdigest()), tuple(hidden))
@@ -258,8 +258,8 @@ def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
 
 def _searched_text(text: str) -> Iterator[tuple[bytes, bool]]:
     place = 0
-    told = [found.span(1) for found in _TOLD.finditer(text) if has_secret_in_log(found[1])]
-    for first, end in sorted((*secret_spans(text), *told)):
+    spans = [match.span(1) for match in _TOLD.finditer(text) if has_secret_in_log(match[1])]
+    for first, end in sorted((*secret_spans(text), *spans)):
         if first < place:
             continue
         yield text[place:first].encode(*_ENCODING), False
@@ -437,13 +437,13 @@ def _unpack_files(stream: _Stream, expected: Mapping[str, ArchivedFile], into: P
             raise _Refused(f"a file has another size than the manifest has: {entry.name!r}")
         target = into / described.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        digest, left = hashlib.sha256(), described.size
+        digest, remaining = hashlib.sha256(), described.size
         with target.open("xb") as file:
-            while left:
-                block = _exactly(stream, min(left, CHUNK))
+            while remaining:
+                block = _exactly(stream, min(remaining, CHUNK))
                 digest.update(block)
                 file.write(block)
-                left -= len(block)
+                remaining -= len(block)
         if digest.hexdigest() != described.sha256:
             raise _Refused(f"a file has another checksum than the manifest has: {described.path!r}")
         _exactly(stream, -described.size % BLOCK)
@@ -484,10 +484,10 @@ def _read_header(block: bytes) -> TarInfo:
 
 
 def _exactly(stream: _Stream, size: int) -> bytes:
-    found = _at_most(stream, size)
-    if len(found) < size:
+    data = _at_most(stream, size)
+    if len(data) < size:
         raise _Refused("it is truncated")
-    return found
+    return data
 
 
 def _at_most(stream: _Stream, size: int) -> bytes:

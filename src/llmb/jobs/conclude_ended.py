@@ -35,8 +35,8 @@ def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
         install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
         if install and database_path(install).exists() and lacks_result(folder):
             installs.setdefault(install, []).append(str(folder.path))
-    found = [_conclude_below(install, paths, say) for install, paths in installs.items()]
-    return any(found)
+    results = [_conclude_below(install, paths, say) for install, paths in installs.items()]
+    return any(results)
 
 
 def lacks_result(folder: RunFolder) -> bool:

@@ -94,8 +94,8 @@ def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
         name = getattr(selection, kind)
         if name is None or store.count(Filter(**{kind: name})):
             continue
-        known = sorted({value for job in store.jobs() if (value := getattr(job, kind))})
-        there_are = f"{did_you_mean(name, known)}; {kind}s: {', '.join(known)}" if known else ", or any other"
+        values = sorted({value for job in store.jobs() if (value := getattr(job, kind))})
+        there_are = f"{did_you_mean(name, values)}; {kind}s: {', '.join(values)}" if values else ", or any other"
         yield f"no run has the {kind} '{name}'{there_are}"
 
 
@@ -166,7 +166,7 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
             ran[node].append(job)
         if job.step_time_s is not None:
             times[_recipe(job)].append((nodes, job.step_time_s))
-    records = [_record(node, own, times) for node, own in ran.items()]
+    records = [_record(node, node_jobs, times) for node, node_jobs in ran.items()]
     return sorted(records, key=lambda record: (-(record.slowdown or 0), -record.blamed, record.node))
 
 

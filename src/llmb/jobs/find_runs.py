@@ -83,7 +83,7 @@ def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
         return list(_run_folders(unpacked(path)))
     if path.is_dir() and text != LATEST:
         path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
-        below = sorted(found.parent for found in path.glob(f"*/{RUN_RECORD}") if found.parent.name[0] != ".")
+        below = sorted(record.parent for record in path.glob(f"*/{RUN_RECORD}") if record.parent.name[0] != ".")
         folder = RunFolder(below[0] if not (path / RUN_RECORD).exists() and len(below) == 1 else path)
         conclude_ended([folder], say)
         return [folder]
@@ -152,22 +152,22 @@ def earlier_runs(install: Path, say: Say) -> Earlier:
 
     @lru_cache(MOST_RECORDS)
     def analyzed(folder: RunFolder) -> RunSet:
-        known = read(folder)
-        return _analyzed("earlier runs", [known[1]] if known else ())
+        record = read(folder)
+        return _analyzed("earlier runs", [record[1]] if record else ())
 
     def near(some: Iterable[RunFolder], alike: _Alike) -> Iterator[RunSet]:
         same = (folder for folder in some if (known := read(folder)) and known[0] == alike)
-        return islice((found for folder in same if (found := analyzed(folder)).runs), MOST_NEAR)
+        return islice((runs for folder in same if (runs := analyzed(folder)).runs), MOST_NEAR)
 
     def find(run: AnalyzedRun) -> Sequence[AnalyzedRun]:
         if run.record is None:
             return ()
         record, alike = run.record, _alike(run.record)
-        named = experiment_name(record.plan, record.program, record.arguments)
-        folders = made(frozenset((named, run.path.parents[1].name)))
+        name = experiment_name(record.plan, record.program, record.arguments)
+        folders = made(frozenset((name, run.path.parents[1].name)))
         place = bisect_left(folders, _made_at(RunFolder(run.path)), key=_made_at)
-        found = (*near(reversed(folders[:place]), alike), *near(folders[place:], alike))
-        runs = tuple(sorted((one for each in found for one in each.runs), key=_order))
+        near_runs = (*near(reversed(folders[:place]), alike), *near(folders[place:], alike))
+        runs = tuple(sorted((one for each in near_runs for one in each.runs), key=_order))
         return without_unmeasured(*once_in(RunSet("earlier runs", runs))).runs
 
     return find
@@ -184,12 +184,12 @@ def find_ended_runs(selector: str, install: Path, say: Say) -> RunSet:
 
 def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> RunSet:
     """Finds the runs of several selections together, without any every run of the root."""
-    found = [_find(selector, install, say) for selector in selectors or ()]
-    if not found:
-        found = [_found_in("All runs", _folders_below(install, say), say)]
-    runs = tuple(run for one in found for run in one.runs)
-    left_out = tuple(item for one in found for item in one.left_out)
-    return once_in(RunSet(", ".join(one.title for one in found), runs, left_out))[0]
+    sets = [_find(selector, install, say) for selector in selectors or ()]
+    if not sets:
+        sets = [_found_in("All runs", _folders_below(install, say), say)]
+    runs = tuple(run for one in sets for run in one.runs)
+    left_out = tuple(item for one in sets for item in one.left_out)
+    return once_in(RunSet(", ".join(one.title for one in sets), runs, left_out))[0]
 
 
 def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[RunSet, RunSet | None]:
@@ -211,8 +211,8 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     if not run.path.is_file():
         what = f"the steps of {run.id} are not numbered: it is of a comparison of engines"
         raise UsageError(what, do="leave out --window")
-    (found,) = _possible([logged_run(parse_file(run.path, rule))])
-    return replace(found, faults={**run.faults, **found.faults})
+    (logged,) = _possible([logged_run(parse_file(run.path, rule))])
+    return replace(logged, faults={**run.faults, **logged.faults})
 
 
 def _find(selector: str, install: Path, say: Say) -> RunSet:
@@ -231,7 +231,7 @@ def _find(selector: str, install: Path, say: Say) -> RunSet:
     words = {text, text.partition(":")[2] or text}
     meanings = _meanings(text, tuple(_recorded_below(install, say, words)))
     if os.path.lexists(path) and all(
-        path.absolute() in run.folder.path.parents for named in meanings.values() for run in named
+        path.absolute() in run.folder.path.parents for matching in meanings.values() for run in matching
     ):
         return _at(text, path, say)
     if not meanings:
@@ -259,17 +259,17 @@ def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[Reco
         "id": _with_id(name, runs),
     }
     kinds = [kind] if is_spelled else list(by_kind)
-    return {spelled: named for one in kinds for spelled, named in by_kind[one].items() if named}
+    return {spelled: matching for one in kinds for spelled, matching in by_kind[one].items() if matching}
 
 
 def _with_id(name: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
     """A run's own id or folder, or its job's id."""
-    own = [run for run in runs if name in (run.id, run.folder.path.parent.name)]
+    matching = [run for run in runs if name in (run.id, run.folder.path.parent.name)]
     jobs = [run for run in runs if name in run.job_ids]
     if len(jobs) == 1:
-        return {**{str(run.folder.path): [run] for run in own}, f"id:{name}": jobs}
+        return {**{str(run.folder.path): [run] for run in matching}, f"id:{name}": jobs}
     # A scheduler whose history was reset counts from 1 again.
-    return {str(run.folder.path): [run] for run in (*own, *jobs)}
+    return {str(run.folder.path): [run] for run in (*matching, *jobs)}
 
 
 def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageError:
@@ -321,7 +321,7 @@ class _Forms:
         text = read_regular(folder.record, MOST_JSON_BYTES)
         if not self.has_all or folder.path.parent.name in self.words or not text.rstrip().endswith(b"}"):
             return True
-        if (own := _RUN_ID.search(text)) and short_id(own[1].decode()) in self.words:
+        if (match := _RUN_ID.search(text)) and short_id(match[1].decode()) in self.words:
             return True
         with suppress(OSError):  # without it, only the campaign and the job are not known
             text += read_regular(folder.job, MOST_JSON_BYTES)
@@ -386,8 +386,8 @@ def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> RunSet:
             runs.append(read_folder(folder))
         except (OSError, BrokenRecord) as error:
             broken.append(ExcludedRun(str(folder.path), _unreadable(error)))
-    found = _analyzed(title, _concluded(runs, say))
-    return RunSet(title, found.runs, (*found.left_out, *broken))
+    analyzed = _analyzed(title, _concluded(runs, say))
+    return RunSet(title, analyzed.runs, (*analyzed.left_out, *broken))
 
 
 def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:

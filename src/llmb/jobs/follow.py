@@ -152,7 +152,7 @@ def current(store: Store, install: Path, job: Job, say: Say) -> Job:
 
 def _ended(job: Job) -> Job:
     """``job`` of a history that must not be changed, with its status if it has ended."""
-    seen = find_scheduler(job.scheduler).states([job], TIME_OUT_S).states.get(job.key)
-    if seen is None or seen.end_pending or seen.phase in ("queued", "running", "unrecognized"):
+    state = find_scheduler(job.scheduler).states([job], TIME_OUT_S).states.get(job.key)
+    if state is None or state.end_pending or state.phase in ("queued", "running", "unrecognized"):
         return job
-    return replace(job, status=decide(job, seen, read_folder(job.run_dir), time.time()).status)
+    return replace(job, status=decide(job, state, read_folder(job.run_dir), time.time()).status)

@@ -33,9 +33,9 @@ def run_folders_below(install: Path) -> set[Path]:
 
 def _shown(install: Path, pattern: str) -> list[Path]:
     """List in order, without names that begin with a dot, unless the pattern has that."""
-    named = {*pattern.split("/")}
-    found = sorted(install.glob(pattern))
-    return [path for path in found if not any(part[0] == "." for part in {*path.relative_to(install).parts} - named)]
+    parts = {*pattern.split("/")}
+    paths = sorted(install.glob(pattern))
+    return [path for path in paths if not any(part[0] == "." for part in {*path.relative_to(install).parts} - parts)]
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:

@@ -62,7 +62,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
     """
     place = install / WORKLOADS
     check_links(place / "any")
-    added, known = [], []
+    added, present = [], []
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
     with writing(place), scratch_folder(STAGING, place) as staging:
@@ -72,7 +72,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
             there = _runs_there(install, store)
             for run in manifest.runs:
                 if run.run_id in there:
-                    known.append(there[run.run_id])
+                    present.append(there[run.run_id])
                 else:
                     source = RunFolder(staging / run.folder)
                     record, submitted = read_record(source), read_job(source)
@@ -80,13 +80,13 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
                     group = install / Path(run.folder).parent
                     check_links(group)
                     group.mkdir(parents=True, exist_ok=True)
-                    taken = os.path.lexists(group / source.name)
-                    target = (create_numbered(group.parent, group.name, Path.mkdir) if taken else group) / source.name
+                    exists = os.path.lexists(group / source.name)
+                    target = (create_numbered(group.parent, group.name, Path.mkdir) if exists else group) / source.name
                     source.path.rename(target)
                     store.restore([_row(record, submitted, target)])
                     there[run.run_id] = target
                     added.append(there[run.run_id])
-    return Import(tuple(added), tuple(known))
+    return Import(tuple(added), tuple(present))
 
 
 def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
@@ -165,15 +165,15 @@ def read_origin(folder: RunFolder) -> ImportOrigin | None:
 
 def unpacked(path: Path) -> Path:
     """A folder with the runs of an archive, for as long as the process lasts. Raises UsageError."""
-    found = path.stat()
-    return _unpacked(path, found.st_mtime_ns, found.st_size)
+    status = path.stat()
+    return _unpacked(path, status.st_mtime_ns, status.st_size)
 
 
 @cache
 def _unpacked(path: Path, _changed_ns: int, _size: int) -> Path:
-    kept = ExitStack()
-    atexit.register(kept.close)
-    folder = kept.enter_context(scratch_folder("llmb-archive-"))
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = stack.enter_context(scratch_folder("llmb-archive-"))
     with writing(folder):
         _unpack(path, folder)
     return folder

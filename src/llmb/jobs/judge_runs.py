@@ -58,9 +58,9 @@ def _judge_runs(
     runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
 ) -> list[Judged]:
     def earlier(run: AnalyzedRun) -> Sequence[AnalyzedRun]:
-        return in_window(known(run), against.window)
+        return in_window(before(run), against.window)
 
-    known = earlier_runs(install, say)
+    before = earlier_runs(install, say)
     if against.runs is not None:
         _, baseline = once_in(RunSet("", tuple(runs)), find_runs(against.runs, install, say))
         known_runs = with_stated(in_window(baseline.runs, against.window), against.logs, Catalogue())

@@ -208,9 +208,9 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Reci
         scale = min(2, machine.cores)
     elif scale is None and machine.gpu_names:
         scale = len(machine.gpu_names)
-    asked = replace(request, gpu_type=gpu_type, scale=scale)
-    found = {name: DETECTED for name in ("gpu_type", "scale") if getattr(asked, name) != getattr(request, name)}
-    recipe = resolve(catalogue, asked, found)
+    local = replace(request, gpu_type=gpu_type, scale=scale)
+    notes = {name: DETECTED for name in ("gpu_type", "scale") if getattr(local, name) != getattr(request, name)}
+    recipe = resolve(catalogue, local, notes)
     if machine.gpu_names and recipe.gpu_type not in (CPU, here):
         note = f"this machine's {machine.gpu_names[0]} is no {recipe.gpu_type} of the catalogue: its peak is unknown"
         unknown = {"peak_tflops": None, "gpu_memory_gb": None}
@@ -273,9 +273,9 @@ def interleaved(repeats: Sequence[int]) -> Iterator[Turn]:
         yield from (Turn(recipe, repeat) for recipe in order if repeat <= repeats[recipe])
 
 
-def remaining(turns: Iterator[Turn], done: Mapping[int, int]) -> list[Turn]:
-    """Without the first repeats of a recipe, of which ``done`` have ended before."""
-    return [turn for turn in turns if turn.repeat > done.get(turn.recipe, 0)]
+def remaining(turns: Iterator[Turn], finished: Mapping[int, int]) -> list[Turn]:
+    """Without the first repeats of a recipe, of which ``finished`` have ended before."""
+    return [turn for turn in turns if turn.repeat > finished.get(turn.recipe, 0)]
 
 
 def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
@@ -287,8 +287,8 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
         return []
     with read_history(local.install, say) as store:
         jobs = store.jobs(Filter(label=local.label, runs_only=True))
-    own = identity_of_plan(local.plan, ENGINE, {}).key
-    folders = [job.folder for job in jobs if job.identity == own]
+    key = identity_of_plan(local.plan, ENGINE, {}).key
+    folders = [job.folder for job in jobs if job.identity == key]
     conclude_ended(folders, say)
     ended = [run for folder in folders if (run := _ended(folder)) and run.result.status == "success"]
     runs = [run for run in ended if _measured(run.plan) == _measured(local.plan)]
@@ -302,14 +302,14 @@ def runs_lock(install: Path, say: Say) -> Iterator[None]:
     Another client waits, as long as it takes, and says so. Raises EnvironmentProblem where there are no locks.
     """
     path = install / STATE_FOLDER / "runs.lock"
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(file_lock(path, 0, BUSY))
+            stack.enter_context(file_lock(path, 0, BUSY))
         except EnvironmentProblem as error:
             if BUSY not in error.what:
                 raise
             say("another command makes runs one after another here: waiting for its end")
-            held.enter_context(file_lock(path, inf, BUSY))
+            stack.enter_context(file_lock(path, inf, BUSY))
         yield
 
 

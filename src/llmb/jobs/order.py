@@ -64,13 +64,13 @@ def on_site(
         shipped.append(VariableLayer(f"fabric {fabric.fabric}", fabric.variables))
     if work and defaults and work.recipe_variables:
         shipped.append(VariableLayer("recipe", {item.name: item.value for item in defaults.variables}))
-    given = [
+    explicit = [
         VariableLayer(CLUSTER_CONFIG, config.environment),
         VariableLayer(f"{CLUSTER_CONFIG}, workload", config.environment_of(workload)),
         VariableLayer("--env", options.variables),
         VariableLayer("llmb", own),
     ]
-    variables = layered(shipped, site.shell, given)
+    variables = layered(shipped, site.shell, explicit)
     if fabric:
         _check_network(fabric, site, variables)
     added: dict[str, object] = {
@@ -112,8 +112,8 @@ def binding(options: JobOptions, config: ClusterConfig) -> Binding:
 
 def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) -> None:
     """Raise UsageError if the network needs a variable that is not set."""
-    known = {variable.name for variable in variables} | set(site.shell)
-    missing = [name for name in fabric.needs if name not in known]
+    names = {variable.name for variable in variables} | set(site.shell)
+    missing = [name for name in fabric.needs if name not in names]
     if missing:
         what = f"the network {fabric.fabric} needs {', '.join(missing)}, which only this cluster knows"
         raise UsageError(what, do="set it under 'environment' in cluster_config.yaml")
@@ -123,12 +123,12 @@ def mounted_folders(container: ContainerSettings, folders: Iterable[str]) -> Con
     """Adds the folders that a job needs. Raises UsageError for a folder whose name cannot be mounted."""
     if container.runtime == "none":
         return container
-    own = list(folders)
-    odd = [path for path in own if "," in path or ":" in path]
+    names = list(folders)
+    odd = [path for path in names if "," in path or ":" in path]
     if odd:
         do = "give a folder whose name has no comma and no colon"
         raise UsageError(f"{container.runtime} cannot mount {', '.join(map(repr, odd))}", do=do)
-    return container.model_copy(update={"mounts": tuple(dict.fromkeys([*container.mounts, *own]))})
+    return container.model_copy(update={"mounts": tuple(dict.fromkeys([*container.mounts, *names]))})
 
 
 BEGIN = (PYTHON, "-P", "-m", "llmb.jobs.begin", RUN_FOLDER)
@@ -241,14 +241,14 @@ class Order(JobOrder):
             documented_root=str(site.install) if site.shell.get("STAGE_PATH") else None,
         )
         if work.launch:  # its own script decides what jobs of llmb get from the recipe and the network
-            own = work.variables.variables
-            return on_site(spec, site, options, workload=recipe.workload, own=own, measured=False)
+            variables = work.variables.variables
+            return on_site(spec, site, options, workload=recipe.workload, own=variables, measured=False)
         return on_site(spec, site, options, (work, defaults), workload=recipe.workload)
 
     def _request(self, gpus_per_node: int) -> ProgramRequest:
         config = self.site.config
-        own = config.environment_of(self.plan.recipe.workload)
-        layers = (self.site.shell, config.environment, own, self.options.variables)
+        workload = config.environment_of(self.plan.recipe.workload)
+        layers = (self.site.shell, config.environment, workload, self.options.variables)
         names = frozenset(name for layer in layers for name in layer)
         explicit = frozenset(name for layer in layers[1:] for name in layer)
         return ProgramRequest(

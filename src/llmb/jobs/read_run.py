@@ -95,20 +95,20 @@ def recorded_run(run: RecordedRun) -> AnalyzedRun:
     """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
     record = run.record
     result, steps = stored_run(run.folder, record)
-    window, kept = result.window or record.plan.window, result.step_time_s or None
-    times = _times_of([step for step in steps if step.step in window]) if kept else ()
-    known = _described(run, steps)
+    window, stats = result.window or record.plan.window, result.step_time_s or None
+    times = _times_of([step for step in steps if step.step in window]) if stats else ()
+    base = _described(run, steps)
     return replace(
-        known,
+        base,
         status=result.status,
         reason=result.flaw,
         window=window,
         step_times_s=times,
-        step_time_s=describe(times) if times else kept,
-        figures=("exact" if times else "rounded") if kept else None,
-        **_figure_fields({name: getattr(result, name) for name in FIGURES} if kept else {}),
+        step_time_s=describe(times) if times else stats,
+        figures=("exact" if times else "rounded") if stats else None,
+        **_figure_fields({name: getattr(result, name) for name in FIGURES} if stats else {}),
         faults=faults_of(record, result),
-        content=digest_of(known.identity.key, result.status, result.steps, window, times or kept, known.first_times_s),
+        content=digest_of(base.identity.key, result.status, result.steps, window, times or stats, base.first_times_s),
     )
 
 
@@ -149,28 +149,28 @@ def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     except UsageError as error:
         return _measured(run, None, (), Missing(error.what))
     plan = record.plan.model_copy(update={"window": window})
-    asked = record.model_copy(update={"plan": plan, "status": "running", "result": None})
+    planned = record.model_copy(update={"plan": plan, "status": "running", "result": None})
     if steps := read_steps(folder.steps):
-        return _in_window_of_steps(run, asked, steps)
-    result = find_program(record.program).result(folder, asked, End(0))
+        return _in_window_of_steps(run, planned, steps)
+    result = find_program(record.program).result(folder, planned, End(0))
     return _measured(run, result.window or window, (), result.step_time_s, result.flaw)
 
 
 def planned_window(plan: Plan, rule: str) -> Window:
     documented = plan.recipe.documented_window
-    wanted = rule_of_document(rule, documented) if plan.documented_software else rule
-    return resolve_window(wanted, plan.steps, plan.first_step, documented)
+    rule_here = rule_of_document(rule, documented) if plan.documented_software else rule
+    return resolve_window(rule_here, plan.steps, plan.first_step, documented)
 
 
-def _in_window_of_steps(run: AnalyzedRun, asked: RunRecord, steps: Sequence[Step]) -> AnalyzedRun:
-    """Use the window of the record ``asked``, which has not ended; that of the rule ``auto`` is found in ``steps``."""
-    if contradiction := why_contradicting(asked, steps):
-        return _measured(run, asked.plan.window, (), Missing(contradiction)).invalid(contradiction)
-    asked, unsteady = with_steady_window(asked, steps)
-    plan = asked.plan
+def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Step]) -> AnalyzedRun:
+    """Use the window of the ``record``, which has not ended; that of the rule ``auto`` is found in ``steps``."""
+    if contradiction := why_contradicting(record, steps):
+        return _measured(run, record.plan.window, (), Missing(contradiction)).invalid(contradiction)
+    record, unsteady = with_steady_window(record, steps)
+    plan = record.plan
     inside = [step for step in steps if step.step in plan.window]
-    times = statistics_of_window(plan, inside, unsteady or split_window_reason(asked))
-    flaw = no_measurement(plan, window_began(asked)) if times else None
+    times = statistics_of_window(plan, inside, unsteady or split_window_reason(record))
+    flaw = no_measurement(plan, window_began(record)) if times else None
     return _measured(run, plan.window, [step for step in inside if not step.profiled], times, flaw)
 
 
@@ -179,23 +179,23 @@ def _measured(
 ) -> AnalyzedRun:
     """``steps``: those that ``times`` are of, if they are known one by one. Invalid if no GPU is so fast."""
     assert run.record, "it has a folder"
-    plan, kept = run.record.plan, times or None
-    figures = figures_of(plan, kept.mean, measured_packing(plan, steps)) if kept else {}
-    found = replace(
+    plan, stats = run.record.plan, times or None
+    figures = figures_of(plan, stats.mean, measured_packing(plan, steps)) if stats else {}
+    outcome = replace(
         run,
         window=window,
-        step_times_s=_times_of(steps) if kept else (),
-        step_time_s=kept,
-        figures=("exact" if steps else "rounded") if kept else None,
+        step_times_s=_times_of(steps) if stats else (),
+        step_time_s=stats,
+        figures=("exact" if steps else "rounded") if stats else None,
         reason=times.reason if isinstance(times, Missing) else flaw,
         **_figure_fields(figures),
     )
     why = why_too_fast(figures["tflops_per_gpu"], figures["peak_tflops"]) if figures else None
-    return found.invalid(why) if why else found
+    return outcome.invalid(why) if why else outcome
 
 
-def _figure_fields(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: found.get(name) for name in FIGURES} | {"mfu_pct": found.get("mfu_pct") or {}}
+def _figure_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: fields.get(name) for name in FIGURES} | {"mfu_pct": fields.get("mfu_pct") or {}}
 
 
 def parsed_run(path: Path, rule: str) -> AnalyzedRun:
@@ -251,8 +251,8 @@ def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOut
 def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
     """The record knows what the log may not: whose it is, whether the run is still running, and how it ended."""
     if log.status == "not_training_log":
-        said = record.reason or record.plan.recipe.pretended_text
-        why = f": {said}" if said else ""
+        reason = record.reason or record.plan.recipe.pretended_text
+        why = f": {reason}" if reason else ""
         return replace(log, status="no_data", reason=f"no step line; the run is {record.status} by its record{why}")
     if record.status == "invalid":
         return without_figures(log, record.reason or "invalid by its record")
@@ -262,8 +262,8 @@ def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
             return replace(without_figures(log, why), status="incomplete")
         return replace(log, reason=why) if log.status in ("no_data", "incomplete") else log
     if log.status == "incomplete" and record.status in ("queued", "running"):
-        done = "no step" if log.max_step is None else f"step {log.max_step}"
-        return replace(log, reason=f"the run has not ended, by its record; {done} is the last one in the log")
+        progress = "no step" if log.max_step is None else f"step {log.max_step}"
+        return replace(log, reason=f"the run has not ended, by its record; {progress} is the last one in the log")
     return log
 
 
@@ -277,22 +277,22 @@ def _as_measured(log: LogOutcome, run: AnalyzedRun, steps: Sequence[Step]) -> Lo
         status: Status = "invalid" if run.status == "invalid" else slowed if recorded else "too_few_steps"
         return replace(without_figures(log, run.reason or ""), status=status)
     times = run.step_times_s or (log.step_times_s if log.window == window else ())
-    shown = replace(log, step_times_s=times, step_time_s=run.step_time_s)
+    exact = replace(log, step_times_s=times, step_time_s=run.step_time_s)
     if log.status == "success" and log.window == window:
-        return shown
+        return exact
     reason = f"{steps_span(window.first, window.last)} of {plan.last_step + 1}"
     reason += f" (attempt {attempts})" if attempts > 1 else ""
-    told = replace(shown, status="success", reason=reason, window=window, tflops_per_gpu=None)
+    result = replace(exact, status="success", reason=reason, window=window, tflops_per_gpu=None)
     if log.steps or not steps:
-        return told
-    told = replace(told, steps=len(steps), attempts=max(attempts, 1), max_step=steps[-1].step)
-    return replace(told, loss_first=steps[0].loss, loss_last=steps[-1].loss)
+        return result
+    result = replace(result, steps=len(steps), attempts=max(attempts, 1), max_step=steps[-1].step)
+    return replace(result, loss_first=steps[0].loss, loss_last=steps[-1].loss)
 
 
 def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> AnalyzedRun:
     outcome = file.outcome
     network = _network(file.path) if outcome.steps and file.may_name_network else None
-    found = {LOG_WARNING: outcome.warnings, ERROR_AT_END: tuple(filter(None, [outcome.error_at_end]))}
+    faults = {LOG_WARNING: outcome.warnings, ERROR_AT_END: tuple(filter(None, [outcome.error_at_end]))}
     return AnalyzedRun(
         id=short_id(str(file.path.absolute())),
         path=file.path,
@@ -301,7 +301,7 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
         started_s=_written_s(file.path),
         anomalies=anomalies,
         network=network,
-        faults={name: texts for name, texts in found.items() if texts},
+        faults={name: texts for name, texts in faults.items() if texts},
         source=outcome.digest,
         content=outcome.digest,
         **log_fields(file),
@@ -315,12 +315,12 @@ def log_identity(file: ParsedFile) -> RunIdentity:
     taken for repeats because nothing is known of either.
     """
     outcome = file.outcome
-    known = dict(outcome.configuration)
+    values = dict(outcome.configuration)
     if outcome.format:
-        known["program"] = outcome.format
-    if "workload" not in known and ARGUMENTS not in known:
-        known["experiment"] = _AROUND_EXPERIMENT.sub("", file.path.name)
-    return RunIdentity(configuration=known)
+        values["program"] = outcome.format
+    if "workload" not in values and ARGUMENTS not in values:
+        values["experiment"] = _AROUND_EXPERIMENT.sub("", file.path.name)
+    return RunIdentity(configuration=values)
 
 
 def _written_s(path: Path) -> float | None:
@@ -356,12 +356,12 @@ def logged_runs(root: Path, recorded: Collection[Path]) -> RunSet:
 
 def _logs_outside(root: Path, recorded: Collection[Path]) -> LogFiles:
     try:
-        found = find_logs(root)
+        files = find_logs(root)
     except UsageError:
         return LogFiles((), 0, ())
-    known = frozenset(recorded)
-    logs = tuple(path for path in found.logs if known.isdisjoint(path.absolute().parents))
-    refused = tuple(file for file in found.refused if known.isdisjoint(file.path.absolute().parents))
+    paths = frozenset(recorded)
+    logs = tuple(path for path in files.logs if paths.isdisjoint(path.absolute().parents))
+    refused = tuple(file for file in files.refused if paths.isdisjoint(file.path.absolute().parents))
     return LogFiles(logs, sum(path.stat().st_size for path in logs), refused)
 
 
@@ -429,32 +429,32 @@ def runs_of_engines(path: Path, title: str) -> RunSet:
 
 
 def _engine_run(path: Path, document: EngineDocument, case: EngineCase) -> AnalyzedRun:
-    done = case.status == "done" and case.outdated is None and bool(case.step_times_s)
+    is_complete = case.status == "done" and case.outdated is None and bool(case.step_times_s)
     return AnalyzedRun(
         id=case.name,
         path=Path(f"{path.absolute()}#{case.name}"),
         identity=RunIdentity(configuration=_engine_configuration(document, case)),
         conditions=_engine_conditions(document, case),
         started_s=document.environment.get("started_unix_s"),
-        status="success" if done else "outdated" if case.outdated else case.status,
-        reason=None if done else case.outdated or case.reason,
-        step_times_s=case.step_times_s if done else (),
-        step_time_s=describe(case.step_times_s) if done else None,
+        status="success" if is_complete else "outdated" if case.outdated else case.status,
+        reason=None if is_complete else case.outdated or case.reason,
+        step_times_s=case.step_times_s if is_complete else (),
+        step_time_s=describe(case.step_times_s) if is_complete else None,
     )
 
 
 def _engine_configuration(document: EngineDocument, case: EngineCase) -> dict[str, Value]:
     values = case.model_dump()
-    own = {"arguments.llmb_options": document.settings.get("llmb_options")} if case.engine == LLMB else {}
+    options = {"arguments.llmb_options": document.settings.get("llmb_options")} if case.engine == LLMB else {}
     if case.variant:
-        own["arguments.variant"] = case.variant
+        options["arguments.variant"] = case.variant
     return {
         "program": case.engine,
         **{key: values[key] for key in SAME},
         **{f"layout.{key}": values[key] for key in LAYOUT},
         "layout.gpus": 1,
         "compiled": document.settings.get("compiled"),
-        **own,
+        **options,
     }
 
 

@@ -79,9 +79,9 @@ def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
 
 def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
     """The nodes that the line names; without any, the node of the rank that failed first."""
-    named = [text for name, text in match.groupdict().items() if text]
+    texts = [text for name, text in match.groupdict().items() if text]
     host = failed_host(log)
-    return tuple(named) or ((host,) if host else ())
+    return tuple(texts) or ((host,) if host else ())
 
 
 def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list[str]:
@@ -90,22 +90,22 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list
     Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here; its jobs
     are then unchanged, and those of the others are up to date.
     """
-    asked_s, query = time.time(), store.next_query()
-    jobs = store.changeable(asked_s - REQUEUE_S)
+    query_s, query = time.time(), store.next_query()
+    jobs = store.changeable(query_s - REQUEUE_S)
     unresolved = {job.scheduler for job in store.unresolved()}
     names = dict.fromkeys([LOCAL, *unresolved, *(job.scheduler for job in jobs)])
     warnings: list[str] = []
     problem: LlmbError | None = None
     for name in names:
-        own = [job for job in jobs if job.scheduler == name]
+        group = [job for job in jobs if job.scheduler == name]
         try:
             if name in unresolved:
                 warnings += resolve_submissions(store, install, name, time_out_s)
-                own = [job for job in store.changeable(asked_s - REQUEUE_S) if job.scheduler == name]
-            if own:
-                answers = find_scheduler(name).states(own, time_out_s)
+                group = [job for job in store.changeable(query_s - REQUEUE_S) if job.scheduler == name]
+            if group:
+                answers = find_scheduler(name).states(group, time_out_s)
                 warnings += answers.warnings
-                _apply(store, own, answers.states, asked_s, query)
+                _apply(store, group, answers.states, query_s, query)
         except (InfrastructureError, EnvironmentProblem) as error:
             problem = problem or error
     if problem:
@@ -114,29 +114,29 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list
 
 
 def refresh_job(store: Store, job: Job) -> None:
-    asked_s, query = time.time(), store.next_query()
+    query_s, query = time.time(), store.next_query()
     answers = find_scheduler(job.scheduler).states([job], TIME_OUT_S)
-    _apply(store, [job], answers.states, asked_s, query)
+    _apply(store, [job], answers.states, query_s, query)
 
 
-def _apply(store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], asked_s: float, query: int) -> None:
-    store.apply([now for job in jobs if job.key in seen and (now := look(job, seen[job.key], asked_s))], query)
+def _apply(store: Store, jobs: Sequence[Job], states: Mapping[str, JobState], query_s: float, query: int) -> None:
+    store.apply([now for job in jobs if job.key in states and (now := look(job, states[job.key], query_s))], query)
 
 
-def look(job: Job, seen: JobState, asked_s: float) -> Job | None:
+def look(job: Job, state: JobState, query_s: float) -> Job | None:
     """``job`` as it is now; None if nothing can have changed. Nothing is written."""
-    if not job.live and (seen.phase == "unrecognized" or (seen.ended and seen.restarts <= job.restarts)):
+    if not job.live and (state.phase == "unrecognized" or (state.ended and state.restarts <= job.restarts)):
         return None
-    if seen.phase in ("queued", "running", "unrecognized"):
-        return decide(job, seen, FolderState(), asked_s)
+    if state.phase in ("queued", "running", "unrecognized"):
+        return decide(job, state, FolderState(), query_s)
     folder = read_folder(job.run_dir)
-    marked = folder.end_of(job, max(seen.restarts, job.restarts)) is not None
-    if seen.end_pending and not marked:
+    marked = folder.end_of(job, max(state.restarts, job.restarts)) is not None
+    if state.end_pending and not marked:
         return None  # unchanged until the scheduler or the folder reports how it ended
-    just_ended = seen.phase != "killed" and seen.ended_s is not None and abs(asked_s - seen.ended_s) < SETTLE_S
+    just_ended = state.phase != "killed" and state.ended_s is not None and abs(query_s - state.ended_s) < SETTLE_S
     if folder.run_status in (None, "running") and not marked and just_ended:
         return None  # files of other nodes may be visible here with a delay
-    ended = with_outcome(decide(job, seen, folder, asked_s), seen.phase)
+    ended = with_outcome(decide(job, state, folder, query_s), state.phase)
     if folder.run_status not in ("queued", "running"):
         return ended
     return replace(ended, reason="; ".join(filter(None, (ended.reason, f"{NOT_CONCLUDED}; 'llmb result {job.id}'"))))
@@ -152,8 +152,8 @@ def with_outcome(job: Job, phase: Phase) -> Job:
     fault = find_fault(faults_of(scheduler), "failed" if job.state == FAILED else phase, _log(job))
     if fault is None:
         return job
-    named = matching(scheduler.host_names(job.nodes), fault.nodes)
-    nodes = dict.fromkeys(filter(None, (*(job.bad_nodes or "").split(","), *named)))
+    hosts = matching(scheduler.host_names(job.nodes), fault.nodes)
+    nodes = dict.fromkeys(filter(None, (*(job.bad_nodes or "").split(","), *hosts)))
     return replace(job, fault=fault.name, bad_nodes=",".join(nodes) or None)
 
 

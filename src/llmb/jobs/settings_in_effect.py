@@ -75,7 +75,7 @@ def settings_in_effect(
         below = entries.get(item.place)
         if item.source != "setting":
             settings[item.key] = Setting(item.key, item.value, item.source, item.place)
-        elif below and not ((own := settings.get(item.key)) and own.source in ("shell", "option")):
+        elif below and not ((setting := settings.get(item.key)) and setting.source in ("shell", "option")):
             settings[item.key] = Setting(item.key, item.value, below.source, below.place)
     gpu = catalogue.gpus.get(str(settings["gpu_type"].value)) if "gpu_type" in settings else None
     if gpu and scheduler.gpus_key:
@@ -140,8 +140,8 @@ def _variables(
         shipped |= {name: Setting(name, value, CATALOGUE, place) for name, value in fabric.variables.items()}
     if jobs:
         size, defaults = jobs
-        for own in defaults.variables:
-            shipped[own.name] = Setting(own.name, own.value, CATALOGUE, f"recipe {size}: {own.source}")
+        for one in defaults.variables:
+            shipped[one.name] = Setting(one.name, one.value, CATALOGUE, f"recipe {size}: {one.source}")
     entries = dict(shipped)
     shells = {name: environ[name] for name in shipped if name in environ and not holds_secret(name, environ[name])}
     entries |= {name: Setting(name, value, "shell", name) for name, value in shells.items()}

@@ -60,48 +60,48 @@ def job_states() -> frozenset[str]:
     return COMMON_STATES.union(*(scheduler.words for scheduler in all_schedulers()))
 
 
-def decide(job: Job, seen: JobState, folder: FolderState, now_s: float) -> Job:
-    """``job`` as it is if its scheduler was queried at ``now_s`` and answered ``seen``.
+def decide(job: Job, state: JobState, folder: FolderState, now_s: float) -> Job:
+    """``job`` as it is if its scheduler was queried at ``now_s`` and answered ``state``.
 
     The result of a job that the scheduler does not know (any more) follows from its folder alone.
     """
-    if seen.phase == "unknown":
+    if state.phase == "unknown":
         return _forgotten(job, folder, now_s)
-    if seen.phase == "unrecognized":
-        return _changed(job, seen, now_s, job.status, seen.meaning)
-    if not seen.ended:
-        return _changed(job, seen, now_s, "queued" if seen.phase == "queued" else "running", _live_reason(seen))
-    status, reason = _ended(job, seen, folder)
-    return _changed(job, seen, now_s, status, reason)
+    if state.phase == "unrecognized":
+        return _changed(job, state, now_s, job.status, state.meaning)
+    if not state.ended:
+        return _changed(job, state, now_s, "queued" if state.phase == "queued" else "running", _live_reason(state))
+    status, reason = _ended(job, state, folder)
+    return _changed(job, state, now_s, status, reason)
 
 
-def _changed(job: Job, seen: JobState, now_s: float, status: Status, reason: str | None) -> Job:
-    answer: dict[str, Any] = {name: getattr(seen, name) for name in ANSWERED}
-    answer |= {"nodes": seen.nodes or job.nodes, "restarts": max(seen.restarts, job.restarts)}
-    answer["signal"] = seen.signal or None
+def _changed(job: Job, state: JobState, now_s: float, status: Status, reason: str | None) -> Job:
+    answer: dict[str, Any] = {name: getattr(state, name) for name in ANSWERED}
+    answer |= {"nodes": state.nodes or job.nodes, "restarts": max(state.restarts, job.restarts)}
+    answer["signal"] = state.signal or None
     if status in LIVE:
         answer |= {"exit_code": None, "signal": None, "ended_s": None}
     answer |= dict.fromkeys(("fault", "bad_nodes", "step_time_s", "verdict"))
     return replace(job, **answer, status=status, reason=reason, checked_s=now_s)
 
 
-def _live_reason(seen: JobState) -> str | None:
-    again = f"starts again (restart {seen.restarts})" if seen.restarts and seen.phase == "queued" else None
-    return ": ".join(filter(None, (again, seen.meaning))) or None
+def _live_reason(state: JobState) -> str | None:
+    again = f"starts again (restart {state.restarts})" if state.restarts and state.phase == "queued" else None
+    return ": ".join(filter(None, (again, state.meaning))) or None
 
 
-def _ended(job: Job, seen: JobState, folder: FolderState) -> tuple[Status, str | None]:
+def _ended(job: Job, state: JobState, folder: FolderState) -> tuple[Status, str | None]:
     if folder.run_status == "invalid":
         return "invalid", folder.run_reason
-    if seen.phase == "completed":
+    if state.phase == "completed":
         return _completed(folder)
-    meaning = seen.meaning or seen.state
-    if folder.complete and (seen.phase in FROM_OUTSIDE or folder.run_status not in ("failed", "cancelled")):
+    meaning = state.meaning or state.state
+    if folder.complete and (state.phase in FROM_OUTSIDE or folder.run_status not in ("failed", "cancelled")):
         return "success", f"{meaning}, after its last step"
-    if seen.phase == "cancelled":
+    if state.phase == "cancelled":
         return "cancelled", f"{meaning}{_progress(folder)}"
-    own = folder.end_of(job, seen.restarts) is not None or folder.run_of == (job.job_id, seen.restarts)
-    if seen.phase == "failed" and folder.run_status == "failed" and own:
+    is_this = folder.end_of(job, state.restarts) is not None or folder.run_of == (job.job_id, state.restarts)
+    if state.phase == "failed" and folder.run_status == "failed" and is_this:
         return "failed", folder.run_reason or meaning  # names the rank, and has the steps already
     return "failed", f"{meaning}{_progress(folder)}"
 
@@ -137,7 +137,7 @@ def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
     else:
         state, status = LOST, "failed"
         reason = "its scheduler has forgotten it, and it never started: most likely cancelled while it was pending"
-    seen = JobState(
+    news = JobState(
         job_id=str(job.job_id),
         state=state,
         exit_code=end.exit_code if end else None,
@@ -145,7 +145,7 @@ def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
         started_s=job.started_s,
         ended_s=folder.end.ended_s if folder.end else None,
     )
-    return _changed(job, seen, now_s, status, reason)
+    return _changed(job, news, now_s, status, reason)
 
 
 def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:

@@ -327,10 +327,10 @@ def check_states(states: Sequence[str], store: Store) -> None:
     """Raise UsageError if one is neither a state of a job nor a status of a run, and no job has it."""
     if not states:
         return
-    known = sorted({*job_states(), *get_args(Status)})
+    valid = sorted({*job_states(), *get_args(Status)})
     for state in states:
-        if state.upper() not in {name.upper() for name in known} and not store.count(Filter(states=(state,))):
-            raise unknown("state", state, known)
+        if state.upper() not in {name.upper() for name in valid} and not store.count(Filter(states=(state,))):
+            raise unknown("state", state, valid)
 
 
 def _connection(path: Path, mode: str) -> sqlite3.Connection:

@@ -61,9 +61,9 @@ def submit_order(
 def submit_task(store: Store, order: TaskOrder, environ: Mapping[str, str], folder: RunFolder | None = None) -> Job:
     """Queues a job that trains nothing, in ``folder`` or in a new one below the order's. Raises as ``submit_order``."""
     with submission_lock(order.site.install) as descriptor:
-        own = folder or stamped_folder(order.parent, order.name)
-        with removed_if_refused(own):
-            prepared = order.write(own)
+        target = folder or stamped_folder(order.parent, order.name)
+        with removed_if_refused(target):
+            prepared = order.write(target)
             return _add(store, prepared, new_job(prepared, new_key()), environ, descriptor)
 
 
@@ -103,9 +103,9 @@ def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
     """
     before = read_job(folder)
     earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()
-    own = {"key": job.key, "campaign": job.campaign, "retries": job.retries, "retry_of": job.retry_of}
+    fields = {"key": job.key, "campaign": job.campaign, "retries": job.retries, "retry_of": job.retry_of}
     with writing(folder.path):
-        text = handle.model_copy(update={**own, "earlier": earlier}).model_dump_json(indent=2)
+        text = handle.model_copy(update={**fields, "earlier": earlier}).model_dump_json(indent=2)
         write_atomically(folder.job, text + "\n")
 
 

@@ -86,7 +86,7 @@ class TaskOrder(JobOrder):
 
     def spec(self, folder: RunFolder) -> JobSpec:
         task, site, options = self.task, self.site, self.options
-        own = {"LLMB_INSTALL": str(site.install), "PYTHONUNBUFFERED": "1"}
+        variables = {"LLMB_INSTALL": str(site.install), "PYTHONUNBUFFERED": "1"}
         mounts = [str(site.install), *self.sources]
         spec = JobSpec(
             scheduler=self.scheduler.name,
@@ -107,7 +107,7 @@ class TaskOrder(JobOrder):
             finish=self.finish,
             log=folder.log.name,
         )
-        return on_site(spec, site, options, workload=task.workload, own=own, measured=self.measured)
+        return on_site(spec, site, options, workload=task.workload, own=variables, measured=self.measured)
 
     def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:  # noqa: ARG002 (as of all jobs)
         for name, text in self.files.items():

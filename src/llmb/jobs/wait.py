@@ -63,14 +63,14 @@ def wait_for(
 
     ``watch`` is called meanwhile. Raises InfrastructureError if a scheduler does not answer for ten minutes.
     """
-    began = heard = time.monotonic()
+    began = answered_s = time.monotonic()
     while True:
         now = time.monotonic()
         try:
             refresh_and_retry(store, install, environ, say, keys)
-            heard = now
+            answered_s = now
         except InfrastructureError as error:
-            if now - heard > PATIENCE_S:
+            if now - answered_s > PATIENCE_S:
                 raise
             say(error.what)
         jobs = [last_try(store, key) for key in keys]

@@ -89,8 +89,8 @@ def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> C
 
 def fingerprint(jobs: Iterable[CampaignJob]) -> str:
     """Digest of the jobs' requests, independent of their progress and of their position in the file."""
-    asked = [(job.wanted.model_dump(mode="json"), job.repeat, job.profiled) for job in jobs]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    requests = [(job.wanted.model_dump(mode="json"), job.repeat, job.profiled) for job in jobs]
+    return hashlib.sha256(json.dumps(requests, sort_keys=True).encode()).hexdigest()
 
 
 def campaigns_folder(install: Path) -> Path:
@@ -123,21 +123,21 @@ def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaig
 
     Raises UsageError if there is none to resume.
     """
-    found = [
+    campaigns = [
         item
         for item in read_campaigns(install)
         if item.unfinished and (item.fingerprint == campaign.fingerprint or (resume and item.source == campaign.source))
     ]
-    if resume and not found:
+    if resume and not campaigns:
         do = "omit --resume to start a new campaign"
         raise UsageError("no campaign from this source is unfinished", where=campaign.source, do=do)
-    return found[-1] if found else None
+    return campaigns[-1] if campaigns else None
 
 
 def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
     """The newest campaign with the same request as ``campaign`` of which nothing is left to submit."""
-    found = [item for item in read_campaigns(install) if item.fingerprint == campaign.fingerprint]
-    return next((item for item in reversed(found) if not item.unfinished), None)
+    matching = [item for item in read_campaigns(install) if item.fingerprint == campaign.fingerprint]
+    return next((item for item in reversed(matching) if not item.unfinished), None)
 
 
 def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Campaign:
@@ -146,10 +146,10 @@ def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Cam
     Whether it was queued earlier is checked before: see ``find_queued``.
     """
     with campaign_lock(install, "campaigns"):
-        found = None if start_new else find_campaign(install, campaign, resume=False) or find_queued(install, campaign)
-        if found is None:
+        equal = None if start_new else find_campaign(install, campaign, resume=False) or find_queued(install, campaign)
+        if equal is None:
             write_campaign(install, campaign)
-        return found or campaign
+        return equal or campaign
 
 
 def campaign_lock(install: Path, name: str) -> AbstractContextManager[object]:
@@ -196,8 +196,8 @@ class PlannedJob:
 
 def total(hours: Iterable[float | None]) -> float | None:
     """None if a job's are not known."""
-    known = [*hours]
-    return None if None in known else sum(hour for hour in known if hour is not None)
+    values = [*hours]
+    return None if None in values else sum(hour for hour in values if hour is not None)
 
 
 def total_gpu_hours(jobs: Iterable[PlannedJob]) -> float | None:

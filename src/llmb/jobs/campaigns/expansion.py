@@ -127,8 +127,8 @@ class SelectedJob:
 
     @property
     def recipe(self) -> str:
-        asked = self.request
-        return f"{asked.workload} {asked.size} {asked.dtype} on {asked.scale} {asked.gpu_type}"
+        request = self.request
+        return f"{request.workload} {request.size} {request.dtype} on {request.scale} {request.gpu_type}"
 
 
 ALL = "all"
@@ -166,8 +166,8 @@ class Keys:
 def campaign_keys(options: Iterable[Option], variables: Sequence[LaunchVariable]) -> Keys:
     """The keys of a job's ``options`` and of entries; the latter take precedence."""
     listed = [option for option in options if option.name != WORKLOAD]
-    found = {key: option for option in (*listed, *entry_options().values()) for key in option.keys}
-    return Keys(found, variables)
+    by_key = {key: option for option in (*listed, *entry_options().values()) for key in option.keys}
+    return Keys(by_key, variables)
 
 
 @dataclass(slots=True)
@@ -189,15 +189,15 @@ class Draft:
             self.variables[key.removeprefix(ENVIRONMENT)] = str(convert(Option(), key, values))
             return
         option = self._option(key)
-        own = entry_options().get(option.name)
-        if own is None:
+        option_there = entry_options().get(option.name)
+        if option_there is None:
             self.options[option.name] = values
             self.repeatable.update({option.name} if option.repeatable else ())
-        elif own.listed and values == (ALL,):
+        elif option_there.listed and values == (ALL,):
             self.fields["everything"] = True
-            self.fields.pop(own.field, None)
+            self.fields.pop(option_there.field, None)
         else:
-            self.fields[own.field] = convert(own, key, values)
+            self.fields[option_there.field] = convert(option_there, key, values)
 
     def set_text(self, key: str, text: str) -> None:
         """Sets a key from text; values of a list are separated by commas."""
@@ -326,8 +326,8 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
     models = list(_models(catalogue, selection, gpu_type))
     alone = len(models) == 1
     for workload, size in models:
-        known = gpu_type or gpu_types_of(catalogue.workloads[workload], size)[0]
-        request = Request(workload=workload, size=size, gpu_type=known, release=selection.release)
+        gpu = gpu_type or gpu_types_of(catalogue.workloads[workload], size)[0]
+        request = Request(workload=workload, size=size, gpu_type=gpu, release=selection.release)
         listed = listed_scales(catalogue, request)
         for dtype in _dtypes(selection, listed, gpu_type, alone=alone):
             yield _Recipe(replace(request, dtype=dtype), listed[dtype], alone)
@@ -335,8 +335,8 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
     """The selected sizes; by default those that the GPU type has; ``tiny`` only on a CPU."""
-    named = [split_model(catalogue, name) for name in selection.workloads]
-    workloads: list[tuple[str, str | None]] = named or [(name, None) for name in catalogue.workloads]
+    models = [split_model(catalogue, name) for name in selection.workloads]
+    workloads: list[tuple[str, str | None]] = models or [(name, None) for name in catalogue.workloads]
     every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))
     for size in selection.sizes:
         if size not in every_size:
@@ -422,15 +422,15 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
 def narrowed(catalogue: Catalogue, jobs: Iterable[SelectedJob], selection: Selection) -> list[SelectedJob]:
     """The jobs of a file that match a selection. Raises UsageError for a workload that does not exist."""
     models = [split_model(catalogue, name) for name in selection.workloads]
-    kept = [job for job in jobs if _is_meant(job, selection, models)]
+    selected = [job for job in jobs if _is_meant(job, selection, models)]
     if selection.exact_scales:
-        kept = [job for job in kept if _is_published(catalogue, job)]
+        selected = [job for job in selected if _is_published(catalogue, job)]
     if not selection.min_scale:
-        return kept
+        return selected
     smallest: dict[tuple[str, ...], int] = {}
-    for job in kept:
+    for job in selected:
         smallest[_model(job)] = min(job.scale, smallest.get(_model(job), job.scale))
-    return [job for job in kept if job.scale == smallest[_model(job)]]
+    return [job for job in selected if job.scale == smallest[_model(job)]]
 
 
 def _model(job: SelectedJob) -> tuple[str, ...]:
@@ -439,11 +439,11 @@ def _model(job: SelectedJob) -> tuple[str, ...]:
 
 def _is_meant(job: SelectedJob, selection: Selection, models: Sequence[tuple[str, str | None]]) -> bool:
     workload, size, dtype = _model(job)
-    named = not models or any(workload == name and own_size in (None, size) for name, own_size in models)
+    is_model = not models or any(workload == name and own_size in (None, size) for name, own_size in models)
     lists = ((selection.sizes, size), (selection.dtypes, dtype), (selection.scales, job.scale))
     listed = all(not allowed or value in allowed for allowed, value in lists)
     small = selection.max_scale is None or job.scale <= selection.max_scale
-    return named and listed and small and (job.proxy or not selection.proxy)
+    return is_model and listed and small and (job.proxy or not selection.proxy)
 
 
 def _is_published(catalogue: Catalogue, job: SelectedJob) -> bool:

@@ -148,11 +148,11 @@ def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool,
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
-    shown = unfinished or campaign
+    current = unfinished or campaign
     queued = None if unfinished or start_new else find_queued(context.install, campaign)
-    orders = [(job, context.order_of(job)) for job in shown.jobs]
+    orders = [(job, context.order_of(job)) for job in current.jobs]
     jobs = [PlannedJob(job, order, order.sample()) for job, order in orders]
-    return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out, queued=queued)
+    return Proposal(campaign=current, jobs=jobs, resumed=unfinished is not None, left_out=left_out, queued=queued)
 
 
 def check_jobs(
@@ -167,9 +167,9 @@ def check_jobs(
     jobs = []
     for job in narrowed(context.catalogue, expansion.jobs, requested.within):
         try:
-            found = _campaign_job(job, requested, context)
-            check(found)
-            jobs.append(found)
+            planned = _campaign_job(job, requested, context)
+            check(planned)
+            jobs.append(planned)
         except UsageError as error:
             refused.append((job, problem_text(error)))
     problems = [*requested.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
@@ -184,8 +184,8 @@ def check_jobs(
 
 def _campaign_job(job: SelectedJob, requested: RequestedJobs, context: CampaignContext) -> CampaignJob:
     profile = {"profile": ("true",)} if job.profiled else {}
-    asked = {name: getattr(job.request, name) for name in ("workload", "size", "dtype", "scale", "gpu_type", "release")}
-    own = {**asked, **converted({**job.options, **profile})}
+    base = {name: getattr(job.request, name) for name in ("workload", "size", "dtype", "scale", "gpu_type", "release")}
+    own = {**base, **converted({**job.options, **profile})}
     options = {**requested.values, **own, **requested.explicit}
     variables = dict(
         text.partition("=")[::2] for text in requested.explicit.get("env") or requested.values.get("env") or ()
@@ -215,15 +215,15 @@ def job_request(site: Site, values: Mapping[str, Any], environ: Mapping[str, str
 
 def converted(texts: Mapping[str, Values]) -> dict[str, Any]:
     """Converts the values of options from text. Raises UsageError with all problems."""
-    found, problems = {}, list[str]()
+    readings, problems = {}, list[str]()
     for name, values in texts.items():
         try:
-            found[name] = convert(_known(name), name, values)
+            readings[name] = convert(_known(name), name, values)
         except UsageError as error:
             problems.append(error.what)
     if problems:
         raise UsageError("; ".join(problems))
-    return found
+    return readings
 
 
 def _known(name: str) -> Option:
@@ -320,20 +320,20 @@ def _submit_all(
         if job.state == "submitted":
             continue
         try:
-            found = _find(context, job, history, say) if job.state == "submitting" else None
-            if found is None:
+            entry = _find(context, job, history, say) if job.state == "submitting" else None
+            if entry is None:
                 sending = job.model_copy(update={"state": "submitting", "reason": None})
                 write_campaign(context.install, campaign.with_job(sending))
-                found = submit_order(
+                entry = submit_order(
                     history, context.order_of(job), context.environ, key=job.key, campaign=campaign.campaign
                 )
-            changes = {"state": "submitted", "folder": found.run_dir, "job_id": str(found.job_id), "reason": None}
+            changes = {"state": "submitted", "folder": entry.run_dir, "job_id": str(entry.job_id), "reason": None}
         except UsageError as error:
             refusals[error.what] = error
             changes = {"state": "refused", "reason": error.what}
-        done = job.model_copy(update=changes)
-        campaign = campaign.with_job(done)
-        on_job(campaign, done)
+        updated = job.model_copy(update=changes)
+        campaign = campaign.with_job(updated)
+        on_job(campaign, updated)
     write_campaign(context.install, campaign)
     return SubmissionOutcome(campaign, tuple(refusals.values()))
 
