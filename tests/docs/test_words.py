@@ -18,6 +18,10 @@ CONTINUES_A_NAME = re.compile(r"(?:Of |The same|Those )")
 CLAUSE = re.compile(r"(?:What|Whether|Those|Of|As|By|Raises|The same)\b")
 """Docstrings that are no sentence without the name that they stand at."""
 PARTLY_CHECKED = {"cli", "report", "verdict", "predict", "engine", "scripts"}
+NAME = re.compile(r"^(?: {4})?(?:def |class )([A-Za-z]\w*)|^([A-Z][A-Z_]+) =", re.MULTILINE)
+PARTICIPLE = re.compile(
+    r"(?:^|_)(?:asked|convicted|cut|found|given|heard?|kept|known|own|said|seen|taken|told|wanted)(?:_|$)"
+)
 
 
 def avoided() -> list[str]:
@@ -89,3 +93,10 @@ def test_docstrings_do_not_continue_the_name_above_them() -> None:
             f"{module}:{line}" for line, text, alone in strings_of(module.read_text()) if alone and begin.match(text)
         ]
     assert hits == []
+
+
+def test_no_function_class_or_constant_is_called_by_a_participle() -> None:
+    wholly = [path for path in MODULES if "src" in path.parts and PARTLY_CHECKED.isdisjoint(path.parts)]
+    names = ((path, "".join(match.groups(""))) for path in wholly for match in NAME.finditer(path.read_text()))
+    words = ((path, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()) for path, name in names)
+    assert [f"{path}: {name}" for path, name in words if PARTICIPLE.search(name)] == []

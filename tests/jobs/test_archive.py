@@ -216,7 +216,7 @@ def test_of_two_imports_at_once_one_adds_the_runs(archive: Path, tmp_path: Path)
                 assert time.monotonic() < end, "both have unpacked the runs"
                 time.sleep(0.01)
             assert not [*place.glob("pretrain_*")], "no run is added meanwhile"
-        done = sorted((len(one.result().added), len(one.result().known)) for one in waiting)
+        done = sorted((len(one.result().added), len(one.result().present)) for one in waiting)
     assert done == [(0, 4), (4, 0)]
     assert len([*place.glob("*/experiments/*/*/*/run.json")]) == 4
 

@@ -225,7 +225,7 @@ def import_(
     - `llmb import campaign.tar.zst`
     """
     done = import_archive(file, install_here(), say)
-    document = {"added": [str(path) for path in done.added], "known": [str(path) for path in done.known]}
-    there = f"; {len(done.known)} were there already" if done.known else ""
+    document = {"added": [str(path) for path in done.added], "known": [str(path) for path in done.present]}
+    there = f"; {len(done.present)} were there already" if done.present else ""
     were = "1 run was" if len(done.added) == 1 else f"{len(done.added)} runs were"
     print_output(document if json else f"{were} added{there}\n")

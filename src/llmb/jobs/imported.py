@@ -51,7 +51,7 @@ class Import:
     """The result: run folders that were added, and those of runs that existed before."""
 
     added: tuple[Path, ...]
-    known: tuple[Path, ...]
+    present: tuple[Path, ...]
 
 
 def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Import:

@@ -60,7 +60,7 @@ def install_document(
 
 def removal_document(root: Path, removal: Removal) -> dict[str, Any]:
     """The JSON of ``llmb install --remove``; its keys are a contract."""
-    return {"status": "removed", "path": str(root), "removed": list(removal.removed), "kept": list(removal.kept)}
+    return {"status": "removed", "path": str(root), "removed": list(removal.removed), "kept": list(removal.remaining)}
 
 
 def removal_plan_document(root: Path, paths: Sequence[str]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def next_text(commands: Sequence[tuple[str, str]]) -> str:
 def removal_table(root: Path, removal: Removal) -> Table:
     rows = [
         *((printable(path), "removed") for path in removal.removed),
-        *((printable(path), "kept: changed since, or not empty") for path in removal.kept),
+        *((printable(path), "kept: changed since, or not empty") for path in removal.remaining),
     ]
     return rows_table(f"Removed from {root}", ("path", "state"), rows)
 

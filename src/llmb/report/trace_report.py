@@ -269,8 +269,8 @@ def _steps_table(summary: TraceSummary) -> Table:
 def _slowest(summary: TraceSummary) -> Iterator[str]:
     if slowest := summary.slowest:
         yield (
-            f"Slowest: {printable(slowest.label)}, {number(1e3 * slowest.own_s)} ms per step without exposed"
-            f" communication; the others {number(1e3 * slowest.others_own_s)} ms (median)."
+            f"Slowest: {printable(slowest.label)}, {number(1e3 * slowest.local_s)} ms per step without exposed"
+            f" communication; the others {number(1e3 * slowest.others_local_s)} ms (median)."
         )
 
 

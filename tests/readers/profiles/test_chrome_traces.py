@@ -165,7 +165,7 @@ def test_the_slowest_rank_is_the_one_that_others_wait_for(
     assert [rank.rank for rank in summary.ranks] == [0, 1, 2]
     assert summary.slowest
     assert summary.slowest.label == "rank 1"
-    assert (summary.slowest.own_s, summary.slowest.others_own_s) == pytest.approx((80e-6, 35e-6))
+    assert (summary.slowest.local_s, summary.slowest.others_local_s) == pytest.approx((80e-6, 35e-6))
 
 
 def test_events_may_end_anywhere_in_a_chunk(gpu_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

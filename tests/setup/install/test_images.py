@@ -251,7 +251,7 @@ def test_the_image_is_imported_once_and_jobs_start_its_file(
     root.rename(tmp_path / "moved")
     assert state_of_image(run(tmp_path / "moved", image="nvcr.io/nvidia/nemo:2")) == "done"
     assert len((tmp_path / "calls").read_text().splitlines()) == 3, "the image that was moved is taken"
-    assert undo(tmp_path / "moved", print, results=False).kept == ()
+    assert undo(tmp_path / "moved", print, results=False).remaining == ()
     assert not (tmp_path / "moved").exists()
 
 
@@ -268,7 +268,7 @@ def test_without_enroot_it_stops_there_and_resumes_with_the_file(
     )
     small_image.rename(folder / "nvidia+nemo+1.sqsh")
     run()
-    assert undo(tmp_path / "root", print, results=False).kept == ()
+    assert undo(tmp_path / "root", print, results=False).remaining == ()
 
 
 def test_an_image_that_was_there_before_is_not_removed(run: Run, small_image: Path, tmp_path: Path) -> None:
@@ -287,5 +287,5 @@ def test_a_removal_takes_what_a_killed_import_left(
     with pytest.raises(EnvironmentProblem, match="exit code 1"):
         run()
     (tmp_path / "root" / "images" / ".0a1b2c3d.nvidia+nemo+1.sqsh").touch()
-    assert undo(tmp_path / "root", print, results=False).kept == ()
+    assert undo(tmp_path / "root", print, results=False).remaining == ()
     assert not (tmp_path / "root").exists()

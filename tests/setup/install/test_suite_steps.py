@@ -223,7 +223,7 @@ def test_a_release_is_installed_once_resumed_after_pip_failed_and_removed(
     assert answers is not None
     done = install_all(moved, answers.answers, CATALOGUE, written_image, lambda text: None)
     assert {name for name, state in states(done).items() if state == "done"} == {"settings", names[-1]}
-    assert undo(moved, print, results=False).kept == ()
+    assert undo(moved, print, results=False).remaining == ()
     assert not moved.exists()
 
 

@@ -76,7 +76,7 @@ class StepBreakdown:
     """CUDA graphs that were recorded as a whole."""
 
     @property
-    def own_s(self) -> float:
+    def local_s(self) -> float:
         """The time in which this rank did anything but exposed communication."""
         return self.duration_s - self.communication_exposed_s
 
@@ -172,9 +172,9 @@ class Slowest:
     """The rank that the others wait for: it spends the least time waiting in communication."""
 
     label: str
-    own_s: float
+    local_s: float
     """Mean time of a step without exposed communication."""
-    others_own_s: float
+    others_local_s: float
     """Median of the other ranks."""
 
 
@@ -208,7 +208,7 @@ def _rank_trace(timeline: Timeline) -> RankTrace:
 def _slowest(ranks: Sequence[RankTrace]) -> Slowest | None:
     if len(ranks) < 2:
         return None
-    times = [fmean(step.own_s for step in rank.steps) for rank in ranks]
+    times = [fmean(step.local_s for step in rank.steps) for rank in ranks]
     worst = times.index(max(times))
     return Slowest(ranks[worst].label, times[worst], median(times[:worst] + times[worst + 1 :]))
 

@@ -139,8 +139,8 @@ class Answers(Record):
 
     def document(self) -> dict[str, Any]:
         """Return the content of a file of answers: nothing that is open."""
-        kept = self.model_dump(mode="json", exclude_none=True)
-        return {name: value for name, value in kept.items() if value not in ([], {})}
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {name: value for name, value in values.items() if value not in ([], {})}
 
     def problems(self) -> Iterator[str]:
         """Yield problems on any cluster."""
@@ -152,17 +152,17 @@ class Answers(Record):
                 yield f"{name} holds a character that does not print"
 
     def _texts(self) -> Mapping[str, str]:
-        own = {name: value for name, value in self.model_dump().items() if isinstance(value, str)}
-        return {**own, **self.variables}
+        paths = {name: value for name, value in self.model_dump().items() if isinstance(value, str)}
+        return {**paths, **self.variables}
 
 
 @cache
 def answers_schema() -> type[Answers]:
     """All answers, with those of every scheduler."""
-    own = (item.answers for item in all_schedulers() if item.answers is not Record)
+    parts = (item.answers for item in all_schedulers() if item.answers is not Record)
     option = _cluster(help="What starts jobs: a cluster's scheduler, or local for this machine alone.")
     fields: dict[str, Any] = {"scheduler": (Annotated[Literal[tuple(SCHEDULERS)] | None, option], None)}
-    return create_model("AllAnswers", __base__=(*own, Answers), **fields)  # type: ignore[arg-type]
+    return create_model("AllAnswers", __base__=(*parts, Answers), **fields)  # type: ignore[arg-type]
 
 
 OPTIONS = options_of(answers_schema())
@@ -179,8 +179,8 @@ def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> A
 def suite_scripts(answers: Answers, *releases: str) -> Iterator[LaunchScript]:
     """The launch scripts of ``releases``, or of all that were chosen, for what is installed."""
     for script in launch_scripts():
-        is_wanted = script.release in (releases or answers.suite_releases) and script.workload in answers.workloads
-        if is_wanted and answers.gpu_type in (None, *script.gpu_types):
+        is_chosen = script.release in (releases or answers.suite_releases) and script.workload in answers.workloads
+        if is_chosen and answers.gpu_type in (None, *script.gpu_types):
             yield script
 
 
@@ -192,9 +192,9 @@ def parse_answers(values: Mapping[str, Any]) -> Answers:
     """The answers that options of a command line give; None is open. Raises UsageError."""
     from pydantic import ValidationError
 
-    given = {name: OPTIONS[name].value(value) for name, value in values.items() if value not in (None, [])}
+    values_read = {name: OPTIONS[name].value(value) for name, value in values.items() if value not in (None, [])}
     try:
-        return answers_schema().model_validate(given)
+        return answers_schema().model_validate(values_read)
     except ValidationError as error:
         lines = [f"{flag_of(str(item['loc'][0]))}: {item['msg']}" for item in error.errors(include_url=False)]
         raise UsageError("\n".join(lines)) from error

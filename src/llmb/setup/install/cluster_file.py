@@ -38,12 +38,12 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
         data = read_data(path)
         if not isinstance(data, dict) or not (NEW_KEYS | {*OLD_KEYS}) & {*data}:
             return read_file(path, answers_schema(), foreign=True)
-        found = _headless_answers(path, data, say)
+        answers = _headless_answers(path, data, say)
         say(
             f"{path} is a headless file of the reference suite's installer; 'llmb install --record FILE' writes its "
             "answers"
         )
-        return answers_schema().model_validate(found)
+        return answers_schema().model_validate(answers)
     except ValidationError as error:
         problems = tuple(schema_problems(path, error))
     except CatalogueError as error:
@@ -64,26 +64,26 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
     slurm = data.get("slurm") or {}
     if not isinstance(slurm, dict):
         raise UsageError("slurm must be a mapping", where=str(path))
-    known = NEW_KEYS | IGNORED_KEYS | {*SAME_KEYS}
-    if others := [str(key) for key in data if key not in known]:
-        raise UsageError(f"unknown keys: {', '.join(others)}", where=str(path), choices=sorted(known))
+    keys = NEW_KEYS | IGNORED_KEYS | {*SAME_KEYS}
+    if others := [str(key) for key in data if key not in keys]:
+        raise UsageError(f"unknown keys: {', '.join(others)}", where=str(path), choices=sorted(keys))
     variables = _headless_variables(path, data.get("environment_vars") or {}, say)
-    found: dict[str, Any] = {name: data.get(name) for name in SAME_KEYS}
-    found |= {"path": data.get("install_path"), "environment": data.get("venv_type"), "variables": variables}
-    found |= {"workloads": data.get("selected_workloads") or [], "scheduler": "slurm" if slurm else None}
-    found |= {"prepare": {"slurm": "job", "local": "here"}.get(str(data.get("install_method")))}
-    found |= {name: slurm.get(name) for name in ("account", "gpu_partition", "cpu_partition")}
+    values: dict[str, Any] = {name: data.get(name) for name in SAME_KEYS}
+    values |= {"path": data.get("install_path"), "environment": data.get("venv_type"), "variables": variables}
+    values |= {"workloads": data.get("selected_workloads") or [], "scheduler": "slurm" if slurm else None}
+    values |= {"prepare": {"slurm": "job", "local": "here"}.get(str(data.get("install_method")))}
+    values |= {name: slurm.get(name) for name in ("account", "gpu_partition", "cpu_partition")}
     if "gpu_partition_gres" in slurm:
         gres = slurm["gpu_partition_gres"]
-        found |= {"gpus_per_node": gres, "gpu_request": "none" if gres is None else "gpus-per-node"}
-    return {name: value for name, value in found.items() if value is not None}
+        values |= {"gpus_per_node": gres, "gpu_request": "none" if gres is None else "gpus-per-node"}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _headless_variables(path: Path, given: object, say: Callable[[str], None]) -> dict[str, str]:
+def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
     """Without secrets, which are named."""
-    if not isinstance(given, dict) or any(value is None for value in given.values()):
+    if not isinstance(variables, dict) or any(value is None for value in variables.values()):
         raise UsageError("environment_vars must be a mapping of names to values", where=str(path))
-    texts = {str(name): str(value) for name, value in given.items()}
+    texts = {str(name): str(value) for name, value in variables.items()}
     secrets = [name for name, value in texts.items() if holds_secret(name, value)]
     for name in secrets:
         say(f"warning: {name} in {path} is left out: it is a secret; set it in the environment")
@@ -111,7 +111,7 @@ def settings(
 ) -> Section:
     """The content of the file; what has no value is left out. Pure."""
     scheduler = find_scheduler(answers.scheduler or LOCAL)
-    found = {
+    section = {
         "scheduler": scheduler.name if scheduler.name not in (LOCAL, UNNAMED) else None,
         "gpu_type": answers.gpu_type,
         "python": str(python_of(answers, root)),
@@ -121,7 +121,7 @@ def settings(
         "container": {"runtime": answers.container_runtime, "image": image} if image else {},
         "reference_suite": {"environments": dict(suite_environments)} if suite_environments else {},
     }
-    return {key: value for key, value in found.items() if value not in (None, NONE, {})}
+    return {key: value for key, value in section.items() if value not in (None, NONE, {})}
 
 
 def answers_in(root: Path) -> Answers:
@@ -130,27 +130,27 @@ def answers_in(root: Path) -> Answers:
         return answers_schema()()
     config = read_cluster_config(root, cluster_schema())
     sections = config.model_dump(mode="json")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for scheduler in all_schedulers():
-        if given := scheduler.answers_in(sections.get(scheduler.name) or {}):
-            found |= {"scheduler": scheduler.name, **given}
+        if answers := scheduler.answers_in(sections.get(scheduler.name) or {}):
+            values |= {"scheduler": scheduler.name, **answers}
     if config.scheduler:
-        found["scheduler"] = config.scheduler
-    own = config.install
-    found |= {"gpu_type": config.gpu_type, "fabric": config.fabric, "node_architecture": own.node_architecture}
-    found |= {"environment": own.environment, "image_folder": own.image_folder}
+        values["scheduler"] = config.scheduler
+    install = config.install
+    values |= {"gpu_type": config.gpu_type, "fabric": config.fabric, "node_architecture": install.node_architecture}
+    values |= {"environment": install.environment, "image_folder": install.image_folder}
     if config.container.image:
-        found |= {"container_runtime": config.container.runtime, "image": config.container.image}
-    return answers_schema().model_validate({name: value for name, value in found.items() if value is not None})
+        values |= {"container_runtime": config.container.runtime, "image": config.container.image}
+    return answers_schema().model_validate({name: value for name, value in values.items() if value is not None})
 
 
-def file_text(found: Section) -> str:
+def file_text(section: Section) -> str:
     """The file, with comments. Pure."""
     comments = dict(COMMENTS)
     for scheduler in all_schedulers():
         comments[scheduler.name] = "what jobs ask for"
         comments |= {f"{scheduler.name}.{key}": text for key, text in scheduler.comments.items()}
-    return HEAD + "".join(f"{line}\n" for line in _lines(found, "", comments))
+    return HEAD + "".join(f"{line}\n" for line in _lines(section, "", comments))
 
 
 def _lines(section: Section, above: str, comments: Mapping[str, str], indent: str = "") -> Iterator[str]:
@@ -168,25 +168,25 @@ def _scalar(value: object) -> str:
     return text.strip()[1:-1]
 
 
-def is_settled(journal: Journal, found: Section) -> bool:
+def is_settled(journal: Journal, section: Section) -> bool:
     """Return whether nothing is to be done: the file is as requested, or its user changed it."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists():
         return False
     if journal.entry(CLUSTER_CONFIG):
-        return not journal.is_unchanged(CLUSTER_CONFIG) or path.read_text() == file_text(found)
-    return not changes(journal.root, found)
+        return not journal.is_unchanged(CLUSTER_CONFIG) or path.read_text() == file_text(section)
+    return not changes(journal.root, section)
 
 
-def changes(root: Path, found: Section) -> list[str]:
+def changes(root: Path, section: Section) -> list[str]:
     """Describe the differences in the existing file."""
     there = read_cluster_config(root, cluster_schema()).model_dump(mode="json")
-    return [f"{name} is {has!r}, not {value!r}" for name, has, value in _differences(there, found)]
+    return [f"{name} is {has!r}, not {value!r}" for name, has, value in _differences(there, section)]
 
 
-def _differences(there: Section, wanted: Section, above: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _differences(there: Section, section: Section, above: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Each key that is wanted with another value than it has there: key, value there, value wanted."""
-    for key, value in wanted.items():
+    for key, value in section.items():
         has = there.get(key)
         if isinstance(value, dict):
             yield from _differences(has if isinstance(has, dict) else {}, value, f"{above}{key}.")
@@ -194,33 +194,33 @@ def _differences(there: Section, wanted: Section, above: str = "") -> Iterator[t
             yield f"{above}{key}", has, value
 
 
-def check_settings(journal: Journal, found: Section) -> None:
+def check_settings(journal: Journal, section: Section) -> None:
     """Raise UsageError if a file that existed before has other settings."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.entry(CLUSTER_CONFIG):
         return
     there = yaml.safe_load(path.read_bytes()) or {}
-    if odd := changes(journal.root, {key: value for key, value in found.items() if key in there}):
+    if odd := changes(journal.root, {key: value for key, value in section.items() if key in there}):
         lines = "\n".join(f"  {line}" for line in odd)
         do = "change it, give other answers, or add --keep-settings, which keeps it as it is"
         raise UsageError(f"{CLUSTER_CONFIG} is there, and not from this installer:\n{lines}", where=str(path), do=do)
 
 
-def user_changes(journal: Journal, found: Section) -> list[str]:
+def user_changes(journal: Journal, section: Section) -> list[str]:
     """Describe the user's changes of the file that was written."""
     if not journal.entry(CLUSTER_CONFIG) or journal.is_unchanged(CLUSTER_CONFIG):
         return []
-    return changes(journal.root, found) if (journal.root / CLUSTER_CONFIG).exists() else []
+    return changes(journal.root, section) if (journal.root / CLUSTER_CONFIG).exists() else []
 
 
-def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
+def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
     """Writes the file, or completes one that it did not write; returns what was done, in words.
 
     Raises UsageError if such a file says something else; with ``keep`` it is left as it is.
     """
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):
-        journal.file(CLUSTER_CONFIG, file_text(found))
+        journal.file(CLUSTER_CONFIG, file_text(section))
         return f"{CLUSTER_CONFIG} written"
     if keep:
         return f"{CLUSTER_CONFIG} is kept as it is"
@@ -229,9 +229,9 @@ def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
         migrate(file)
     with writing(path):
         text = path.read_text()
-    check_settings(journal, found)
+    check_settings(journal, section)
     there = yaml.safe_load(text) or {}
-    new = {key: value for key, value in found.items() if key not in there}
+    new = {key: value for key, value in section.items() if key not in there}
     added = file_text(new).removeprefix(HEAD)
     start = text if text.endswith("\n") or not text else f"{text}\n"
     with writing(path):

@@ -64,14 +64,14 @@ def image_source(text: str) -> RegistryImage | Path:
     """Parse an image of a registry, or a file. Raises UsageError."""
     if text.startswith(("/", "./", "../", "~")) or text.endswith((*SUFFIXES.values(), ARCHIVE)):
         return Path(text).expanduser().absolute()
-    found = _NAME.fullmatch(text)
-    if found is None:
+    match = _NAME.fullmatch(text)
+    if match is None:
         raise UsageError(f"this names no image: '{text}'", do=f"give {FORM}, without a password")
-    of_daemon, host, path = found["scheme"] == "dockerd", found["registry"], found["path"]
+    of_daemon, host, path = match["scheme"] == "dockerd", match["registry"], match["path"]
     first, slash, inner = path.partition("/")
     if not of_daemon and host is None and slash and ("." in first or ":" in first or first == "localhost"):
         host, path = first, inner  # as Docker reads it; Enroot wants a # behind the registry
-    tag, behind = found["digest"] or found["tag"] or "latest", "@" if found["digest"] else ":"
+    tag, behind = match["digest"] or match["tag"] or "latest", "@" if match["digest"] else ":"
     return RegistryImage(
         "+".join([*path.split("/"), tag.replace(":", "-")]),
         f"{'dockerd' if of_daemon else 'docker'}://{host + '#' if host else ''}{path}:{tag}",
@@ -105,12 +105,12 @@ def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedI
     target = image_path(request.source, folder, request.runtime)
     if isinstance(source, Path):
         _check_file(source, request.runtime)
-    if made := target != source and (request.force or not has_image(target)):
+    if imports := target != source and (request.force or not has_image(target)):
         _check_possible(source, request)
         with writing(folder), _new_file(target) as partial:
             folder.mkdir(parents=True, exist_ok=True)
             _call(import_command(source, partial, request), say)
-    return ImportedImage(path=target, bytes=target.stat().st_size, made=made)
+    return ImportedImage(path=target, bytes=target.stat().st_size, made=imports)
 
 
 def has_image(target: Path) -> bool:
@@ -120,9 +120,9 @@ def has_image(target: Path) -> bool:
 def _check_file(source: Path, runtime: str) -> None:
     if not has_image(source):
         raise UsageError("there is no such file, or it is empty", where=str(source))
-    taken = (SUFFIXES[runtime], *([ARCHIVE] if runtime == "apptainer" else []))
-    if source.suffix not in taken:
-        do = f"give a file that ends in {' or '.join(taken)}, or the image's name in a registry"
+    endings = (SUFFIXES[runtime], *([ARCHIVE] if runtime == "apptainer" else []))
+    if source.suffix not in endings:
+        do = f"give a file that ends in {' or '.join(endings)}, or the image's name in a registry"
         raise UsageError(f"{runtime} does not start such a file", where=str(source), do=do)
 
 

@@ -194,12 +194,12 @@ def _begin(root: Path, answers: Answers) -> None:
         _write_state(root / STATE_FOLDER, state)
         return
     target = root / STATE_FOLDER if root.exists() else root
-    own = [Item(path=STATE_FOLDER, kind="folder")] if root.exists() else []
+    items = [Item(path=STATE_FOLDER, kind="folder")] if root.exists() else []
     partial = partial_of(target)
-    inner = partial if own else partial / STATE_FOLDER
+    inner = partial if items else partial / STATE_FOLDER
     try:
         inner.mkdir(parents=True, exist_ok=True)
-        _write_state(inner, state.model_copy(update={"made": tuple(own)}))
+        _write_state(inner, state.model_copy(update={"made": tuple(items)}))
         partial.rename(target)
     except (OSError, EnvironmentProblem) as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -214,17 +214,17 @@ def _write_state(folder: Path, state: InstallState) -> None:
     put_file(folder / STATE, state.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
-def remove(root: Path, made: Sequence[Item]) -> tuple[list[str], list[str]]:
+def remove(root: Path, items: Sequence[Item]) -> tuple[list[str], list[str]]:
     """Removes what was made, the last first. Returns the paths that are gone, and those that are kept because they are
     not as they were made. Raises UsageError for what is not below the root."""
-    gone, kept = list[str](), list[str]()
-    for item in reversed(made):
+    removed, remaining = list[str](), list[str]()
+    for item in reversed(items):
         path = root / item.path
         if not path.exists() and not path.is_symlink() and item.kind != "image":
             continue
         check_inside(path, root)
-        (gone if _removed(path, item) else kept).append(item.path)
-    return gone, kept
+        (removed if _removed(path, item) else remaining).append(item.path)
+    return removed, remaining
 
 
 def _removed(path: Path, item: Item) -> bool:

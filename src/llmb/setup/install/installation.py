@@ -62,8 +62,8 @@ def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str
     for name in answers.workloads:
         workload = catalogue.workloads.get(name)
         for size in workload.sources if workload else ():
-            is_wanted = size == answers.size if answers.size else size != TINY
-            if workload and is_wanted and answers.gpu_type in (None, *gpu_types_of(workload, size)):
+            is_chosen = size == answers.size if answers.size else size != TINY
+            if workload and is_chosen and answers.gpu_type in (None, *gpu_types_of(workload, size)):
                 yield name, size
 
 
@@ -86,18 +86,18 @@ def check_hub(repositories: Sequence[NeededRepository]) -> str:
     """Describe the access. Raises EnvironmentProblem for a repository that cannot be read."""
     if not can_check():
         return "not checked: this needs pip install 'llmb[prepare]' beside the command that installs"
-    found = check_access(repositories)
-    if problem := access_problem(found):
+    access = check_access(repositories)
+    if problem := access_problem(access):
         raise problem
-    reason = next((item.reason for item in found if item.state == "not checked"), None)
+    reason = next((item.reason for item in access if item.state == "not checked"), None)
     return f"not checked: {reason}" if reason else f"granted: {', '.join(item.name for item in repositories)}"
 
 
 def is_prepared(catalogue: Catalogue, root: Path, answers: Answers, workload: str, size: str) -> bool:
     """Return whether everything that the GPU type trains on exists: data packed to other lengths is not needed."""
-    found = verify_prepared(catalogue, workload, size, prepared_folders(root, workload), None)
-    own = f"_{seq_len_of(catalogue, answers, workload, size)}"
-    return all("/packed/" in item.name and not item.name.endswith(own) for item in found.lacking)
+    items = verify_prepared(catalogue, workload, size, prepared_folders(root, workload), None)
+    suffix = f"_{seq_len_of(catalogue, answers, workload, size)}"
+    return all("/packed/" in item.name and not item.name.endswith(suffix) for item in items.lacking)
 
 
 @dataclass
@@ -123,13 +123,13 @@ class Preparations:
         return f"jobs {ids} prepare {workload} {size}" if ids else "jobs that were queued before prepare it"
 
     def _queued(self, command: Sequence[str]) -> list[dict[str, Any]]:
-        done = subprocess.run(
+        process = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False, env=os.environ
         )
-        if done.returncode:
+        if process.returncode:
             raise EnvironmentProblem("the preparation cannot be queued; the reason is above")
-        found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
-        return found
+        jobs: list[dict[str, Any]] = json.loads(process.stdout)["jobs"]
+        return jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ MOST_NAMED = 5
 @dataclass(frozen=True, slots=True)
 class Removal:
     removed: tuple[str, ...]
-    kept: tuple[str, ...]
+    remaining: tuple[str, ...]
     """They were changed since, or hold something else."""
 
 
@@ -178,9 +178,9 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
     if state is None:
         do = "give the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
-    made = [item.path for item in state.made if (root / item.path).exists()]
-    found = [str(path.relative_to(root)) for path in _results(root, state.answers.workloads)]
-    return [*made, *(found if results else [])]
+    paths = [item.path for item in state.made if (root / item.path).exists()]
+    outputs = [str(path.relative_to(root)) for path in _results(root, state.answers.workloads)]
+    return [*paths, *(outputs if results else [])]
 
 
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
@@ -191,26 +191,26 @@ def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
     with locked_journal(root) as journal:
         _check_no_live_jobs(root, say)
         state = journal.state
-        gone = []
+        folders = []
         with writing(root):
             if results:
                 for path in _results(root, state.answers.workloads):
                     shutil.rmtree(path)
-                    gone.append(str(path.relative_to(root)))
+                    folders.append(str(path.relative_to(root)))
                 _remove_history(root)
-            removed, kept = remove(root, [item for item in state.made if item.path != STATE_FOLDER])
+            removed, remaining = remove(root, [item for item in state.made if item.path != STATE_FOLDER])
             _remove_state(root, state)
     if root.exists() and state.made_root:
-        kept = [*kept, "."]
-    return Removal((*gone, *removed), tuple(kept))
+        remaining = [*remaining, "."]
+    return Removal((*folders, *removed), tuple(remaining))
 
 
 def _results(root: Path, workloads: Sequence[str]) -> list[Path]:
     folders = [root / WORKLOADS / name / kind for name in workloads for kind in RESULTS]
-    found = [path for path in folders if path.is_dir()]
-    for path in found:
+    existing = [path for path in folders if path.is_dir()]
+    for path in existing:
         check_inside(path, root)
-    return found
+    return existing
 
 
 def _remove_history(root: Path) -> None:
@@ -223,8 +223,8 @@ def _remove_history(root: Path) -> None:
 def _remove_state(root: Path, state: InstallState) -> None:
     """The state goes last, and together with its folders, so that a removal that is killed can be completed."""
     (root / STATE_FOLDER / LOCK).unlink(missing_ok=True)
-    own_folder = state.made_root or Item(path=STATE_FOLDER, kind="folder") in state.made
-    if not own_folder or len([*(root / STATE_FOLDER).iterdir()]) > 1:
+    is_created = state.made_root or Item(path=STATE_FOLDER, kind="folder") in state.made
+    if not is_created or len([*(root / STATE_FOLDER).iterdir()]) > 1:
         state_path(root).unlink()
         return
     is_empty = state.made_root and len([*root.iterdir()]) == 1
@@ -236,10 +236,10 @@ def complete_removal(root: Path) -> bool:
     """Removes what a removal, or the beginning of an installation, left when it was killed. True if that was all."""
     if state_path(root).exists():
         return False
-    left = [partial for target in (root, root / STATE_FOLDER) if (partial := partial_of(target)).exists()]
-    for partial in left:
+    leftovers = [partial for target in (root, root / STATE_FOLDER) if (partial := partial_of(target)).exists()]
+    for partial in leftovers:
         shutil.rmtree(partial)
-    return bool(left)
+    return bool(leftovers)
 
 
 def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:

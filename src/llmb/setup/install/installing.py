@@ -72,15 +72,15 @@ class Installed:
     """The jobs that prepare something in the background."""
 
 
-def all_answers(given: Answers, root: Path) -> Answers:
+def all_answers(answers: Answers, root: Path) -> Answers:
     """The answers that are given, above those of an installation in ``root``, above those of a cluster_config.yaml.
 
     Raises UsageError for files that cannot be used.
     """
     state = read_state(root)
     if state is None:
-        return given.above(answers_in(root))
-    return given.above(state.answers).model_copy(update={"path": str(root)})
+        return answers.above(answers_in(root))
+    return answers.above(state.answers).model_copy(update={"path": str(root)})
 
 
 def would_install(root: Path, answers: Answers, catalogue: Catalogue, import_image: ImportImage | None) -> Installed:
@@ -111,11 +111,11 @@ def install_all(
             remove_environments(journal)
             journal.save(root=str(root), image=None)
         # Not after an environment was made, which takes minutes. What an image is named is known later.
-        found = settings(answers, root, None, suite_environments(answers, journal))
-        wanted = {key: value for key, value in found.items() if key != "container"}
+        section = settings(answers, root, None, suite_environments(answers, journal))
+        rest = {key: value for key, value in section.items() if key != "container"}
         if not keep_settings:
-            check_settings(journal, wanted)
-        for line in user_changes(journal, wanted):
+            check_settings(journal, rest)
+        for line in user_changes(journal, rest):
             say(f"note: {CLUSTER_CONFIG} was changed, and is kept: {line}")
         journal.save(answers=answers)
         preparations = Preparations()
@@ -204,19 +204,19 @@ EXECUTABLE = 0o755
 
 def all_steps(what: Installation) -> Sequence[InstallStep]:
     """Return the steps in order. Each proves whether it is done, so that any end can be resumed."""
-    own = [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what)]
-    return [*own, *suite_steps(what), *_preparations(what)]
+    steps = [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what)]
+    return [*steps, *suite_steps(what), *_preparations(what)]
 
 
 def _folders(what: Installation) -> InstallStep:
-    own = [WORKLOADS, DATASETS, IMAGES, *(f"{WORKLOADS}/{name}" for name in what.answers.workloads)]
+    names = [WORKLOADS, DATASETS, IMAGES, *(f"{WORKLOADS}/{name}" for name in what.answers.workloads)]
 
     def do() -> str:
-        for name in own:
+        for name in names:
             what.journal.folder(name)
         return f"{len(what.answers.workloads)} below {what.root / WORKLOADS}"
 
-    return InstallStep("folders", "make folders", lambda: all((what.root / name).is_dir() for name in own), do)
+    return InstallStep("folders", "make folders", lambda: all((what.root / name).is_dir() for name in names), do)
 
 
 def _environment(what: Installation) -> Iterator[InstallStep]:
@@ -228,9 +228,9 @@ def _environment(what: Installation) -> Iterator[InstallStep]:
             return what.journal.state.proven_python == str(python) and python.exists()
 
         def prove() -> str:
-            found = contents_text(proven(python, answers))
+            contents = contents_text(proven(python, answers))
             what.journal.save(proven_python=str(python))
-            return found
+            return contents
 
         yield InstallStep("environment", f"look at {python}", is_done, prove)
         return
@@ -243,23 +243,23 @@ def _environment(what: Installation) -> Iterator[InstallStep]:
 
 
 def _image(what: Installation) -> Iterator[InstallStep]:
-    wanted = _registry_image(what)
+    image = _registry_image(what)
     importer, runtime = what.import_image, str(what.answers.container_runtime)
-    if wanted is None or importer is None or runtime not in SUFFIXES:
+    if image is None or importer is None or runtime not in SUFFIXES:
         return
-    target = image_path(wanted, what.image_folder, runtime)
+    target = image_path(image, what.image_folder, runtime)
 
     def do() -> str:
         if target.is_relative_to(what.root):
             what.journal.image(str(target.relative_to(what.root)))
-        found = importer(wanted, what.image_folder, runtime, what.answers.node_architecture)
-        what.journal.save(image=str(found))
-        return str(found)
+        build = importer(image, what.image_folder, runtime, what.answers.node_architecture)
+        what.journal.save(image=str(build))
+        return str(build)
 
     def is_done() -> bool:
         return what.journal.state.image == str(target) and has_image(target)
 
-    yield InstallStep("image", f"import the image {wanted}", is_done, do)
+    yield InstallStep("image", f"import the image {image}", is_done, do)
 
 
 def _registry_image(what: Installation) -> str | None:
@@ -269,7 +269,7 @@ def _registry_image(what: Installation) -> str | None:
 
 
 def _settings(what: Installation) -> InstallStep:
-    def wanted() -> Section:
+    def expected() -> Section:
         imported = what.journal.state.image if _registry_image(what) and what.import_image else None
         image = imported or what.answers.image
         return settings(what.answers, what.root, image, suite_environments(what.answers, what.journal))
@@ -277,8 +277,8 @@ def _settings(what: Installation) -> InstallStep:
     return InstallStep(
         "settings",
         "write cluster_config.yaml",
-        lambda: is_settled(what.journal, wanted()),
-        lambda: write_settings(what.journal, wanted(), keep=what.keep_settings),
+        lambda: is_settled(what.journal, expected()),
+        lambda: write_settings(what.journal, expected(), keep=what.keep_settings),
     )
 
 

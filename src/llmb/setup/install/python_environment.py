@@ -88,15 +88,15 @@ class Surroundings:
     @cached_property
     def unusable(self) -> dict[str, str]:
         """Why schedulers are of no use here, by name; one that merely does not answer now is not among them."""
-        found = {}
+        offers = {}
         for name in SCHEDULERS:
             try:
                 self.offer(name)
             except EnvironmentProblem as error:
-                found[name] = f"{error.what}; call this on a login node"
+                offers[name] = f"{error.what}; call this on a login node"
             except InfrastructureError:
                 continue
-        return found
+        return offers
 
 
 def look_around(catalogue: Catalogue) -> Surroundings:
@@ -104,7 +104,7 @@ def look_around(catalogue: Catalogue) -> Surroundings:
     names = machine.gpu_names
     return Surroundings(
         catalogue=catalogue,
-        gpu_type=next((found for name in names if (found := gpu_type_of(name, catalogue.gpus.values()))), None),
+        gpu_type=next((kind for name in names if (kind := gpu_type_of(name, catalogue.gpus.values()))), None),
         gpus=len(names),
         driver=_driver() if names else None,
         programs=frozenset(name for name in PROGRAMS if shutil.which(name)),
@@ -114,8 +114,8 @@ def look_around(catalogue: Catalogue) -> Surroundings:
 
 
 def _driver() -> int | None:
-    said = ask_program(DRIVER, DRIVER_LIMIT_S)
-    major = "" if said.problem else said.text.strip().partition(".")[0]
+    output = ask_program(DRIVER, DRIVER_LIMIT_S)
+    major = "" if output.problem else output.text.strip().partition(".")[0]
     return int(major) if MAJOR.fullmatch(major) else None
 
 
@@ -185,10 +185,10 @@ def record_of(answers: Answers) -> EnvironmentRecord:
 def matches(answers: Answers, root: Path) -> bool:
     """Return whether the environment is complete, and made as requested."""
     try:
-        found = EnvironmentRecord.model_validate_json((root / FOLDER / RECORD).read_bytes())
+        record = EnvironmentRecord.model_validate_json((root / FOLDER / RECORD).read_bytes())
     except (OSError, ValidationError):
         return False
-    return found.recipe == record_of(answers) and os.access(python_of(answers, root), os.X_OK)
+    return record.recipe == record_of(answers) and os.access(python_of(answers, root), os.X_OK)
 
 
 def make_environment(answers: Answers, journal: Journal) -> str:
@@ -228,8 +228,8 @@ def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[st
 
 def activated(environment: Path) -> dict[str, str]:
     """The variables of this process as in the shell of ``environment``."""
-    own = {"VIRTUAL_ENV": str(environment), "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
-    return {name: value for name, value in os.environ.items() if name != "PYTHONHOME"} | own
+    env = {"VIRTUAL_ENV": str(environment), "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return {name: value for name, value in os.environ.items() if name != "PYTHONHOME"} | env
 
 
 def _index(build: str) -> Sequence[str]:
@@ -258,13 +258,13 @@ def run_visibly(
     """
     sys.stderr.flush()
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ending_with_this(command), stdin=subprocess.DEVNULL, stdout=2, check=False, cwd=folder, env=environ
         )
     except OSError as error:
         raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
-    if done.returncode:
-        raise EnvironmentProblem(f"{_name(command)} failed with exit code {done.returncode}; its output is above")
+    if process.returncode:
+        raise EnvironmentProblem(f"{_name(command)} failed with exit code {process.returncode}; its output is above")
 
 
 def _name(command: Sequence[str]) -> str:
@@ -274,33 +274,33 @@ def _name(command: Sequence[str]) -> str:
 
 def proven(python: Path, answers: Answers) -> PythonContents:
     """Return the packages of a Python for runs. Raises EnvironmentProblem if it lacks some, or torch is for no GPU."""
-    wanted = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
-    said = ask_program([str(python), "-c", PROOF, *wanted], PROOF_LIMIT_S, cwd=None)
-    if said.code is None:
-        raise EnvironmentProblem(f"this Python does not run: {said.problem}", where=str(python))
-    if said.code:
-        last = said.errors.strip().splitlines()[-1:] or ["no output"]
-        do = f"give a Python that has {' and '.join(wanted)}, or let one be made: --environment venv"
+    packages = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
+    output = ask_program([str(python), "-c", PROOF, *packages], PROOF_LIMIT_S, cwd=None)
+    if output.code is None:
+        raise EnvironmentProblem(f"this Python does not run: {output.problem}", where=str(python))
+    if output.code:
+        last = output.errors.strip().splitlines()[-1:] or ["no output"]
+        do = f"give a Python that has {' and '.join(packages)}, or let one be made: --environment venv"
         raise EnvironmentProblem(f"this Python cannot be used: {last[0]}", where=str(python), do=do)
     try:
-        found = PythonContents.model_validate(json.loads(said.text))
+        contents = PythonContents.model_validate(json.loads(output.text))
     except (ValueError, RecursionError) as error:
         raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
-    if found.llmb != llmb.__version__:
+    if contents.llmb != llmb.__version__:
         do = f"install llmb {llmb.__version__} there, or call the llmb of that Python"
         raise EnvironmentProblem(
-            f"this Python has llmb {found.llmb}, and this is {llmb.__version__}", where=str(python), do=do
+            f"this Python has llmb {contents.llmb}, and this is {llmb.__version__}", where=str(python), do=do
         )
-    if answers.has_gpus and found.torch and found.cuda is None:
+    if answers.has_gpus and contents.torch and contents.cuda is None:
         do = "give another build, such as --torch cu128"
-        raise EnvironmentProblem(f"torch {found.torch} there is built for no GPU", where=str(python), do=do)
-    return found
+        raise EnvironmentProblem(f"torch {contents.torch} there is built for no GPU", where=str(python), do=do)
+    return contents
 
 
-def contents_text(found: PythonContents) -> str:
-    torch = f", torch {found.torch}" if found.torch else ""
-    cuda = f" for CUDA {found.cuda}" if found.cuda else ""
-    return f"Python {found.python}, llmb {found.llmb}{torch}{cuda}"
+def contents_text(contents: PythonContents) -> str:
+    torch = f", torch {contents.torch}" if contents.torch else ""
+    cuda = f" for CUDA {contents.cuda}" if contents.cuda else ""
+    return f"Python {contents.python}, llmb {contents.llmb}{torch}{cuda}"
 
 
 def llmb_requirement() -> str:
@@ -315,10 +315,10 @@ def llmb_requirement() -> str:
 def _address() -> str | None:
     """Return the place from which this llmb was installed, if not from an index."""
     try:
-        found = json.loads(distribution("llmb").read_text("direct_url.json") or "{}")
+        source = json.loads(distribution("llmb").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, OSError, ValueError):
         return None
-    address, commit = found.get("url"), found.get("vcs_info", {}).get("commit_id")
+    address, commit = source.get("url"), source.get("vcs_info", {}).get("commit_id")
     if address and commit:
-        return f"{found['vcs_info']['vcs']}+{address}@{commit}"
+        return f"{source['vcs_info']['vcs']}+{address}@{commit}"
     return str(address) if address else None

@@ -144,8 +144,8 @@ class NodeNetwork(GeneralQuestion):
         return self.queues and self.answers.has_gpus
 
     def choices(self) -> list[Choice]:
-        known = [Choice(name, fabric.title) for name, fabric in self.around.catalogue.fabrics.items()]
-        return [Choice(NONE, "NCCL chooses"), *known]
+        choices = [Choice(name, fabric.title) for name, fabric in self.around.catalogue.fabrics.items()]
+        return [Choice(NONE, "NCCL chooses"), *choices]
 
     def assumed(self) -> str:
         return NONE
@@ -156,9 +156,9 @@ class Workloads(GeneralQuestion):
     several = True
 
     def choices(self) -> list[Choice]:
-        found = self.around.catalogue.workloads
+        items = self.around.catalogue.workloads
         names = workloads_for(self.answers.gpu_type, self.around)
-        return [*(Choice(name, ", ".join(sizes_of(found[name]))) for name in names), Choice(ALL, "every one of these")]
+        return [*(Choice(name, ", ".join(sizes_of(items[name]))) for name in names), Choice(ALL, "every one of these")]
 
 
 class SuiteReleases(GeneralQuestion):
@@ -221,11 +221,11 @@ class PythonEnvironment(GeneralQuestion):
     def check(self, value: str) -> str | None:
         if value in ("uv", "conda") and value not in self.around.programs:
             return f"{value} is not on this machine"
-        here, wanted = self.around.architecture, self.answers.node_architecture
+        here, target = self.around.architecture, self.answers.node_architecture
         in_container = self.answers.container_runtime not in (None, NONE)
-        if value != EXISTING and wanted not in (None, here) and not in_container:
+        if value != EXISTING and target not in (None, here) and not in_container:
             return (
-                f"this machine is {here} and the nodes are {wanted}: an environment made here does not run there; call "
+                f"this machine is {here} and the nodes are {target}: an environment made here does not run there; call "
                 "this on such a node, or use a container"
             )
         return None
@@ -254,8 +254,8 @@ class Torch(GeneralQuestion):
         return self.answers.environment not in (None, EXISTING)
 
     def choices(self) -> list[Choice]:
-        own = [Choice(build.name, build.meaning) for build in torch_builds()]
-        return [*own, Choice(EXISTING, "the one that the Python has from which the environment is made")]
+        choices = [Choice(build.name, build.meaning) for build in torch_builds()]
+        return [*choices, Choice(EXISTING, "the one that the Python has from which the environment is made")]
 
     def assumed(self) -> str:
         """The newest build that the driver here runs; that of pip's index without a driver."""
@@ -291,8 +291,8 @@ class Size(GeneralQuestion):
         return self.answers.size is not None
 
     def check(self, value: str) -> str | None:
-        found = self.around.catalogue.workloads
-        sizes = {size for name in self.answers.workloads if name in found for size in found[name].sources}
+        workloads = self.around.catalogue.workloads
+        sizes = {size for name in self.answers.workloads if name in workloads for size in workloads[name].sources}
         return None if value in sizes else f"'{value}' is not one of: {', '.join(sorted(sizes))}"
 
 
@@ -355,10 +355,10 @@ class Interview:
         """Takes the answer that is given, asked for, or assumed."""
         if not question.applies():
             return
-        given = answer_text(self.answers, question.name)
-        problem = question.problem(given) if given is not None else None
-        if given is not None and not problem:
-            self._take(question, given)
+        answer = answer_text(self.answers, question.name)
+        problem = question.problem(answer) if answer is not None else None
+        if answer is not None and not problem:
+            self._take(question, answer)
         elif self.ask and (question.interactive or problem):
             self._take(question, self.ask(question, problem))
         else:
@@ -373,8 +373,8 @@ class Interview:
     def _take(self, question: Question, value: str) -> None:
         if question.name == "python":
             value = shutil.which(str(absolute(value)) if "/" in value else value) or value  # or a version
-        given = parse_answers({question.name: [value] if question.name in LISTED else value})
-        self.answers = self.answers.model_copy(update={question.name: getattr(given, question.name)})
+        answer = parse_answers({question.name: [value] if question.name in LISTED else value})
+        self.answers = self.answers.model_copy(update={question.name: getattr(answer, question.name)})
 
     def complete(self) -> Answers:
         """Ask all questions. Raises UsageError with all that is missing, or wrong."""
@@ -402,13 +402,13 @@ def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answer
         interview.settle(kind(interview.answers, around))
         name = interview.answers.scheduler
         if name and name not in around.unusable:
-            for own in find_scheduler(name).questions:
-                if own.after == kind.name:
-                    interview.settle(own(interview.answers, around.offer(name)))
-    found = interview.complete()
-    if ALL not in found.workloads:
-        return found
-    return found.model_copy(update={"workloads": tuple(workloads_for(found.gpu_type, around))})
+            for question in find_scheduler(name).questions:
+                if question.after == kind.name:
+                    interview.settle(question(interview.answers, around.offer(name)))
+    complete = interview.complete()
+    if ALL not in complete.workloads:
+        return complete
+    return complete.model_copy(update={"workloads": tuple(workloads_for(complete.gpu_type, around))})
 
 
 def answer_text(answers: Answers, name: str) -> str | None:

@@ -57,8 +57,8 @@ def _chosen(journal: Journal) -> SuiteSettings:
 
 
 def _environment(script: LaunchScript, root: Path, chosen: SuiteSettings) -> Path:
-    if named := chosen.environments.get(script.workload):
-        return Path(named).expanduser()
+    if environment := chosen.environments.get(script.workload):
+        return Path(environment).expanduser()
     documented = root / DOCUMENTED_ENVIRONMENT
     return documented if _is_filled(script, documented) else root / _own_environment(script)
 
@@ -80,11 +80,11 @@ def remove_environments(journal: Journal) -> None:
 
 def suite_steps(what: Installation) -> Iterator[InstallStep]:
     """Nothing twice that scripts of a release share."""
-    seen = set[str]()
+    names = set[str]()
     for script in suite_scripts(what.answers):
         for step in _Software(what, script, _chosen(what.journal)).steps():
-            if step.name not in seen:
-                seen.add(step.name)
+            if step.name not in names:
+                names.add(step.name)
                 yield step
 
 
@@ -105,8 +105,8 @@ class _Software:
         return self.what.root
 
     def steps(self) -> Iterator[InstallStep]:
-        script, made = self.script, [need for need in self.script.needs if need.commit_of or need.same_as]
-        names = ", ".join(Path(filled_path(need.path, {})).name for need in made)
+        script, needs = self.script, [need for need in self.script.needs if need.commit_of or need.same_as]
+        names = ", ".join(Path(filled_path(need.path, {})).name for need in needs)
         yield InstallStep(
             f"suite {script.release}",
             f"clone the reference suite at {script.tag}",
@@ -122,8 +122,8 @@ class _Software:
         yield InstallStep(
             f"files of {script.workload} {script.release}",
             f"put {names} where {script.title} looks for it",
-            lambda: all(is_met(script, need, self.values()) for need in made),
-            lambda: ", ".join(self.make(need) for need in made if not is_met(script, need, self.values())),
+            lambda: all(is_met(script, need, self.values()) for need in needs),
+            lambda: ", ".join(self.make(need) for need in needs if not is_met(script, need, self.values())),
         )
         if script.installs:
             yield InstallStep(
@@ -138,8 +138,8 @@ class _Software:
         chosen = [Path(self.chosen.checkout).expanduser()] if self.chosen.checkout else []
         places = [*chosen, self.root / SUITES / self.script.tag, self.root / SUITE_FOLDER]
         scripts = scripts_of(self.script.release)
-        found = ((place, check_checkout(place, scripts)) for place in places)
-        return next((place for place, files in found if all(item.state == "as released" for item in files)), None)
+        checkouts = ((place, check_checkout(place, scripts)) for place in places)
+        return next((place for place, files in checkouts if all(item.state == "as released" for item in files)), None)
 
     def clone_suite(self) -> str:
         target = self.root / SUITES / self.script.tag

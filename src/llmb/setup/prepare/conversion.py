@@ -192,19 +192,19 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
 def read_source(path: Path, model: Model) -> WeightsFolder:
     """A Hugging Face model, or a NeMo 2 checkpoint, of ``model``. Raises UsageError for anything else."""
     if is_nemo_folder(path):
-        found = read_nemo_folder(path)
-        check_nemo_config(found, model)
+        folder = read_nemo_folder(path)
+        check_nemo_config(folder, model)
     else:
-        found = read_folder(path)
+        folder = read_folder(path)
         # Raises UsageError if the configuration is of another model, or may be: with keys that are not understood.
-        name, where = f"{model.model} {model.size}", str(found.path / CONFIG)
-        if differences := list(config_differences(model, found.config)):
+        name, where = f"{model.model} {model.size}", str(folder.path / CONFIG)
+        if differences := list(config_differences(model, folder.config)):
             what = f"this is another model than {name}:{itemized(differences)}"
             raise UsageError(what, where=where, do="give its workload and size with -w and -s; see 'llmb list'")
-        if unknown := list(unknown_keys(model, found.config)):
+        if unknown := list(unknown_keys(model, folder.config)):
             what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
             raise UsageError(what, where=where, do=f"remove them if the model is {name} without them, too")
-    return found
+    return folder
 
 
 def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
@@ -212,13 +212,13 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
         return
-    total, done, lock = sum((source.path / name).stat().st_size for name in checksums), 0, Lock()
+    total, read_bytes, lock = sum((source.path / name).stat().st_size for name in checksums), 0, Lock()
 
     def count(size: int) -> None:
-        nonlocal done
+        nonlocal read_bytes
         with lock:
-            done += size
-            on_progress(done, total)
+            read_bytes += size
+            on_progress(read_bytes, total)
 
     on_note(f"verifying the hub's checksums of {len(checksums)} files, {total / GB:.3g} GB")
     if corrupt := corrupt_files(source.path, checksums, threads, count):
@@ -229,8 +229,8 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
 def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
     """Copies what is needed to tokenize, and to export again; the checksums of the files by name."""
     target.mkdir(exist_ok=True)
-    for left in target.iterdir():  # by an import that was killed here
-        left.unlink()
+    for leftover in target.iterdir():  # by an import that was killed here
+        leftover.unlink()
     copy_context(source.context, target, CONTEXT_FILES)
     if not (target / CONFIG).is_file():
         dtype: ExportDtype = "bf16" if imported.dtypes == ("bf16",) else "fp32"
@@ -248,7 +248,7 @@ def imported_record(
 ) -> CheckpointRecord:
     """Record of the new checkpoint in ``folder``; ``weights`` and ``context`` are checksums by name of a file."""
     below = {WEIGHTS: weights, CONTEXT: context}
-    checksums = {f"{part}/{name}": found for part, files in below.items() for name, found in sorted(files.items())}
+    checksums = {f"{part}/{name}": value for part, files in below.items() for name, value in sorted(files.items())}
     return CheckpointRecord(
         llmb_version=__version__,
         saved_at=now(),
@@ -295,8 +295,8 @@ def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> Impo
 
     # Files go through host memory only: a GPU would be taken for nothing.
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    left = "the same command resumes" if isinstance(job, ImportJob) else "nothing was kept"
-    ended = run_talking(("-P", "-m", "llmb.engine.weights.convert", job.model_dump_json()), variables, follow, left)
+    advice = "the same command resumes" if isinstance(job, ImportJob) else "nothing was kept"
+    ended = run_talking(("-P", "-m", "llmb.engine.weights.convert", job.model_dump_json()), variables, follow, advice)
     if last.error:
         raise error_from(last.error)
     if ended.code:
@@ -334,30 +334,30 @@ def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_no
 
 
 def base_and_adapters(
-    checkpoint: SavedCheckpoint, given: Path | None, on_note: OnNote, *, verify: bool
+    checkpoint: SavedCheckpoint, explicit: Path | None, on_note: OnNote, *, verify: bool
 ) -> tuple[Path, MergedAdapters]:
     """The base of adapters, see ``base_of``, and what is merged into it."""
-    base, lora = base_of(checkpoint, given), checkpoint.record.lora
+    base, lora = base_of(checkpoint, explicit), checkpoint.record.lora
     assert lora, "the checkpoint contains adapters"
     if verify:
         verify_saved(checkpoint, on_note)
     return base.path, MergedAdapters(checkpoint=str(checkpoint.path), lora=lora)
 
 
-def base_of(checkpoint: SavedCheckpoint, given: Path | None) -> SavedCheckpoint:
-    """The base of the adapters in ``checkpoint``: at ``given``, or where it was when they were trained.
+def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoint:
+    """The base of the adapters in ``checkpoint``: at ``explicit``, or where it was when they were trained.
 
     Raises UsageError if it is not there, or if it is another one.
     """
     recorded = checkpoint.record.base
-    path = given or (Path(recorded.path) if recorded and recorded.path else None)
+    path = explicit or (Path(recorded.path) if recorded and recorded.path else None)
     if recorded is None or recorded.path is None or path is None:
         text = base_text(recorded) if recorded else "weights that are not known"
         raise UsageError(f"these adapters belong to {text}, which are in no checkpoint", where=str(checkpoint.path))
     base = read_checkpoint(path)
     check_base(base, checkpoint.record.model)
-    found = origin_of(base, recorded.name)
-    if problem := base_problem(recorded, found):
+    origin = origin_of(base, recorded.name)
+    if problem := base_problem(recorded, origin):
         raise UsageError(problem, where=str(checkpoint.path), do="give their base with --base")
     return base
 

@@ -85,7 +85,7 @@ _CHECKSUMS = " (CRC-32 "
 
 def local_source(path: Path, files: Files) -> str:
     """A local source with the checksums of its files: another content is another source."""
-    checksums = [file_checksum(file) for named in files.values() for file in named]
+    checksums = [file_checksum(file) for paths in files.values() for file in paths]
     return f"{path.absolute()}{_CHECKSUMS}{', '.join(checksums)})"
 
 
@@ -129,9 +129,9 @@ class _Preparation:
                 length: self.folders.packed(self.source.dataset, self.source.model, split, length)
                 for length in self.seq_lens
             }
-            kept = {length: found for length, path in folders.items() if (found := self._kept(path, samples))}
-            missing = {length: path for length, path in folders.items() if length not in kept}
-            records = {**kept, **(self._pack(samples, split, missing) if missing else {})}
+            packed = {length: dataset for length, path in folders.items() if (dataset := self._kept(path, samples))}
+            missing = {length: path for length, path in folders.items() if length not in packed}
+            records = {**packed, **(self._pack(samples, split, missing) if missing else {})}
             for length, path in folders.items():
                 yield PackedFolder(path, records[length], length in missing)
 
@@ -151,9 +151,9 @@ class _Preparation:
 
     def _check_samples(self, existing: SampleFiles) -> None:
         """Raise UsageError if they were made from something else, or are damaged."""
-        given, name = self.request.source, self.source.dataset
-        if given is not None and not _same_content(wanted := local_source(given, split_files(given)), existing.source):
-            what = f"{name} is prepared from {existing.source}, not from {wanted}"
+        path, name = self.request.source, self.source.dataset
+        if path is not None and not _same_content(local := local_source(path, split_files(path)), existing.source):
+            what = f"{name} is prepared from {existing.source}, not from {local}"
             raise UsageError(what, where=str(self.folder), do=FORCE)
         if existing.template != TEMPLATE:
             what = f"{name} is prepared with the template {existing.template}, not {TEMPLATE}"
@@ -172,11 +172,11 @@ class _Preparation:
         record = None if self.request.force else read_packed(folder)
         if record is None:
             return None
-        wanted = {"source": samples.source, "template": samples.template}
+        expected = {"source": samples.source, "template": samples.template}
         if file := self._local_tokenizer():
-            wanted["tokenizer"] = checksum(file)
+            expected["tokenizer"] = checksum(file)
         has = {"source": record.source, "template": record.template, "tokenizer": record.tokenizer.sha256}
-        for name, value in wanted.items():
+        for name, value in expected.items():
             if has[name] != value:
                 what = f"these packs were made from another {name}: {has[name]}, not {value}"
                 raise UsageError(what, where=str(folder), do=FORCE)

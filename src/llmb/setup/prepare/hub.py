@@ -101,8 +101,8 @@ def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Re
 
 def hub_cache(folder: Path) -> Path:
     """Return the folder of the hub's files: ``folder``, or that of HF_HUB_CACHE or HF_HOME."""
-    if own := os.environ.get("HF_HUB_CACHE"):
-        return Path(own).expanduser()
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
     home = os.environ.get("HF_HOME")
     return Path(home).expanduser() / "hub" if home else folder
 
@@ -295,15 +295,15 @@ def needed_repositories(
 
     Raises UsageError for a workload that starts from nothing prepared.
     """
-    found: dict[tuple[str, Kind, str], list[str]] = {}
+    files: dict[tuple[str, Kind, str], list[str]] = {}
     for workload, size in models:
         source = source_of(catalogue, workload, size)
         if weights and source.page:
-            found.setdefault((source.model, "model", source.page), []).append(f"weights of {workload} {size}")
+            files.setdefault((source.model, "model", source.page), []).append(f"weights of {workload} {size}")
         if data:
             name = DATASETS[source.dataset].repository
-            found.setdefault((name, "dataset", DATASET_PAGE + name), []).append(f"data of {workload} {size}")
-    return tuple(NeededRepository(*key, needed_for=tuple(uses)) for key, uses in found.items())
+            files.setdefault((name, "dataset", DATASET_PAGE + name), []).append(f"data of {workload} {size}")
+    return tuple(NeededRepository(*key, needed_for=tuple(uses)) for key, uses in files.items())
 
 
 def can_check() -> bool:
@@ -316,31 +316,31 @@ def check_access(repositories: Sequence[NeededRepository], endpoint: str | None 
 
     Raises EnvironmentProblem if the library that contacts the hub is not installed.
     """
-    found = []
+    access = []
     for repository in repositories:
         refusal = access_refusal(repository.name, repository.kind, repository.page, endpoint)
         state: AccessState = refusal.access if refusal else "granted"
-        found.append(RepositoryAccess(repository, state, refusal.error.what if refusal else None))
-    return tuple(found)
+        access.append(RepositoryAccess(repository, state, refusal.error.what if refusal else None))
+    return tuple(access)
 
 
-def refused(found: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
+def refused(access: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
     """Repositories that a preparation would fail at; a hub that does not answer now may answer later."""
-    return tuple(item for item in found if item.state not in NOT_REFUSED)
+    return tuple(item for item in access if item.state not in NOT_REFUSED)
 
 
-def lacks_token(found: Iterable[RepositoryAccess]) -> bool:
+def lacks_token(access: Iterable[RepositoryAccess]) -> bool:
     """Return whether another token may help."""
-    return any(item.state in ("no token", "token rejected") for item in found)
+    return any(item.state in ("no token", "token rejected") for item in access)
 
 
-def access_problem(found: Sequence[RepositoryAccess]) -> EnvironmentProblem | None:
+def access_problem(access: Sequence[RepositoryAccess]) -> EnvironmentProblem | None:
     """Return the remedies for all refusals; None if there are none."""
-    wanting = refused(found)
+    wanting = refused(access)
     if not wanting:
         return None
     first = wanting[0].reason
-    what = f"{len(wanting)} of {len(found)} repositories cannot be read: {first}" if len(wanting) > 1 else str(first)
+    what = f"{len(wanting)} of {len(access)} repositories cannot be read: {first}" if len(wanting) > 1 else str(first)
     gated = [item.repository.page for item in wanting if item.state in ("no token", "not granted")]
     steps = [f"request access at {page}, with the account of the token, and wait until it is granted" for page in gated]
     if lacks_token(wanting):

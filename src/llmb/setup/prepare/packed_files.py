@@ -53,13 +53,13 @@ def fill(packing: Packs, lengths: "np.ndarray", seq_len: int) -> float:
 def _first_fit(lengths: "np.ndarray", seq_len: int, seed: int, packer: Packer) -> Packs:
     import numpy as np
 
-    taken = np.random.default_rng(seed).permutation(len(lengths))
+    order = np.random.default_rng(seed).permutation(len(lengths))
     if packer == "first-fit-decreasing":
-        taken = taken[np.argsort(-lengths[taken], kind="stable")]
-    places = first_fit(lengths[taken].tolist(), seq_len)
+        order = order[np.argsort(-lengths[order], kind="stable")]
+    places = first_fit(lengths[order].tolist(), seq_len)
     number = np.asarray(places, dtype=np.int64)
     packs = np.concatenate([[0], np.cumsum(np.bincount(number))]).astype(np.int64)
-    return Packs(packer, taken[np.argsort(number, kind="stable")].astype(np.int64), packs)
+    return Packs(packer, order[np.argsort(number, kind="stable")].astype(np.int64), packs)
 
 
 def first_fit(lengths: list[int], seq_len: int) -> list[int]:

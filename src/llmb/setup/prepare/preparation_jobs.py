@@ -96,12 +96,12 @@ def preparation_orders(
                 gpu_type=recipe.gpu_type if gpus else CPU,
                 scale=max(gpus, 1),
             ),
-            {flag: path for flag, path in given.items() if path},
+            {flag: path for flag, path in source_path.items() if path},
             lengths.get(part, ()),
             options,
             site,
         )
-        for part, given in paths.items()
+        for part, source_path in paths.items()
         if not skipped[part]
     ]
 
@@ -131,8 +131,8 @@ def _order(
 def _check_given(source: Source, workload: str, size: str, choices: PrepareChoices, site: Site) -> None:
     """Raise UsageError if the model, which is not on the hub, is not specified either."""
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
-    known = choices.skip_checkpoint and (choices.tokenizer or prepared)
-    if not choices.checkpoint_source and not known:
+    is_specified = choices.skip_checkpoint and (choices.tokenizer or prepared)
+    if not choices.checkpoint_source and not is_specified:
         do = f"give --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' makes a model"
         raise UsageError(f"the model of {workload} {size} is not on the hub", do=do)
 

@@ -88,14 +88,14 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
     samples: dict[Split, int] = {}
     sizes: dict[str, int] = {}
     checksums: dict[str, str] = {}
-    for given, parts in roles.items():
-        collected = temporary / f"{given}.jsonl"
-        starts, unanswered = _collect(files[given], collected, on_count)
+    for origin, parts in roles.items():
+        collected = temporary / f"{origin}.jsonl"
+        starts, unanswered = _collect(files[origin], collected, on_count)
         without_answer += unanswered
         for split, order in _drawn(parts, len(starts) - 1).items():
             if not len(order):
                 what = f"no sample is left for {split}: {len(starts) - 1} samples with an answer are too few"
-                raise UsageError(what, where=", ".join(map(str, files[given])))
+                raise UsageError(what, where=", ".join(map(str, files[origin])))
             path = lines_file(folder, split)
             samples[split] = len(order)
             checksums[path.name] = _write_lines(path, _picked(collected, starts, order), split)
@@ -119,12 +119,12 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
     return record
 
 
-def roles_of(given: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], str]:
+def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], str]:
     """Return the splits that are made of each split of a source, and the same as text.
 
     Of training and validation, NeMo holds validation out of training, and makes the source's validation the test.
     """
-    match sorted(given):
+    match sorted(splits):
         case ["test", "training", "validation"]:
             return {split: (split,) for split in SPLITS}, "splits are those of the source"
         case ["training", "validation"]:
@@ -165,9 +165,9 @@ def _drawn(parts: tuple[Split, ...], count: int) -> Mapping[Split, Sequence[int]
     if len(parts) == 1:
         return {parts[0]: range(count)}
     order = np.random.default_rng(SEED).permutation(count).tolist()
-    held_out = -(-count // SHARE)
-    taken = {split: order[n * held_out : (n + 1) * held_out] for n, split in enumerate(parts[:-1])}
-    return {**taken, parts[-1]: order[held_out * (len(parts) - 1) :]}
+    share = -(-count // SHARE)
+    places = {split: order[n * share : (n + 1) * share] for n, split in enumerate(parts[:-1])}
+    return {**places, parts[-1]: order[share * (len(parts) - 1) :]}
 
 
 def _picked(path: Path, starts: list[int], order: Iterable[int]) -> Iterator[DatasetSample]:

@@ -104,8 +104,8 @@ def _list(parent: Any, key: str, place: str) -> list[Any]:  # noqa: ANN401 (any 
     name = f"{place}.{key}" if place else key
     if not isinstance(parent, Mapping) or not isinstance(parent.get(key), list):
         raise Malformed(f"'{name}' is not a list")
-    found: list[Any] = parent[key]
-    return found
+    values: list[Any] = parent[key]
+    return values
 
 
 PARQUET = b"PAR1"
@@ -134,15 +134,15 @@ def split_files(source: Path) -> Files:
         with open_file(source, do="give a file or a folder with --source"):
             return {"training": [source]}
     files = sorted(path for path in _below(source) if path.suffix in SUFFIXES and path.name not in NOTES)
-    found: Files = {split: named for split in NAMES if (named := [path for path in files if _holds(path, split)])}
-    if "training" not in found:
+    parts: Files = {split: those for split in NAMES if (those := [path for path in files if _holds(path, split)])}
+    if "training" not in parts:
         do = "name the file itself, or the files train, validation and test"
         raise UsageError("no file of training samples", where=str(source), choices=FORMATS, do=do)
-    for split, paths in found.items():
+    for split, paths in parts.items():
         if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:
             names = [str(path.relative_to(source)) for path in paths]
             raise UsageError(f"several files of {split} samples", where=str(source), choices=names, do="name one")
-    return found
+    return parts
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -158,8 +158,8 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def _holds(path: Path, split: Split) -> bool:
     """Return whether its name, such as ``train-v1.1.json`` or ``squad-train.arrow``, or its folder's is a split's."""
-    named = re.search(rf"(^|[-_.]){NAMES[split]}([-_.]|$)", path.stem.lower())
-    return named is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
+    match = re.search(rf"(^|[-_.]){NAMES[split]}([-_.]|$)", path.stem.lower())
+    return match is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
 
 
 def read_samples(path: Path) -> Iterator[DatasetSample | None]:

@@ -72,7 +72,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Target:
     """The files to verify."""
 
     workload: str
@@ -95,18 +95,18 @@ def verify_prepared(
     Raises UsageError for a workload that starts from nothing prepared.
     """
     source, model = source_of(catalogue, workload, size), find_model(catalogue, workload, size)
-    wanted = _Wanted(workload, size, source, model, folders)
+    target = _Target(workload, size, source, model, folders)
     documented = find_workload(catalogue, workload).checkpoints.get(size)
-    dataset = wanted.source.dataset
-    path = wanted.folders.dataset(dataset)
-    found = [
-        _checkpoint(wanted, documented.size_gb if documented else None),
-        _dataset_item(wanted, f"datasets/{dataset}", path, read_samples_record, wanted.command("dataset", "--force")),
-        *(_packed(wanted, split, length) for length in seq_lens_of(catalogue, workload, size) for split in SPLITS),
+    dataset = target.source.dataset
+    path = target.folders.dataset(dataset)
+    results = [
+        _checkpoint(target, documented.size_gb if documented else None),
+        _dataset_item(target, f"datasets/{dataset}", path, read_samples_record, target.command("dataset", "--force")),
+        *(_packed(target, split, length) for length in seq_lens_of(catalogue, workload, size) for split in SPLITS),
     ]
     if on_progress:
-        found = list(_read(found, on_progress))
-    items = (*(item for item, _ in found), *_others(wanted))
+        results = list(_read(results, on_progress))
+    items = (*(item for item, _ in results), *_others(target))
     left = PUBLISHED_BYTES * parameter_count(model)[0] - items[0].bytes
     existing = next(place for place in (folders.path, *folders.path.parents) if place.exists())
     return Verification(
@@ -117,28 +117,28 @@ def verify_prepared(
         free_bytes=shutil.disk_usage(existing).free,
         needed_bytes=max(left, 0) if items[0].command else 0,
         checksums=on_progress is not None,
-        nemo=_nemo_items(catalogue, wanted),
+        nemo=_nemo_items(catalogue, target),
     )
 
 
-def _nemo_items(catalogue: Catalogue, wanted: _Wanted) -> tuple[NemoItem, ...]:
-    releases = releases_of(find_workload(catalogue, wanted.workload), wanted.size)
-    if not any(find_launch_script(wanted.workload, wanted.size, release) for release in releases):
+def _nemo_items(catalogue: Catalogue, target: _Target) -> tuple[NemoItem, ...]:
+    releases = releases_of(find_workload(catalogue, target.workload), target.size)
+    if not any(find_launch_script(target.workload, target.size, release) for release in releases):
         return ()
-    lengths = seq_lens_of(catalogue, wanted.workload, wanted.size)
-    found = [nemo_items(wanted.folders, wanted.source.model, wanted.source.dataset, length) for length in lengths]
-    checkpoint, dataset = max(found, key=lambda items: items[1].state == "complete")
+    lengths = seq_lens_of(catalogue, target.workload, target.size)
+    documented = [nemo_items(target.folders, target.source.model, target.source.dataset, length) for length in lengths]
+    checkpoint, dataset = max(documented, key=lambda items: items[1].state == "complete")
     return checkpoint, dataset
 
 
-_Found = tuple[Item, Mapping[str, str]]
+_Reading = tuple[Item, Mapping[str, str]]
 """An item, and the checksums of its files."""
 
 
-def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
-    path, make = wanted.folders.model(wanted.source.model), wanted.command("checkpoint")
+def _checkpoint(target: _Target, documented_gib: float | None) -> _Reading:
+    path, make = target.folders.model(target.source.model), target.command("checkpoint")
     repair = f"rm -r {shlex.quote(str(path))} && {make}"
-    item = Item(f"models/{wanted.source.model}", path, "missing", make, repair, documented_gib=documented_gib)
+    item = Item(f"models/{target.source.model}", path, "missing", make, repair, documented_gib=documented_gib)
     if not path.exists():
         partial = partial_path(path)
         if not finished_files(partial):
@@ -147,32 +147,32 @@ def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
         return replace(item, state="incomplete", bytes=_size_of(partial), problem=problem), {}
     if is_nemo_folder(path) and not (path / RECORD).is_file():
         problem = "it is a checkpoint of NeMo, for the reference suite's own software"
-        move = f"import it to another root of installation: {wanted.command('checkpoint', f'--source {path}')}"
+        move = f"import it to another root of installation: {target.command('checkpoint', f'--source {path}')}"
         return replace(item, state="missing", make=move, bytes=_size_of(path), problem=problem), {}
     try:
         record = read_checkpoint(path).record
     except UsageError as error:
         return replace(item, state="damaged", bytes=_size_of(path), problem=" ".join(error.what.split())), {}
     size = sum(record.files.values())
-    if differences := list(model_differences(wanted.model, record.model)):
+    if differences := list(model_differences(target.model, record.model)):
         return replace(item, state="damaged", bytes=size, problem=f"it is another model: {differences[0]}"), {}
     source = record.imported_from.path if record.imported_from else f"a run of {record.workload}"
     return replace(item, state="complete", bytes=size, source=source), record.crc32
 
 
-def _packed(wanted: _Wanted, split: Split, seq_len: int) -> _Found:
-    source = wanted.source
-    path = wanted.folders.packed(source.dataset, source.model, split, seq_len)
+def _packed(target: _Target, split: Split, seq_len: int) -> _Reading:
+    source = target.source
+    path = target.folders.packed(source.dataset, source.model, split, seq_len)
     name = f"datasets/{source.dataset}/packed/{path.parent.name}/{path.name}"
     # Not --force: that makes the samples again, too, and from the hub if they came from elsewhere.
-    only = wanted.command("dataset", f"--seq-len {seq_len}", f"--split {split}")
-    return _dataset_item(wanted, name, path, read_packed, f"rm -r {shlex.quote(str(path))} && {only}")
+    only = target.command("dataset", f"--seq-len {seq_len}", f"--split {split}")
+    return _dataset_item(target, name, path, read_packed, f"rm -r {shlex.quote(str(path))} && {only}")
 
 
 def _dataset_item(
-    wanted: _Wanted, name: str, path: Path, read: Callable[[Path], SampleFiles | PackedDataset | None], repair: str
-) -> _Found:
-    item = Item(name, path, "missing", wanted.command("dataset"), repair)
+    target: _Target, name: str, path: Path, read: Callable[[Path], SampleFiles | PackedDataset | None], repair: str
+) -> _Reading:
+    item = Item(name, path, "missing", target.command("dataset"), repair)
     try:
         record = read(path)
     except UsageError as error:
@@ -183,23 +183,23 @@ def _dataset_item(
     return replace(item, state="complete", bytes=size, source=record.source), record.crc32
 
 
-def _others(wanted: _Wanted) -> Iterator[Item]:
+def _others(target: _Target) -> Iterator[Item]:
     """Folders of the documents' listing that training needs nothing of."""
-    for path in (wanted.folders.hub, wanted.folders.temporary):
+    for path in (target.folders.hub, target.folders.temporary):
         yield Item(path.name, path, "not needed", bytes=_size_of(path))
 
 
-def _read(found: list[_Found], on_progress: OnProgress) -> Iterator[_Found]:
+def _read(items: list[_Reading], on_progress: OnProgress) -> Iterator[_Reading]:
     """The items, with those whose content is not what their records say."""
-    total = sum(item.bytes for item, checksums in found if checksums)
-    done = 0
+    total = sum(item.bytes for item, checksums in items if checksums)
+    read_bytes = 0
 
     def on_block() -> None:
-        nonlocal done
-        done = min(done + BLOCK, total - 1)  # the last block of a file is smaller
-        on_progress(done, total)
+        nonlocal read_bytes
+        read_bytes = min(read_bytes + BLOCK, total - 1)  # the last block of a file is smaller
+        on_progress(read_bytes, total)
 
-    for item, checksums in found:
+    for item, checksums in items:
         damaged = list(damaged_files(item.path, checksums, threads=os.cpu_count() or 1, on_block=on_block))
         yield (_damaged(item, damaged) if damaged else item), checksums
     on_progress(total, total)
