@@ -274,7 +274,7 @@ def test_a_log_whose_recipe_is_known_is_judged_against_the_published_figure(judg
     source = found["reference"]["source"]
     assert source.startswith("a prediction of llmb predict, ±4 %, as the catalogue has no recipe with the layout")
     assert source.endswith("layout.tp 2, and 1 in the recipe")
-    assert (found["reference"]["kind"], found["soft"]) == ("expectation", True)
+    assert (found["reference"]["kind"], found["soft"]) == ("prediction", True)
 
 
 def test_a_log_that_reports_no_recipe_is_judged_with_what_the_user_states(judge: Judge, tmp_path: Path) -> None:

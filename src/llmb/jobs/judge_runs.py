@@ -95,7 +95,7 @@ def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
         return judged
     pct = 100 * (predicted.ci95_s[1] / predicted.step_time_s - 1)
     source = f"a prediction of llmb predict, ±{pct:.0f} %, as {judged.verdict.reason}"
-    reference = Reference(kind="expectation", step_time_s=predicted.step_time_s, source=source)
+    reference = Reference(kind="prediction", step_time_s=predicted.step_time_s, source=source)
     limit = tolerance or Tolerance(pct, "the interval of the prediction")
     own = measured_run(run)
     software = Condition(key="program", own=own.conditions.get("program"), reference="llmb predict", effect="weakens")

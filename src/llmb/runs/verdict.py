@@ -13,7 +13,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record, Window
 
 VerdictName = Literal["pass", "regressed", "improved", "inconclusive", "invalid", "not comparable"]
-ReferenceKind = Literal["published", "baseline", "expectation"]
+ReferenceKind = Literal["published", "baseline", "expectation", "prediction"]
 Effect = Literal["prevents", "weakens", "noted"]
 Interval = tuple[float, float]
 

@@ -57,12 +57,18 @@ from llmb.verdict.group_difference import (
 WINDOW = "window"
 MOST_DIGITS = 4
 UNDECIDED = "the interval contains the tolerance"
-NAMES: dict[ReferenceKind, str] = {"published": "published", "baseline": "the baseline", "expectation": "expected"}
+NAMES: dict[ReferenceKind, str] = {
+    "published": "published",
+    "baseline": "the baseline",
+    "expectation": "expected",
+    "prediction": "predicted",
+}
 """What a run is slower than."""
 FIGURES: dict[ReferenceKind, str] = {
     "published": "the published figure",
     "baseline": "the baseline",
     "expectation": "the expected figure",
+    "prediction": "the predicted step time",
 }
 TOLERATED: dict[VerdictName, str] = {
     "pass": "within the tolerance of",
@@ -295,7 +301,7 @@ def _finding_against_figure(measured: Measured, reference: Reference, tolerance:
     found = _decided(delta, interval, tolerance.pct)
     if measured.flaw:
         return found.model_copy(update={"verdict": "invalid", "reason": measured.flaw})
-    if interval is None or reference.kind != "expectation":
+    if interval is None or reference.kind not in ("expectation", "prediction"):
         return found
     allowed = _decided(delta, _allowed(interval), tolerance.pct)
     unsure = found.model_copy(update={"soft": True, "reason": SINGLE_RUN})
