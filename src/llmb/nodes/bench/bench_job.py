@@ -186,8 +186,8 @@ def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
     if subject == "gpus":
         reported = {file.node for file in measured}
         missing = tuple(node for node in _nodes(folder) if node not in reported)
-    kept = tuple(str(write_measurements(Path(request.install), file)) for file in measured if file.measurements)
-    end = BenchEnd(measured=measured, kept=kept, problem=problem, missing_nodes=missing)
+    paths = tuple(str(write_measurements(Path(request.install), file)) for file in measured if file.measurements)
+    end = BenchEnd(measured=measured, kept=paths, problem=problem, missing_nodes=missing)
     write_atomically(folder.path / END, end.model_dump_json(indent=2) + "\n")
     return end
 
@@ -226,9 +226,9 @@ def _conclude_pairs(folder: RunFolder, request: BenchRequest) -> BenchEnd:
         alone=tuple(readings.alone.values()),
         pairs=tuple(readings.pairs),
     )
-    named = {word: tuple(result.names(fit=fit)) for word, fit in (("fit", True), ("unfit", False), ("undecided", None))}
-    kept = write_judged(Path(request.install), JudgedNodes(started_at=result.started_at, **named))
-    end = BenchEnd(kept=(str(kept),), pairwise=result)
+    nodes = {word: tuple(result.names(fit=fit)) for word, fit in (("fit", True), ("unfit", False), ("undecided", None))}
+    file = write_judged(Path(request.install), JudgedNodes(started_at=result.started_at, **nodes))
+    end = BenchEnd(kept=(str(file),), pairwise=result)
     write_atomically(folder.path / END, end.model_dump_json(indent=2) + "\n")
     return end
 

@@ -22,7 +22,7 @@ _PASSES = {word: name for name, word in PASS_WORDS.items()}
 
 
 def calibrate_with_bench(
-    files: Sequence[MeasurementFile], plan: EnginePlan, gpu: Gpu, known: Iterable[Gpu], usual: Calibration
+    files: Sequence[MeasurementFile], plan: EnginePlan, gpu: Gpu, types: Iterable[Gpu], usual: Calibration
 ) -> Calibration:
     """Replace measured values of ``usual``. Of a case the newest file, which is the last one, counts.
 
@@ -32,18 +32,18 @@ def calibrate_with_bench(
     newest = {row.identity: row for file in files for row in file.measurements if row.benchmark in USED}
     title = f"llmb bench on {files[-1].node}"
     for row in newest.values():
-        if gpu_type_of(row.device, known) != gpu.gpu_type:
+        if gpu_type_of(row.device, types) != gpu.gpu_type:
             raise UsageError(
                 f"{title} measured {row.device}, and the prediction is for {gpu.gpu_type}",
                 do="calibrate with measurements of the same GPU type",
             )
-    found = _Rates(list(newest.values()), plan, gpu, usual)
-    if not found.texts:
+    rates = _Rates(list(newest.values()), plan, gpu, usual)
+    if not rates.texts:
         do = "run 'llmb bench gemm', 'attention', 'memory' or 'collectives' on a GPU"
         raise UsageError(f"{title} has no measurement that predictions use", do=do)
-    text = f"{title}: {', '.join(found.texts)}; the rest as in published steps"
-    machine = MeasuredMachine(found.products, found.links)
-    return replace(usual, text=text, rates=found.rates, machine=machine, error="bench")
+    text = f"{title}: {', '.join(rates.texts)}; the rest as in published steps"
+    machine = MeasuredMachine(rates.products, rates.links)
+    return replace(usual, text=text, rates=rates.rates, machine=machine, error="bench")
 
 
 class _Rates:
@@ -86,16 +86,16 @@ class _Rates:
         peak = self.gpu.peak_tflops.get(dtype)
         if not rows or peak is None:
             return
-        taken = {_shape(row): row.time_s * slowdown - self._written(row) for row in rows}
-        nominal = {each: _flops(each) * filled(self.gpu.sms, each.rows, each.columns) / peak / 1e12 for each in taken}
-        if too_fast := [each for each, seconds in taken.items() if seconds <= 0]:
+        times = {_shape(row): row.time_s * slowdown - self._written(row) for row in rows}
+        nominal = {each: _flops(each) * filled(self.gpu.sms, each.rows, each.columns) / peak / 1e12 for each in times}
+        if too_fast := [each for each, seconds in times.items() if seconds <= 0]:
             shape = f"{too_fast[0].rows} x {too_fast[0].inner} x {too_fast[0].columns}"
             raise UsageError(f"a product {shape} took less time than its result takes to write", do="measure it again")
-        mean = sum(taken.values()) / sum(nominal.values())
+        mean = sum(times.values()) / sum(nominal.values())
         self.rates[dtype] = mean
-        self.products |= {each: taken[each] / nominal[each] / mean for each in taken}
-        reached = sum(map(_flops, taken)) / sum(row.time_s * slowdown for row in rows) / 1e12
-        self.texts.append(f"{len(taken)} products {dtype} at {reached:,.0f} TFLOP/s")
+        self.products |= {each: times[each] / nominal[each] / mean for each in times}
+        reached = sum(map(_flops, times)) / sum(row.time_s * slowdown for row in rows) / 1e12
+        self.texts.append(f"{len(times)} products {dtype} at {reached:,.0f} TFLOP/s")
 
     def _written(self, row: Measurement) -> float:
         """Seconds that predictions add to a product of a block for its result."""
@@ -105,19 +105,19 @@ class _Rates:
         size = BF16 * shape.rows * shape.columns
         return size / self.gpu.memory_bandwidth_tb_s / 1e12 * self.rates["written"]
 
-    def _add_attention(self, asked: set[str]) -> None:
+    def _add_attention(self, shapes: set[str]) -> None:
         """Prefers the plan's shapes; forward and backward, as only both are a step's."""
         rows, slowdown = self._of("attention", "bf16")
         of_shape: dict[str, list[Measurement]] = {}
         for row in rows:
             of_shape.setdefault(row.shape or "", []).append(row)
-        both = {shape: found for shape, found in of_shape.items() if len(found) == len(("forward", "backward"))}
-        rows = [row for shape, found in both.items() if shape in asked for row in found]
-        rows = rows or [row for found in both.values() for row in found]
+        both = {shape: group for shape, group in of_shape.items() if len(group) == len(("forward", "backward"))}
+        rows = [row for shape, group in both.items() if shape in shapes for row in group]
+        rows = rows or [row for group in both.values() for row in group]
         if not rows:
             return
-        taken = slowdown * sum(row.time_s for row in rows)
-        reached = sum((row.tflops or 0.0) * row.time_s for row in rows) / taken
+        seconds = slowdown * sum(row.time_s for row in rows)
+        reached = sum((row.tflops or 0.0) * row.time_s for row in rows) / seconds
         self.rates["attention"] = self.gpu.peak_tflops["bf16"] / reached
         self.texts.append(f"attention at {reached:,.0f} TFLOP/s")
 

@@ -50,27 +50,27 @@ class CollectiveRequest:
 
 def parse_collectives(names: list[str]) -> tuple[Collective, ...]:
     """All of them if none is named. Raises UsageError for an unknown one."""
-    found = [name.lower().replace("-", "_") for name in names]
+    words = [name.lower().replace("-", "_") for name in names]
     aliases = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
-    wanted = {aliases.get(name, name) for name in found}
-    for name in wanted - {*COLLECTIVES}:
+    chosen = {aliases.get(name, name) for name in words}
+    for name in chosen - {*COLLECTIVES}:
         raise UsageError(f"unknown collective '{name}'", choices=COLLECTIVES)
-    return tuple(name for name in COLLECTIVES if not wanted or name in wanted)
+    return tuple(name for name in COLLECTIVES if not chosen or name in chosen)
 
 
-def collective_job(asked: CollectiveRequest, device: Device) -> CollectiveJob:
+def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
     """Return the job. Raises UsageError if there is no size."""
-    most = MOST_BYTES[device] if asked.most is None else asked.most
-    sizes = tuple(sizes_between(asked.least, most, asked.factor))
+    most = MOST_BYTES[device] if request.most is None else request.most
+    sizes = tuple(sizes_between(request.least, most, request.factor))
     if not sizes:
-        raise UsageError(f"--min-size is {asked.least:,} bytes, above the largest of {most:,}", do="give --max-size")
+        raise UsageError(f"--min-size is {request.least:,} bytes, above the largest of {most:,}", do="give --max-size")
     return CollectiveJob(
         device=device,
-        collectives=asked.collectives,
+        collectives=request.collectives,
         sizes=sizes,
-        limited_by_memory=asked.most is None,
-        warm_ups=asked.warm_ups,
-        iterations=asked.iterations,
+        limited_by_memory=request.most is None,
+        warm_ups=request.warm_ups,
+        iterations=request.iterations,
     )
 
 
@@ -151,8 +151,8 @@ def raise_if_wrong(measured: MeasurementFile) -> None:
     """Raise RunFailed, with the collectives and sizes, if a result was not the expected one."""
     wrong = [row for row in measured.measurements if row.wrong]
     if wrong:
-        named = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)
-        raise RunFailed(f"wrong results, in elements: {named}", do="check the network and the library with nccl-tests")
+        cases = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)
+        raise RunFailed(f"wrong results, in elements: {cases}", do="check the network and the library with nccl-tests")
 
 
 _NAMES = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
@@ -244,10 +244,10 @@ def _notes(collective: Collective, rows: list[CollectiveRow], job: CollectiveJob
 
 def average_bus_gb_per_s(rows: list[CollectiveRow], ranks: int) -> float:
     """Over all sizes, and over both ways."""
-    found = [
+    lines = [
         algorithm_gb_per_s(row.size_bytes, way.time_s) * bus_factor(row.collective, ranks)
         for row in rows
         for way in (row.out_of_place, row.in_place)
         if way
     ]
-    return sum(found) / len(found)
+    return sum(lines) / len(lines)

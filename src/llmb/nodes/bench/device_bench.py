@@ -74,9 +74,9 @@ def weights_of(model: Model, layout: Layout) -> list[Weights]:
     for experts, layers in Counter(map(model.is_moe_layer, range(model.layers))).items():
         for each in block_products(model, layout, experts=experts):
             counts[each._replace(together=1)] += layers * each.together
-    found = [Weights(each.name, each.rows, each.inner, each.columns, count, True) for each, count in counts.items()]
+    weights = [Weights(each.name, each.rows, each.inner, each.columns, count, True) for each, count in counts.items()]
     head = head_product(model, layout)
-    return [*found, Weights(head.name, head.rows, head.inner, head.columns, 1, False)]
+    return [*weights, Weights(head.name, head.rows, head.inner, head.columns, 1, False)]
 
 
 def passes_of(recipe: Recipe) -> tuple[TrainingPass, ...]:
@@ -113,12 +113,12 @@ def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
     if chunked is None or layout.seq_len <= chunked.chunk_size:
         whole = model.layers
     heads, kv_heads = model.attention_heads // layout.tp, max(1, model.kv_heads // layout.tp)
-    found = [AttentionShape("causal", layout.mbs, heads, kv_heads, layout.seq_len, model.head_dim, whole)]
+    shapes = [AttentionShape("causal", layout.mbs, heads, kv_heads, layout.seq_len, model.head_dim, whole)]
     if chunked and whole < model.layers:
         batch = layout.mbs * layout.seq_len // chunked.chunk_size
         others = model.layers - whole
-        found.append(AttentionShape("chunked", batch, heads, kv_heads, chunked.chunk_size, model.head_dim, others))
-    return [shape for shape in found if shape.count]
+        shapes.append(AttentionShape("chunked", batch, heads, kv_heads, chunked.chunk_size, model.head_dim, others))
+    return [shape for shape in shapes if shape.count]
 
 
 def attention_dtype(dtype: Dtype) -> ProductDtype:
@@ -175,7 +175,7 @@ class TimedCase:
 
 def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[TimedCase]:
     """The products of one GPU for one micro-batch, and a square one. The one with the most FLOPs is sustained too."""
-    found: list[TimedCase] = []
+    cases: list[TimedCase] = []
     for dtype in dtypes:
         products = [
             _product(weights, product_case(weights, dtype, training_pass))
@@ -184,11 +184,11 @@ def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, s
         ]
         size = SQUARE[device]
         square = Weights("square", size, size, size, 1, True)
-        found += [*products, _product(square, product_case(square, dtype, "forward"))]
+        cases += [*products, _product(square, product_case(square, dtype, "forward"))]
         if sustained_s:
             heaviest = max(products, key=lambda asked: asked.weight)
-            found.append(_sustained(heaviest, sustained_s))
-    return list(dict.fromkeys(found))
+            cases.append(_sustained(heaviest, sustained_s))
+    return list(dict.fromkeys(cases))
 
 
 def _product(weights: Weights, case: ProductCase) -> TimedCase:
@@ -204,9 +204,9 @@ def _product(weights: Weights, case: ProductCase) -> TimedCase:
     )
 
 
-def _sustained(asked: TimedCase, seconds: float) -> TimedCase:
-    case = asked.case.model_copy(update={"sustained_s": seconds, "name": f"{asked.case.name}, for {seconds:g} s"})
-    return replace(asked, case=case)
+def _sustained(timed: TimedCase, seconds: float) -> TimedCase:
+    case = timed.case.model_copy(update={"sustained_s": seconds, "name": f"{timed.case.name}, for {seconds:g} s"})
+    return replace(timed, case=case)
 
 
 def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
@@ -227,7 +227,7 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
                     }
                 )
                 label = f"{shape.name}_{direction}"
-                asked = TimedCase(
+                timed = TimedCase(
                     benchmark="attention",
                     label=label,
                     case=Case(name=f"{label}, {shape.text}, {dtype}", work=work),
@@ -235,9 +235,9 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
                     dtype=dtype,
                     flops=work.flops,
                 )
-                yield asked
+                yield timed
                 if sustained_s and not number and direction == "forward":
-                    yield _sustained(asked, sustained_s)
+                    yield _sustained(timed, sustained_s)
 
 
 def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> Iterator[TimedCase]:
@@ -245,7 +245,7 @@ def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> It
     sizes = sorted(sizes or COPY_BYTES[device])
     for size in sizes:
         work = CopyCase(size_bytes=size)
-        asked = TimedCase(
+        timed = TimedCase(
             benchmark="memory",
             label="copy",
             case=Case(name=f"copy of {size:,} bytes", work=work),
@@ -253,9 +253,9 @@ def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> It
             moved_bytes=2 * size,
             of_device_memory=True,
         )
-        yield asked
+        yield timed
         if sustained_s and size == sizes[-1]:
-            yield _sustained(asked, sustained_s)
+            yield _sustained(timed, sustained_s)
 
 
 def transfer_cases(sizes: Sequence[int]) -> Iterator[TimedCase]:
@@ -274,53 +274,53 @@ def launch_cases(device: Device) -> Iterator[TimedCase]:
 
 
 def meaning(
-    asked: TimedCase, timing: Timing, report: DeviceReport, node: str, gpu: Gpu | None, *, on_gpu: bool
+    timed: TimedCase, timing: Timing, report: DeviceReport, node: str, gpu: Gpu | None, *, on_gpu: bool
 ) -> Measurement | NotMeasured:
     """The row of a timing. ``gpu`` is the catalogue's entry of the device, if it has one."""
     if timing.seconds is None:
         return NotMeasured(
-            benchmark=asked.benchmark,
-            case=asked.label,
-            shape=asked.shape,
-            dtype=asked.dtype,
-            size_bytes=asked.size_bytes,
+            benchmark=timed.benchmark,
+            case=timed.label,
+            shape=timed.shape,
+            dtype=timed.dtype,
+            size_bytes=timed.size_bytes,
             reason=timing.reason or "unknown",
             out_of_memory=timing.out_of_memory,
         )
-    peak_tflops, peak_bandwidth, reason = _peaks(asked, report, gpu)
+    peak_tflops, peak_bandwidth, reason = _peaks(timed, report, gpu)
     return Measurement(
-        benchmark=asked.benchmark,
-        case=asked.label,
-        shape=asked.shape,
-        dtype=asked.dtype,
-        size_bytes=asked.size_bytes,
+        benchmark=timed.benchmark,
+        case=timed.label,
+        shape=timed.shape,
+        dtype=timed.dtype,
+        size_bytes=timed.size_bytes,
         node=node,
         device=report.device,
         time_s=timing.seconds,
         repetitions=timing.repeats,
         fastest_s=timing.fastest,
         slowest_s=timing.slowest,
-        tflops=asked.flops / timing.seconds / 1e12 if asked.flops else None,
+        tflops=timed.flops / timing.seconds / 1e12 if timed.flops else None,
         peak_tflops=peak_tflops,
         peak_bandwidth_gb_per_s=peak_bandwidth,
         peak_reason=reason,
-        bandwidth_gb_per_s=asked.moved_bytes / timing.seconds / 1e9 if asked.moved_bytes else None,
-        sustained=asked.case.sustained_s is not None,
+        bandwidth_gb_per_s=timed.moved_bytes / timing.seconds / 1e9 if timed.moved_bytes else None,
+        sustained=timed.case.sustained_s is not None,
         backend=timing.backend,
         cpu_threads=None if on_gpu else report.cpu_threads,
     )
 
 
-def _peaks(asked: TimedCase, report: DeviceReport, gpu: Gpu | None) -> tuple[float | None, float | None, str | None]:
+def _peaks(timed: TimedCase, report: DeviceReport, gpu: Gpu | None) -> tuple[float | None, float | None, str | None]:
     """Peaks of arithmetic, of memory bandwidth, and why one that the case would be compared with is unknown."""
-    if not asked.flops and not asked.of_device_memory:
+    if not timed.flops and not timed.of_device_memory:
         return None, None, None
     if gpu is None:
         return None, None, f"the catalogue has no peak of {report.device}"
-    if asked.of_device_memory:
+    if timed.of_device_memory:
         return None, 1000 * gpu.memory_bandwidth_tb_s, None
-    peak = gpu.peak_tflops.get(asked.dtype or "")
-    return peak, None, None if peak else f"the catalogue has no {asked.dtype} peak of {gpu.gpu_type}"
+    peak = gpu.peak_tflops.get(timed.dtype or "")
+    return peak, None, None if peak else f"the catalogue has no {timed.dtype} peak of {gpu.gpu_type}"
 
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -378,32 +378,32 @@ def recipe_of(
     The shapes do not depend on the dtype, so the first one that is a recipe's decides.
     """
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
-    gpu_type, found = request.gpu_type, {}
+    gpu_type, notes = request.gpu_type, {}
     if gpu_type is None and device == "cuda":
         gpu_type = gpu_type_of(machine.gpu_names[0], catalogue.gpus.values())
     elif gpu_type is None and CPU in gpu_types_of(find_workload(catalogue, request.workload), request.size):
         gpu_type = CPU
     if gpu_type != request.gpu_type:
-        found = {"gpu_type": "detected"}
-    return resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), found)
+        notes = {"gpu_type": "detected"}
+    return resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), notes)
 
 
 def measure(
     catalogue: Catalogue,
-    asked: Sequence[TimedCase],
+    cases: Sequence[TimedCase],
     settings: BenchSettings,
     on_progress: OnProgress,
     recipe: Recipe | None = None,
 ) -> MeasurementFile:
     """Measure the device. Raises as ``run_measurements``."""
     measured_at = now()
-    timings = run_measurements(_job(asked, settings), on_progress)
+    timings = run_measurements(_job(cases, settings), on_progress)
     device, on_gpu = timings.device, settings.device == "cuda"
     gpu = catalogue.gpus.get(gpu_type_of(device.device, catalogue.gpus.values()) or "") if on_gpu else None
     node = host_name()
     rows = [
         meaning(one, timing, device, node, gpu, on_gpu=on_gpu)
-        for one, timing in zip(asked, timings.timings, strict=True)
+        for one, timing in zip(cases, timings.timings, strict=True)
     ]
     versions = device.model_dump(include={"python", "torch", "cuda", "cudnn", "nccl", "driver"})
     return MeasurementFile(
@@ -417,8 +417,8 @@ def measure(
     )
 
 
-def _job(asked: Sequence[TimedCase], settings: BenchSettings) -> CaseList:
-    cases, repeats = tuple(one.case for one in asked), settings.repeats
+def _job(timed: Sequence[TimedCase], settings: BenchSettings) -> CaseList:
+    cases, repeats = tuple(one.case for one in timed), settings.repeats
     if repeats is None:
         return CaseList(device=settings.device, cases=cases, most_repeats=MOST_REPEATS, enough_s=BURST_S)
     return CaseList(device=settings.device, cases=cases, least_repeats=repeats, most_repeats=repeats)

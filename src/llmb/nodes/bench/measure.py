@@ -24,8 +24,8 @@ OnProgress = Callable[[BenchProgress], None]
 def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
     """Run the measurements. Raises as ``run_program``."""
     with job_folder("job.json", job) as folder:
-        asked, answered = folder / "job.json", folder / "timings.json"
-        run_program(("-P", "-m", TIMING_PROGRAM, str(asked), str(answered)), job.device, "", on_progress)
+        job_file, answered = folder / "job.json", folder / "timings.json"
+        run_program(("-P", "-m", TIMING_PROGRAM, str(job_file), str(answered)), job.device, "", on_progress)
         return Timings.model_validate_json(answered.read_text())
 
 
@@ -66,8 +66,8 @@ def run_program(
             on_progress(last)
 
     # As a run's workers have them, so that figures can be compared with those of runs.
-    own = {**shipped_variables(device, os.environ), **variables, **os.environ}
-    ended = run_talking(tuple(program), own, follow, "nothing was kept")
+    environ = {**shipped_variables(device, os.environ), **variables, **os.environ}
+    ended = run_talking(tuple(program), environ, follow, "nothing was kept")
     if ended.code:
         where = f", while measuring {last.name}," if last else ""
         raise ended.failure(f"the program that measures{what}{where}")

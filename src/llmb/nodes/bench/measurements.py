@@ -74,9 +74,9 @@ class Measurement(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_what_follows(cls, given: Any) -> Any:  # noqa: ANN401 (whatever a file has)
+    def _leave_out_what_follows(cls, data: Any) -> Any:  # noqa: ANN401 (whatever a file has)
         """The document of ``--json`` has it, too."""
-        return {key: value for key, value in given.items() if key != "peak_pct"} if isinstance(given, dict) else given
+        return {key: value for key, value in data.items() if key != "peak_pct"} if isinstance(data, dict) else data
 
     @property
     def peak_pct(self) -> float | None:
@@ -148,13 +148,13 @@ class FigureChange:
 
 def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> list[FigureChange]:
     """files: the oldest first. Sorted by node and benchmark, with cases in the order in which they were measured."""
-    seen: dict[tuple[object, ...], list[tuple[str, Measurement]]] = {}
+    series: dict[tuple[object, ...], list[tuple[str, Measurement]]] = {}
     for file in files:
         for row in file.measurements:
             if benchmark in (None, row.benchmark):
-                seen.setdefault((row.node, *row.identity), []).append((file.measured_at, row))
-    found = [_change(rows) for rows in seen.values()]
-    return sorted(found, key=lambda change: (change.latest.node, change.latest.benchmark))
+                series.setdefault((row.node, *row.identity), []).append((file.measured_at, row))
+    changes = [_change(rows) for rows in series.values()]
+    return sorted(changes, key=lambda change: (change.latest.node, change.latest.benchmark))
 
 
 def _change(rows: list[tuple[str, Measurement]]) -> FigureChange:
@@ -187,8 +187,8 @@ def read_measurements(install: Path, node: str | None = None) -> list[Measuremen
     """All that are kept, or those of ``node``, the oldest first. Raises UsageError for a file that is damaged or cannot
     be read.
     """
-    found = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
-    return sorted(found, key=_moment)
+    files = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
+    return sorted(files, key=_moment)
 
 
 def measurements_at(path: Path) -> list[MeasurementFile]:
@@ -207,12 +207,12 @@ def measurements_at(path: Path) -> list[MeasurementFile]:
 def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
     for path in sorted(paths):  # of two files of the same second, the one before is first
         try:
-            found = MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))
-            _moment(found)
+            content = MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))
+            _moment(content)
         except ValueError as error:  # pydantic's is one
             do = "remove it, or read it with the version of llmb that wrote it"
             raise UsageError("not a file of measurements of llmb bench", where=str(path), do=do) from error
-        yield found
+        yield content
 
 
 def _moment(measured: MeasurementFile) -> datetime:

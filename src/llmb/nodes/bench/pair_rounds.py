@@ -91,30 +91,30 @@ def expected_s(nodes: int, per_node: int) -> float:
 
 def read_rounds(folder: Path, job: PairJob, names: Sequence[str]) -> Readings:
     """Return the readings of the job's steps so far."""
-    own = {phase.name: phase for phase in phases(job.nodes, job.per_node)}
-    alone = {node: _alone(folder, job, own, node) for node in range(job.nodes)}
+    run = {phase.name: phase for phase in phases(job.nodes, job.per_node)}
+    alone = {node: _alone(folder, job, run, node) for node in range(job.nodes)}
     return Readings(
-        names, {node: one for node, one in alone.items() if one}, tuple(_pairs(folder, job, own)), _group(folder, own)
+        names, {node: one for node, one in alone.items() if one}, tuple(_pairs(folder, job, run)), _group(folder, run)
     )
 
 
-def _alone(folder: Path, job: PairJob, own: dict[str, Phase], node: int) -> NodeReading | None:
-    phase, steps = own["alone"], folder / STEPS
+def _alone(folder: Path, job: PairJob, run: dict[str, Phase], node: int) -> NodeReading | None:
+    phase, steps = run["alone"], folder / STEPS
     step = steps / phase.step((node,))
     if not step.exists():
         return None
     figures, wrong = product_figures(read_parts(step), job.device)
     problem = _problem(step, phase) or wrong
-    if "within" in own and not problem:
-        within, problem = _collectives(steps / own["within"].step((node,)), own["within"])
+    if "within" in run and not problem:
+        within, problem = _collectives(steps / run["within"].step((node,)), run["within"])
         figures = figures.model_copy(update={"gb_per_s": within.gb_per_s})
     return NodeReading(node=node, figures=figures, problem=problem)
 
 
-def _pairs(folder: Path, job: PairJob, own: dict[str, Phase]) -> Iterator[PairReading]:
+def _pairs(folder: Path, job: PairJob, run: dict[str, Phase]) -> Iterator[PairReading]:
     """The pairs that met; a node that has failed alone is in none."""
     for number, one in enumerate(rounds(job.nodes), 1):
-        phase = own[f"round-{number}"]
+        phase = run[f"round-{number}"]
         for pair in one.pairs:
             step = folder / STEPS / phase.step(pair)
             if step.exists():
@@ -125,9 +125,9 @@ def _pairs(folder: Path, job: PairJob, own: dict[str, Phase]) -> Iterator[PairRe
                 )
 
 
-def _group(folder: Path, own: dict[str, Phase]) -> tuple[PairFigures, str | None] | None:
+def _group(folder: Path, phase_of: dict[str, Phase]) -> tuple[PairFigures, str | None] | None:
     step = folder / STEPS / "group"
-    return _collectives(step, own["group"]) if step.exists() else None
+    return _collectives(step, phase_of["group"]) if step.exists() else None
 
 
 def _collectives(step: Path, phase: Phase) -> tuple[PairFigures, str | None]:

@@ -291,18 +291,18 @@ class Suspicion:
 
 def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[str]]:
     """The nodes in their order, and what is to be known besides."""
-    found = Suspicion(failed=dict(_failures(readings)))
+    state = Suspicion(failed=dict(_failures(readings)))
     for kind in (PRODUCT, BANDWIDTH):
-        well = [reading for reading in readings.alone.values() if reading.node not in found.failed]
+        well = [reading for reading in readings.alone.values() if reading.node not in state.failed]
         speeds = {reading.node: speed for reading in well if (speed := kind.speed(reading.figures))}
         typical = usual([*speeds.values()], kind, rule)
         for node, speed in speeds.items():
             if typical and typical.is_slow(speed):
-                found.slow.setdefault(node, []).append(f"alone: {typical.evidence(kind, speed)}")
-    found.pairs = [pair for pair in readings.pairs if not pair.has(found.failed)]
-    _judge_pairs(found, rule)
-    _blame(readings, found)
-    return list(_verdicts(readings, found, rule)), [*found.notes, *_paths(readings, found)]
+                state.slow.setdefault(node, []).append(f"alone: {typical.evidence(kind, speed)}")
+    state.pairs = [pair for pair in readings.pairs if not pair.has(state.failed)]
+    _judge_pairs(state, rule)
+    _blame(readings, state)
+    return list(_verdicts(readings, state, rule)), [*state.notes, *_paths(readings, state)]
 
 
 def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
@@ -315,33 +315,33 @@ def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
             yield node, [f"alone: {alone.problem}"]
 
 
-def _judge_pairs(found: Suspicion, rule: PairRule) -> None:
+def _judge_pairs(state: Suspicion, rule: PairRule) -> None:
     """Each distance by itself if there are many nodes."""
-    found.bad = {pair: pair.problem for pair in found.pairs if pair.problem}
-    alike = [found.pairs]
-    if len(best_of_nodes(found.pairs, BANDWIDTH)) >= MANY:
-        _leave_out_slow_distance(found, rule)
-        alike = [[pair for pair in found.pairs if pair.far is far] for far in (False, True)]
+    state.bad = {pair: pair.problem for pair in state.pairs if pair.problem}
+    alike = [state.pairs]
+    if len(best_of_nodes(state.pairs, BANDWIDTH)) >= MANY:
+        _leave_out_slow_distance(state, rule)
+        alike = [[pair for pair in state.pairs if pair.far is far] for far in (False, True)]
     for same in alike:
         for kind in (BANDWIDTH, LATENCY):
             typical = usual([*best_of_nodes(same, kind).values()], kind, rule)
             for pair in same:
                 speed = None if pair.problem else kind.speed(pair.figures)
                 if typical and speed and typical.is_slow(speed):
-                    found.bad.setdefault(pair, typical.evidence(kind, speed))
+                    state.bad.setdefault(pair, typical.evidence(kind, speed))
 
 
-def _leave_out_slow_distance(found: Suspicion, rule: PairRule) -> None:
+def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
     """Pairs tell nothing of their nodes if all of their distance are slower than those of the other one."""
-    alike = {far: [pair for pair in found.pairs if pair.far is far] for far in (False, True)}
+    alike = {far: [pair for pair in state.pairs if pair.far is far] for far in (False, True)}
     usual_of = {far: usual([*best_of_nodes(alike[far], BANDWIDTH).values()], BANDWIDTH, rule) for far in alike}
     for far, names in {True: ("far apart", "of neighbors"), False: ("of neighbors", "far apart")}.items():
         slower, faster = usual_of[far], usual_of[not far]
         if slower and faster and faster.is_slow(slower.middle):
             what = faster.evidence(BANDWIDTH, slower.middle)
-            found.notes.append(f"pairs {names[0]} in the list of nodes: {what} of pairs {names[1]}: rather the network")
-            found.pairs = alike[not far]
-            found.bad = {pair: text for pair, text in found.bad.items() if pair.far is not far}
+            state.notes.append(f"pairs {names[0]} in the list of nodes: {what} of pairs {names[1]}: rather the network")
+            state.pairs = alike[not far]
+            state.bad = {pair: text for pair, text in state.bad.items() if pair.far is not far}
 
 
 def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
@@ -355,68 +355,68 @@ def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
     return best
 
 
-def _blame(readings: Readings, found: Suspicion) -> None:
+def _blame(readings: Readings, state: Suspicion) -> None:
     """Convicts the node with the largest share of bad pairs, leaves its pairs out, and so on."""
-    left = [pair for pair in found.pairs if not pair.has(found.slow)]
-    while (worst := _worst(left, found.bad)) is not None:
-        left = [pair for pair in left if not pair.has((worst,))]
-        found.slow[worst] = []
-    for node, evidence in found.slow.items():
-        of_it = [pair for pair in found.bad if pair.has((node,))]
-        evidence += [f"with {readings.names[pair.other(node)]}: {found.bad[pair]}" for pair in of_it]
+    remaining = [pair for pair in state.pairs if not pair.has(state.slow)]
+    while (worst := _worst(remaining, state.bad)) is not None:
+        remaining = [pair for pair in remaining if not pair.has((worst,))]
+        state.slow[worst] = []
+    for node, evidence in state.slow.items():
+        of_it = [pair for pair in state.bad if pair.has((node,))]
+        evidence += [f"with {readings.names[pair.other(node)]}: {state.bad[pair]}" for pair in of_it]
 
 
 def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | None:
     """None if there is no node that two bad pairs speak against."""
-    own: dict[int, list[PairReading]] = {}
+    by_node: dict[int, list[PairReading]] = {}
     for pair in pairs:
         for node in (pair.first, pair.second):
-            own.setdefault(node, []).append(pair)
-    shares = {node: sum(pair in bad for pair in of_it) / len(of_it) for node, of_it in own.items()}
-    guilty = [node for node in own if _is_guilty(node, own, bad)]
-    return max(guilty, key=lambda node: (shares[node], len(own[node])), default=None)
+            by_node.setdefault(node, []).append(pair)
+    shares = {node: sum(pair in bad for pair in of_it) / len(of_it) for node, of_it in by_node.items()}
+    slow = [node for node in by_node if _is_slow(node, by_node, bad)]
+    return max(slow, key=lambda node: (shares[node], len(by_node[node])), default=None)
 
 
-def _is_guilty(node: int, own: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
+def _is_slow(node: int, by_node: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
     """All of its pairs are bad, or most of them, with partners that are fine with most others."""
-    partners = [pair.other(node) for pair in own[node] if pair in bad]
-    if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(own[node]):
+    partners = [pair.other(node) for pair in by_node[node] if pair in bad]
+    if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(by_node[node]):
         return False
-    others = [[pair in bad for pair in own[partner] if not pair.has((node,))] for partner in partners]
-    return len(partners) == len(own[node]) or sum(2 * sum(each) < len(each) for each in others) >= LEAST_PAIRS
+    others = [[pair in bad for pair in by_node[partner] if not pair.has((node,))] for partner in partners]
+    return len(partners) == len(by_node[node]) or sum(2 * sum(each) < len(each) for each in others) >= LEAST_PAIRS
 
 
-def _verdicts(readings: Readings, found: Suspicion, rule: PairRule) -> Iterator[NodeVerdict]:
-    total, compared = len(readings.names), len(readings.names) - len(found.failed)
-    unclear = {*range(total)} - found.failed.keys() - found.cleared()
-    suspects = unclear | found.slow.keys()
-    many_failed = len(found.failed) > rule.most_failed_share * total
+def _verdicts(readings: Readings, state: Suspicion, rule: PairRule) -> Iterator[NodeVerdict]:
+    total, compared = len(readings.names), len(readings.names) - len(state.failed)
+    unclear = {*range(total)} - state.failed.keys() - state.cleared()
+    suspects = unclear | state.slow.keys()
+    many_failed = len(state.failed) > rule.most_failed_share * total
     many_slow = len(suspects) > rule.most_share * compared and compared >= rule.least_nodes
     if many_failed:
-        found.notes.append(f"{len(found.failed)} of {total} nodes failed: rather the software or its settings")
+        state.notes.append(f"{len(state.failed)} of {total} nodes failed: rather the software or its settings")
     if many_slow:
         what = f"{len(suspects)} of {compared} nodes are slow, or their pairs fail"
-        found.notes.append(f"{what}: rather the network, such as a switch, or its settings; none is named for it")
+        state.notes.append(f"{what}: rather the network, such as a switch, or its settings; none is named for it")
     for node, name in enumerate(readings.names):
-        if node in found.failed:
-            yield NodeVerdict(node=name, fit=None if many_failed else False, evidence=tuple(found.failed[node]))
+        if node in state.failed:
+            yield NodeVerdict(node=name, fit=None if many_failed else False, evidence=tuple(state.failed[node]))
         elif compared < rule.least_nodes:
             yield NodeVerdict(node=name, fit=None, evidence=("too few nodes are left to compare it with",))
-        elif node in found.slow:
-            yield NodeVerdict(node=name, fit=None if many_slow else False, evidence=tuple(found.slow[node]))
+        elif node in state.slow:
+            yield NodeVerdict(node=name, fit=None if many_slow else False, evidence=tuple(state.slow[node]))
         elif node in unclear:
             yield NodeVerdict(node=name, fit=None, evidence=("no good pair with a fit node clears it",))
         else:
             yield NodeVerdict(node=name, fit=True)
 
 
-def _paths(readings: Readings, found: Suspicion) -> Iterator[str]:
+def _paths(readings: Readings, state: Suspicion) -> Iterator[str]:
     """Bad pairs that speak against neither of their nodes."""
-    cleared = found.cleared()
-    paths = [pair for pair in found.bad if {pair.first, pair.second} <= cleared]
+    cleared = state.cleared()
+    paths = [pair for pair in state.bad if {pair.first, pair.second} <= cleared]
     for pair in paths[:MOST_NOTES]:
         names = f"{readings.names[pair.first]} with {readings.names[pair.second]}"
-        yield f"{names}: {found.bad[pair]}; both are fine with others, so it may be the path between them"
+        yield f"{names}: {state.bad[pair]}; both are fine with others, so it may be the path between them"
     if len(paths) > MOST_NOTES:
         yield f"likewise {len(paths) - MOST_NOTES} more pairs: rather the network, such as a switch"
 
@@ -435,8 +435,8 @@ def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Ite
     if problem:
         yield f"the group of the {len(group)} fit nodes failed, although each of them is fine in pairs: {problem}"
         return
-    own = [pair for pair in readings.pairs if {pair.first, pair.second} <= {*group}]
-    speeds = [speed for pair in own if not pair.problem and (speed := pair.figures.gb_per_s)]
+    inside = [pair for pair in readings.pairs if {pair.first, pair.second} <= {*group}]
+    speeds = [speed for pair in inside if not pair.problem and (speed := pair.figures.gb_per_s)]
     speed = figures.gb_per_s
     if speed and speeds and 100 * (1 - speed / median(speeds)) > rule.group_below_pct:
         slower = f"{speed:.3g} GB/s, its pairs {median(speeds):.3g}"

@@ -281,8 +281,8 @@ def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
 
 def extents(collective: Collective, sizes: tuple[int, ...], ranks: int) -> list[Extent]:
     """Without empty ones, and each size once."""
-    found = (extent(collective, size, ranks) for size in sizes)
-    return list(dict.fromkeys(one for one in found if one.count))
+    extents = (extent(collective, size, ranks) for size in sizes)
+    return list(dict.fromkeys(one for one in extents if one.count))
 
 
 def sizes_between(least: int, most: int, factor: int) -> Iterator[int]:

@@ -78,8 +78,8 @@ class Parts:
     @property
     def unfit_nodes(self) -> list[str]:
         """Return nodes in the order of the measurements, each once."""
-        named = [*(part.row.node for part in self.slow), *(node for node, _ in self.failed), *self.missing_nodes]
-        return list(dict.fromkeys(named))
+        nodes = [*(part.row.node for part in self.slow), *(node for node, _ in self.failed), *self.missing_nodes]
+        return list(dict.fromkeys(nodes))
 
 
 def gpus_job(device: Device, seconds: float) -> CaseList:
@@ -101,8 +101,8 @@ def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[Pa
 
 def read_parts(folder: Path) -> list[PartReport]:
     """Read the reports by rank."""
-    found = (PartReport.model_validate_json(path.read_text()) for path in (folder / PARTS).glob("*.json"))
-    return sorted(found, key=lambda part: part.rank)
+    reports = (PartReport.model_validate_json(path.read_text()) for path in (folder / PARTS).glob("*.json"))
+    return sorted(reports, key=lambda part: part.rank)
 
 
 def gpu_files(reports: Sequence[PartReport], command: tuple[str, ...], measured_at: str) -> Iterator[MeasurementFile]:
@@ -159,15 +159,15 @@ def _missing(part: PartReport) -> NotMeasured:
 def compare_parts(files: Sequence[MeasurementFile], missing_nodes: Sequence[str], rule: OutlierRule) -> Parts:
     """Compare the parts of devices of the same name."""
     rows = sorted((row for file in files for row in file.measurements), key=lambda row: row.device)
-    found: list[Part] = []
+    parts: list[Part] = []
     for _, group in groupby(rows, lambda row: row.device):
         same = list(group)
         speeds = [row.tflops or 0.0 for row in same]
         slow = set(slow_ones(speeds, rule))
         below = below_median_pct(speeds)
-        found += [Part(row, below[number], number in slow) for number, row in enumerate(same)]
+        parts += [Part(row, below[number], number in slow) for number, row in enumerate(same)]
     failed = tuple((file.node, row) for file in files for row in file.not_measured)
-    return Parts(tuple(found), failed, tuple(missing_nodes))
+    return Parts(tuple(parts), failed, tuple(missing_nodes))
 
 
 def median_tflops(parts: Parts) -> float | None:

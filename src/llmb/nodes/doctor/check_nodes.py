@@ -133,7 +133,7 @@ class NodesCheck:
         self.reports[node] = problem.report(node)
 
     def _wait(self) -> None:
-        began = heard = time.monotonic()
+        began = last_s = time.monotonic()
         nodes_at = began + NODES_EVERY_S
         while True:
             self._collect()
@@ -147,9 +147,9 @@ class NodesCheck:
                 if waiting and now >= nodes_at:
                     self._drop_unusable(waiting)
                     nodes_at = now + NODES_EVERY_S
-                heard = now
+                last_s = now
             except InfrastructureError:
-                if now - heard > PATIENCE_S:
+                if now - last_s > PATIENCE_S:
                     raise
             if self._open():
                 time.sleep(pause_s(now - began))
@@ -170,8 +170,8 @@ class NodesCheck:
         open_jobs = {self.jobs[node].key: node for node in self._open()}
         answers = self.scheduler.states([self.jobs[node] for node in open_jobs.values()], ASK_S)
         states = {open_jobs[key]: state for key, state in answers.states.items()}
-        found = {node: self._problem(node, state, waited_s) for node, state in states.items()}
-        problems = {node: problem for node, problem in found.items() if problem}
+        reasons = {node: self._problem(node, state, waited_s) for node, state in states.items()}
+        problems = {node: problem for node, problem in reasons.items() if problem}
         if problems:
             self._collect()  # a report may have been written since
         silent = [node for node in self._open() if node in problems]
@@ -188,8 +188,8 @@ class NodesCheck:
         if state.phase == "running":
             late = state.started_s is not None and time.time() - state.started_s > limit_s + GRACE_S
             return self._silent() if late else None
-        gone = state.phase == "unknown" and waited_s > limit_s + GRACE_S
-        if not state.ended and not gone:
+        is_lost = state.phase == "unknown" and waited_s > limit_s + GRACE_S
+        if not state.ended and not is_lost:
             return None
         since = self.ended_s.setdefault(node, waited_s)
         if state.phase in ("completed", "unknown") and waited_s - since < LATE_S:

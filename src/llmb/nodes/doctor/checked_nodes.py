@@ -166,8 +166,8 @@ def last_check(install: Path) -> CheckFolder:
 
 def _checks(install: Path, *, settings: bool) -> list[Path]:
     """The oldest first."""
-    made = (install / CHECKS).glob("*")
-    return sorted((path for path in made if path.name.startswith(OF_SETTINGS) is settings), key=_stamp)
+    folders = (install / CHECKS).glob("*")
+    return sorted((path for path in folders if path.name.startswith(OF_SETTINGS) is settings), key=_stamp)
 
 
 def _stamp(path: Path) -> tuple[str, int]:
@@ -236,20 +236,20 @@ def _with_checks(report: NodeReport, checks: Sequence[Check]) -> NodeReport:
 
 def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
     """Compare nodes. A value that a check has found bad is not compared: that check reports it."""
-    found: dict[str, list[Check]] = {report.node: [] for report in reports}
+    checks: dict[str, list[Check]] = {report.node: [] for report in reports}
     for name in (item.name for item in rules().values() if item.same):
         values = {report.node: value for report in reports if (value := _value(report, name)) is not None}
         groups = grouped(values)
         if len(groups) < 2:
             continue
-        for shown, nodes in groups.items():
+        for value_text, nodes in groups.items():
             if 2 * len(nodes) > len(values):
                 continue
-            others = sorted((item for item in groups.items() if item[0] != shown), key=lambda item: -len(item[1]))
+            others = sorted((item for item in groups.items() if item[0] != value_text), key=lambda item: -len(item[1]))
             text = listed(f"{other} on {counted(len(names), 'other node')}" for other, names in others)
             for node in nodes:
-                found[node].append(rule("nodes_same").check("warn", f"{shown}; {text}", of=name))
-    return found
+                checks[node].append(rule("nodes_same").check("warn", f"{value_text}; {text}", of=name))
+    return checks
 
 
 def _value(report: NodeReport, name: str) -> Value | None:
@@ -329,14 +329,14 @@ def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
     judged = _last_judged(install)
     names = [*_told(checked, "check", HOW_TO_CHECK, cluster, say)] if checked else []
     names += _told(judged, "pairwise measurement", HOW_TO_MEASURE, cluster, say) if judged else []
-    known = checked or judged
-    since_s = datetime.fromisoformat(known.started_at).timestamp() if known else time.time() - OLD_S
+    last = checked or judged
+    since_s = datetime.fromisoformat(last.started_at).timestamp() if last else time.time() - OLD_S
     # Nodes at fault in jobs that ended since then.
     with read_history(install, say) as history:
         jobs = history.jobs(Filter(since_s=since_s - LONGEST_JOB_S, kind="run"))
     late = (job for job in jobs if job.bad_nodes and (job.ended_s or job.checked_s or 0) > since_s)
     blamed = list(dict.fromkeys(node for job in late for node in (job.bad_nodes or "").split(",")))
-    if missing and not known and not blamed:
+    if missing and not last and not blamed:
         raise missing
     if blamed:
         when = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")

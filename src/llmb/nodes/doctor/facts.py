@@ -118,11 +118,11 @@ class FactSource(SystemFiles):
 
 def printed_documents(text: str) -> dict[str, Any]:
     """Parse a probe's output, an object per line, also before it failed; start-up files of Python may print, too."""
-    found: dict[str, Any] = {}
+    documents: dict[str, Any] = {}
     for line in text.splitlines():
         try:
             document = json.loads(line)
         except ValueError:
             continue
-        found.update(document if isinstance(document, dict) else {})
-    return found
+        documents.update(document if isinstance(document, dict) else {})
+    return documents

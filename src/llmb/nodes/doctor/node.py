@@ -91,14 +91,14 @@ def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
             findings += node.findings(area)
         except OSError as error:
             findings += skipped(names_of(area), f"it cannot be read: {error}")
-    kept = [item for item in findings if request.asks_for(rule_of(item.name).name, rule_of(item.name).area)]
-    checks = tuple(finding for finding in kept if isinstance(finding, Check))
+    selected = [item for item in findings if request.asks_for(rule_of(item.name).name, rule_of(item.name).area)]
+    checks = tuple(finding for finding in selected if isinstance(finding, Check))
     return NodeReport(
         node=node.name,
         checked_at=now(),
         status=worst(check.status for check in checks),
         checks=checks,
-        not_checked=tuple(finding for finding in kept if isinstance(finding, NotChecked)),
+        not_checked=tuple(finding for finding in selected if isinstance(finding, NotChecked)),
     )
 
 
@@ -124,7 +124,7 @@ class Node:
     @cached_property
     def disks(self) -> dict[str, DiskFacts | Missing]:
         """A file system that several places are on is measured once."""
-        found: dict[str, DiskFacts | Missing] = {}
+        by_path: dict[str, DiskFacts | Missing] = {}
         measured: set[int] = set()
         for place, folder in self.request.places.items():
             self.say(f"{TITLES['disk']}: {folder}")
@@ -133,8 +133,8 @@ class Node:
             if size and not isinstance(facts, Missing) and facts.writable and facts.device not in measured:
                 measured.add(facts.device)
                 facts = read_disk(self.source, folder, min(size, facts.free // 2))
-            found[place] = facts
-        return found
+            by_path[place] = facts
+        return by_path
 
     def findings(self, area: Area) -> Iterable[Finding]:
         source, target = self.source, self.request.target
@@ -210,14 +210,14 @@ def settings_here(install: Path, environ: Mapping[str, str], source: FactSource 
     of the cluster that are wrong.
     """
     source = source or FactSource(environ=environ)
-    found = read_settings(source, environ)
+    settings = read_settings(source, environ)
     states, _ = read_states(source, host_name())
     site = read_cluster_site(Catalogue(), install, environ)
     container = site.config.container
     image = {"software.image": container.image} if container.image and container.runtime != "none" else {}
     limits = {} if isinstance(states, Missing) else gpu_limits(states.gpus)
     missing = {"hardware": states.reason} if isinstance(states, Missing) else {}
-    return NodeSettings(values={**found.values, **limits, **image}, missing={**found.missing, **missing})
+    return NodeSettings(values={**settings.values, **limits, **image}, missing={**settings.missing, **missing})
 
 
 if __name__ == "__main__":

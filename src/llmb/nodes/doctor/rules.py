@@ -145,9 +145,9 @@ def names_of(area: Area) -> list[str]:
 GIB = 2**30
 
 
-def indexes(found: Iterable[int]) -> str:
+def indexes(indices: Iterable[int]) -> str:
     """GPUs by their numbers."""
-    numbers = sorted(found)
+    numbers = sorted(indices)
     return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(map(str, numbers))}"
 
 

@@ -65,9 +65,9 @@ class BenchGroup:
 
     def total(self, value: float, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> float:
         """Over all ranks."""
-        held = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(held, op=how)
-        return float(held.item())
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, op=how)
+        return float(tensor.item())
 
     def meet(self) -> None:
         """All ranks have come here, and their devices have done their work."""
@@ -221,13 +221,13 @@ def _too_large(collective: Collective, size: Extent, limit: int, job: Collective
 
 
 def _least(value: int, device: torch.device) -> float:
-    held = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(held, op=dist.ReduceOp.MIN)
-    return float(held.item())
+    tensor = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
+    return float(tensor.item())
 
 
 def _all_ranks(device: torch.device) -> tuple[RankReport, ...]:
-    own = RankReport(
+    report = RankReport(
         rank=dist.get_rank(),
         node=host_name(),
         local_rank=int(os.environ["LOCAL_RANK"]),
@@ -235,16 +235,16 @@ def _all_ranks(device: torch.device) -> tuple[RankReport, ...]:
         device=device_name(device),
         bus_id=_bus_id(device),
     )
-    found: list[RankReport | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    return tuple(rank for rank in found if rank)
+    reports: list[RankReport | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, report)
+    return tuple(rank for rank in reports if rank)
 
 
 def _bus_id(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
-    known: Any = torch.cuda.get_device_properties(device)
-    numbers: list[int | None] = [getattr(known, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    properties: Any = torch.cuda.get_device_properties(device)
+    numbers: list[int | None] = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     return None if None in numbers else ":".join(f"{number:02x}" for number in numbers).rjust(10, "0")
 
 

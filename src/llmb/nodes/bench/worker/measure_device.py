@@ -116,8 +116,8 @@ def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
 
 def flushed_bytes(device: torch.device) -> int:
     """Twice the cache of the GPU."""
-    known = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
-    return max(2 * int(known), AT_LEAST_FLUSHED)
+    size = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+    return max(2 * int(size), AT_LEAST_FLUSHED)
 
 
 def cpu_seconds(call: Call) -> float:
@@ -153,13 +153,13 @@ def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[f
 def last_part(times: list[float], calls: int) -> tuple[list[float], int]:
     """Seconds of one call in the chunks of the last part, and the number of these calls."""
     whole, passed = sum(times), 0.0
-    kept: list[float] = []
+    seconds: list[float] = []
     for chunk in reversed(times):
-        if kept and passed >= LAST_PART * whole:
+        if seconds and passed >= LAST_PART * whole:
             break
         passed += chunk
-        kept.append(chunk / calls)
-    return kept[::-1], calls * len(kept)
+        seconds.append(chunk / calls)
+    return seconds[::-1], calls * len(seconds)
 
 
 def product(case: ProductCase, device: torch.device) -> Call:
@@ -266,8 +266,8 @@ def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, bac
     if case.direction == "both":
         return lambda: torch.autograd.grad(forward(), heads, gradient)
     with attention_kernel(backend):
-        seen = forward()
-    return lambda: torch.autograd.grad(seen, heads, gradient, retain_graph=True)
+        output = forward()
+    return lambda: torch.autograd.grad(output, heads, gradient, retain_graph=True)
 
 
 def launch(case: LaunchCase, device: torch.device) -> PreparedCall:
@@ -400,11 +400,11 @@ def run_job(job: CaseList, say: Callable[[BenchProgress], None], gpu: int = 0) -
         torch.cuda.set_device(device)
     exact_fp32()
     choices = AttentionChoices(device, job)
-    found = []
+    timings = []
     for number, case in enumerate(job.cases):
         say(BenchProgress(name=case.name, number=number, total=len(job.cases), seconds=case.sustained_s))
-        found.append(attempt(case, choices, device, job))
-    return Timings(device=describe(device), timings=tuple(found))
+        timings.append(attempt(case, choices, device, job))
+    return Timings(device=describe(device), timings=tuple(timings))
 
 
 def attempt(case: Case, choices: AttentionChoices, device: torch.device, job: CaseList) -> Timing:
@@ -418,7 +418,7 @@ def attempt(case: Case, choices: AttentionChoices, device: torch.device, job: Ca
         return Timing(seconds=None, reason=_first_line(error), out_of_memory=True)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         text = _first_line(error)
-        return Timing(seconds=None, reason=text, out_of_memory=any(known in text for known in CPU_MEMORY_ERRORS))
+        return Timing(seconds=None, reason=text, out_of_memory=any(mark in text for mark in CPU_MEMORY_ERRORS))
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -62,27 +62,27 @@ class DiskFacts:
 def read_disk(source: FactSource, folder: Path, size: int) -> DiskFacts | Missing:
     """``size`` of the test file in bytes; 0 for none."""
     command = [sys.executable, "-I", str(PROBE), str(folder), str(size), str(DIRECTION_S)]
-    said = source.ask(command, LIMIT_S if size else SPACE_S)
-    found = printed_documents(said.text)
-    space = found.get("space")
-    problem = (said.problem or "").replace(sys.executable, "the file system", 1) if said.timed_out else said.problem
+    done = source.ask(command, LIMIT_S if size else SPACE_S)
+    document = printed_documents(done.text)
+    space = document.get("space")
+    problem = (done.problem or "").replace(sys.executable, "the file system", 1) if done.timed_out else done.problem
     if space is None:
         return Missing(problem or "the folder cannot be measured")
     mount = mount_of(space["path"], source.text("/proc/mounts") or "")
-    return DiskFacts(**space, mount=mount, rates=_rates(found, problem) if size else NOT_MEASURED)
+    return DiskFacts(**space, mount=mount, rates=_rates(document, problem) if size else NOT_MEASURED)
 
 
-def _rates(found: Mapping[str, Any], problem: str | None) -> Mapping[str, Rate] | Missing:
-    if "rates" in found:
-        return {direction: Rate(*figures) for direction, figures in found["rates"].items()}
-    return Missing(f"writing failed: {found.get('problem') or problem or 'it ended early'}")
+def _rates(document: Mapping[str, Any], problem: str | None) -> Mapping[str, Rate] | Missing:
+    if "rates" in document:
+        return {direction: Rate(*figures) for direction, figures in document["rates"].items()}
+    return Missing(f"writing failed: {document.get('problem') or problem or 'it ended early'}")
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
     """Return the mount of a path, by the content of /proc/mounts; of several at one place the last one is seen."""
     rows = (line.split() for line in mounts.splitlines())
-    found = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
-    fits = [mount for mount in found if Path(path).is_relative_to(mount.folder)]
+    holding = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
+    fits = [mount for mount in holding if Path(path).is_relative_to(mount.folder)]
     return max(reversed(fits), key=lambda mount: len(mount.folder), default=None)
 
 

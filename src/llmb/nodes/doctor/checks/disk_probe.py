@@ -23,17 +23,17 @@ def main(folder: str, size: int, limit_s: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the test file is removed
     target = Path(folder)
     place = next(path for path in (target, *target.parents) if _is_dir(path))
-    found = os.statvfs(place)
+    status = os.statvfs(place)
     _print(
         space={
             "path": str(place.resolve()),
             "exists": place == target,
             "writable": os.access(place, os.W_OK | os.X_OK),
             "device": place.stat().st_dev,
-            "free": found.f_bavail * found.f_frsize,
-            "total": found.f_blocks * found.f_frsize,
-            "free_inodes": found.f_favail,
-            "inodes": found.f_files,
+            "free": status.f_bavail * status.f_frsize,
+            "total": status.f_blocks * status.f_frsize,
+            "free_inodes": status.f_favail,
+            "inodes": status.f_files,
         }
     )
     if not size:
@@ -71,12 +71,12 @@ def _timed(path: Path, flags: int, move: Callable[[int], int], size: int, limit_
     try:
         if flags == os.O_RDONLY and not direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        began, done = time.monotonic(), 0
-        while done < size and time.monotonic() - began < limit_s and (count := move(handle)):
-            done += count
+        began, written = time.monotonic(), 0
+        while written < size and time.monotonic() - began < limit_s and (count := move(handle)):
+            written += count
         if flags == os.O_WRONLY:
             os.fsync(handle)
-        return done, time.monotonic() - began, direct
+        return written, time.monotonic() - began, direct
     finally:
         os.close(handle)
 

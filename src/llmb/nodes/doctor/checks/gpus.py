@@ -95,10 +95,10 @@ def _type(gpus: Sequence[GpuState], target: TargetFacts) -> Finding:
     if len(names) > 1:
         return of.check("fail", listed(f"{count} x {name}" for name, count in names.items()), "mixed")
     (name,) = names
-    found = gpu_type_of(name, target.catalogue.values())
-    if target.gpu and target.gpu.gpu_type != found:
+    kind = gpu_type_of(name, target.catalogue.values())
+    if target.gpu and target.gpu.gpu_type != kind:
         return of.check("fail", f"{name}, not {target.gpu.gpu_type} ({target.gpu_type_by})")
-    return of.passed(name) if found else of.check("warn", name, "unknown")
+    return of.passed(name) if kind else of.check("warn", name, "unknown")
 
 
 def _ecc_mode(gpus: Sequence[GpuState]) -> Finding:
@@ -159,7 +159,7 @@ def _throttling(gpus: Sequence[GpuState]) -> Finding:
     if all(gpu.throttle_reasons is None for gpu in gpus):
         return of.skipped(UNSEEN)
     hardware, others = (
-        [f"{reason} on {indexes(found)}" for reason in reasons if (found := _with_reason(gpus, reason))]
+        [f"{reason} on {indexes(devices)}" for reason in reasons if (devices := _with_reason(gpus, reason))]
         for reasons in (HARDWARE_LIMITS, OTHER_LIMITS)
     )
     if hardware or others:
@@ -234,20 +234,20 @@ def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], target:
     if len(gpus) == 1:
         return of.skipped("one GPU has no other to be linked with")
     full = kind.nvlink_gb_s if kind else 0
-    found = {} if isinstance(links, Missing) else {one.gpu: one.gb_s for one in links}
-    if not found:
+    gb_s = {} if isinstance(links, Missing) else {one.gpu: one.gb_s for one in links}
+    if not gb_s:
         if kind and full:
             return of.check("fail", f"no links; {kind.gpu_type} has {full:,.0f} GB/s")
         return of.skipped(links.reason if isinstance(links, Missing) else "the GPUs have no NVLink")
-    down = [f"{found[gpu].count(None)} of {len(found[gpu])} on GPU {gpu}" for gpu in found if None in found[gpu]]
-    rates = {gpu.index: 2 * sum(rate or 0 for rate in found.get(gpu.index, ())) for gpu in gpus}
+    down = [f"{gb_s[gpu].count(None)} of {len(gb_s[gpu])} on GPU {gpu}" for gpu in gb_s if None in gb_s[gpu]]
+    rates = {gpu.index: 2 * sum(rate or 0 for rate in gb_s.get(gpu.index, ())) for gpu in gpus}
     slow = [f"{rate:,.0f} of {full:,.0f} GB/s on GPU {gpu}" for gpu, rate in rates.items() if rate < full * ROUNDING]
     if slow or (down and not full):
         return of.check("fail", f"inactive: {listed(down)}" if down else listed(slow))
     least, most = min(rates.values()), max(rates.values())
     if most > least / ROUNDING:
         return of.check("fail", f"from {least:,.0f} to {most:,.0f} GB/s")
-    return of.passed(f"{max(map(len, found.values()))} links a GPU, {most:,.0f} GB/s")
+    return of.passed(f"{max(map(len, gb_s.values()))} links a GPU, {most:,.0f} GB/s")
 
 
 def _link_errors(errors: Sequence[LinkErrors] | Missing, gpus: Sequence[GpuState]) -> Finding:
@@ -284,8 +284,8 @@ def _pcie(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
     of = rule("gpu_pcie")
     if isinstance(facts.pcie, Missing):
         return of.skipped(facts.pcie.reason)
-    known = [(one.width, one.max_width, one.uuid) for one in facts.pcie if one.width and one.max_width]
-    if not known:
+    widths = [(one.width, one.max_width, one.uuid) for one in facts.pcie if one.width and one.max_width]
+    if not widths:
         return of.skipped(UNSEEN)
-    low = [f"x{width} of x{most} on {_named(uuid, gpus)}" for width, most, uuid in known if width < most]
-    return of.check("warn", listed(low)) if low else of.passed(listed(sorted({f"x{width}" for width, _, _ in known})))
+    low = [f"x{width} of x{most} on {_named(uuid, gpus)}" for width, most, uuid in widths if width < most]
+    return of.check("warn", listed(low)) if low else of.passed(listed(sorted({f"x{width}" for width, _, _ in widths})))

@@ -54,10 +54,10 @@ def _length(text: str | None) -> int:
 def _governor(source: FactSource, cpus: list[str]) -> Finding:
     """Check the preference for energy or performance, which the hardware follows where it chooses clocks."""
     of = rule("cpu_governor")
-    found = Counter(filter(None, (source.text(f"{CPU}/{cpu}/cpufreq/scaling_governor") for cpu in cpus)))
-    if not found:
+    governors = Counter(filter(None, (source.text(f"{CPU}/{cpu}/cpufreq/scaling_governor") for cpu in cpus)))
+    if not governors:
         return of.skipped(NOT_IN_GUESTS)
-    others = {name: count for name, count in found.items() if name != "performance"}
+    others = {name: count for name, count in governors.items() if name != "performance"}
     if not others or source.text(f"{CPU}/cpu0/cpufreq/energy_performance_preference") == "performance":
         return of.passed("performance")
     return of.check("warn", listed(f"{name} on {counted(count, 'CPU')}" for name, count in others.items()))
@@ -66,15 +66,15 @@ def _governor(source: FactSource, cpus: list[str]) -> Finding:
 def _idle_states(source: FactSource) -> Finding:
     """The deepest state that is enabled."""
     of, folder = rule("cpu_idle_states"), f"{CPU}/cpu0/cpuidle"
-    found = [
+    texts = [
         (latency, source.text(f"{folder}/{state}/name") or state)
         for state in source.names(folder)
         if source.number(f"{folder}/{state}/disable") != 1
         and (latency := source.number(f"{folder}/{state}/latency")) is not None
     ]
-    if not found:
+    if not texts:
         return of.skipped(NOT_IN_GUESTS)
-    microseconds, name = max(found)
+    microseconds, name = max(texts)
     return of.measured(microseconds, f"{name}, {microseconds} µs to leave")
 
 
@@ -138,17 +138,17 @@ def memory_checks(source: FactSource) -> Iterator[Finding]:
 
 def _memory(source: FactSource) -> dict[str, int]:
     """/proc/meminfo: sizes in bytes, and numbers of pages."""
-    found = re.findall(r"^(\S+):\s+(\d+)( kB)?", source.text("/proc/meminfo") or "", re.MULTILINE)
-    return {name: int(number) * (1024 if unit else 1) for name, number, unit in found}
+    rows = re.findall(r"^(\S+):\s+(\d+)( kB)?", source.text("/proc/meminfo") or "", re.MULTILINE)
+    return {name: int(number) * (1024 if unit else 1) for name, number, unit in rows}
 
 
 def _shm(source: FactSource) -> Finding:
     of = rule("memory_shm")
     try:
-        found = source.statvfs(source.path("/dev/shm"))  # noqa: S108 (the kernel's own name)
+        status = source.statvfs(source.path("/dev/shm"))  # noqa: S108 (the kernel's own name)
     except OSError:
         return of.check("fail", "there is no /dev/shm")
-    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     return of.measured(free / 2**20, f"{gib(free)} of {gib(size)} free")
 
 
@@ -223,8 +223,8 @@ def limit_checks(source: FactSource, *, has_rdma: bool) -> Iterator[Finding]:
             yield of.check(_limit_status(name, hard), _shown(name, hard))
             continue
         status, hard_status = _limit_status(name, soft), _limit_status(name, hard)
-        shown = _shown(name, soft) + (f" (hard limit {_shown(name, hard)})" if status != "pass" else "")
-        yield of.check(status, shown, "hard" if hard_status != "pass" else "")
+        text = _shown(name, soft) + (f" (hard limit {_shown(name, hard)})" if status != "pass" else "")
+        yield of.check(status, text, "hard" if hard_status != "pass" else "")
     yield _group_memory(source)
 
 
@@ -306,17 +306,17 @@ def clock_checks(source: FactSource, file_server: ClockReading | Missing) -> Ite
 
 def _synchronized(source: FactSource) -> Finding:
     of = rule("clock_synchronized")
-    said = source.ask(["chronyc", "-n", "tracking"], CLOCK_LIMIT_S)
-    leap, offset = _LEAP.search(said.text), _OFFSET.search(said.text)
-    if said.problem is None and leap:
+    output = source.ask(["chronyc", "-n", "tracking"], CLOCK_LIMIT_S)
+    leap, offset = _LEAP.search(output.text), _OFFSET.search(output.text)
+    if output.problem is None and leap:
         if leap[1] not in LEAPS:
             return of.check("warn", "no (chrony)")
         if offset is None:
             return of.passed("yes (chrony)")
         side = "ahead" if offset[2] == "fast" else "behind"
         return of.measured(float(offset[1]), f"{float(offset[1]):.6f} s {side} (chrony)", "skewed")
-    said = source.ask(["timedatectl", "show", "--property=NTPSynchronized", "--value"], CLOCK_LIMIT_S)
-    if said.problem is None and said.text.strip() in ("yes", "no"):
-        fit = said.text.strip() == "yes"
-        return of.check("pass" if fit else "warn", f"{said.text.strip()} (systemd)")
-    return of.skipped(f"neither chronyc nor timedatectl answers ({said.problem or 'no output'})")
+    output = source.ask(["timedatectl", "show", "--property=NTPSynchronized", "--value"], CLOCK_LIMIT_S)
+    if output.problem is None and output.text.strip() in ("yes", "no"):
+        fit = output.text.strip() == "yes"
+        return of.check("pass" if fit else "warn", f"{output.text.strip()} (systemd)")
+    return of.skipped(f"neither chronyc nor timedatectl answers ({output.problem or 'no output'})")

@@ -129,8 +129,8 @@ def _cards(cards: Sequence[Card]) -> Finding:
     if not cards:
         return of.skipped("no interface in /sys/class/net has a device")
     up = [card for card in cards if card.up]
-    shown = listed(f"{card.name} {_speed(card.mbit_s)}, MTU {card.mtu}" for card in up)
-    return of.passed(shown) if up else of.check("fail", f"none of {listed(card.name for card in cards)} is up")
+    text = listed(f"{card.name} {_speed(card.mbit_s)}, MTU {card.mtu}" for card in up)
+    return of.passed(text) if up else of.check("fail", f"none of {listed(card.name for card in cards)} is up")
 
 
 def _speed(mbit_s: int | None) -> str:
@@ -141,10 +141,10 @@ def _speed(mbit_s: int | None) -> str:
 
 def _card_errors(cards: Sequence[Card]) -> Finding:
     of = rule("network_errors")
-    seen = [card for card in cards if card.packets]
-    if not seen:
+    active = [card for card in cards if card.packets]
+    if not active:
         return of.skipped("no interface has sent or received packets")
-    worst = max(seen, key=lambda card: card.errors / card.packets)
+    worst = max(active, key=lambda card: card.errors / card.packets)
     text = f"{worst.errors:,} of {worst.packets:,} packets ({worst.name})" if worst.errors else "none"
     return of.measured(100 * worst.errors / worst.packets, text)
 
@@ -153,10 +153,10 @@ def _host_name(source: FactSource, node: str, target: TargetFacts) -> Finding:
     of = rule("network_host_name")
     if not target.cluster:
         return of.skipped("cluster_config.yaml describes no cluster")
-    said = source.ask(["getent", "ahosts", node], LIMIT_S)
-    if said.problem:
+    output = source.ask(["getent", "ahosts", node], LIMIT_S)
+    if output.problem:
         return of.check("warn", "the host's own name has no address", "none")
-    addresses = dict.fromkeys(line.split()[0] for line in said.text.splitlines() if line.strip())
+    addresses = dict.fromkeys(line.split()[0] for line in output.text.splitlines() if line.strip())
     outside = [address for address in addresses if not address.startswith(LOOPBACK)]
     return of.passed(listed(outside)) if outside else of.check("warn", listed(addresses))
 
@@ -169,14 +169,14 @@ def _reachable(source: FactSource, target: TargetFacts) -> Finding:
     of = rule("network_public_address")
     if not target.cluster:
         return of.skipped("cluster_config.yaml describes no cluster")
-    said = source.ask(["ip", "-o", "address", "show", "up"], LIMIT_S)
-    if said.problem:
-        return of.skipped(said.problem)
-    shown = re.findall(r"^\d+: (\S+)\s+inet6? ([0-9a-fA-F:.]+)", said.text, re.MULTILINE)
-    own = [(name, address) for name, address in shown if not name.startswith(NOT_OF_NODES)]
-    if not own:
+    output = source.ask(["ip", "-o", "address", "show", "up"], LIMIT_S)
+    if output.problem:
+        return of.skipped(output.problem)
+    addresses = re.findall(r"^\d+: (\S+)\s+inet6? ([0-9a-fA-F:.]+)", output.text, re.MULTILINE)
+    outside = [(name, address) for name, address in addresses if not name.startswith(NOT_OF_NODES)]
+    if not outside:
         return of.skipped("no interface but loopback has an address")
-    public = [f"{name} {address}" for name, address in own if ip_address(address).is_global]
+    public = [f"{name} {address}" for name, address in outside if ip_address(address).is_global]
     return of.check("warn", listed(public)) if public else of.passed("none")
 
 
@@ -196,13 +196,13 @@ def _rates(active: Sequence[Port], gpus: int, target: TargetFacts) -> Finding:
     """Slower ports beside one full port a GPU are those of storage. Nothing is ``target`` where a port is down, whose
     part of the rate is missing."""
     of = rule("network_rdma_rate")
-    known = [port for port in active if port.gbit_s]
-    if not known:
+    rated = [port for port in active if port.gbit_s]
+    if not rated:
         return of.skipped("no port is active")
-    groups = Counter((port.layer, port.gbit_s) for port in known)
+    groups = Counter((port.layer, port.gbit_s) for port in rated)
     text = listed(f"{count} x {rate:g} Gb/s {layer}" for (layer, rate), count in groups.items())
-    narrow = [f"{port.name} {port.lanes}X" for port in known if port.lanes and port.lanes < FULL_LANES]
-    rates = sorted((port.gbit_s or 0) for port in known if port.layer == INFINIBAND)
+    narrow = [f"{port.name} {port.lanes}X" for port in rated if port.lanes and port.lanes < FULL_LANES]
+    rates = sorted((port.gbit_s or 0) for port in rated if port.layer == INFINIBAND)
     full = sum(rate == rates[-1] for rate in rates)
     mixed = full < len(rates) and full < (gpus or len(rates))
     if narrow:
@@ -211,7 +211,7 @@ def _rates(active: Sequence[Port], gpus: int, target: TargetFacts) -> Finding:
         return of.check("warn", text, "mixed")
     expected = target.gpu.network_gb_s if target.gpu else None
     if expected and gpus:
-        each = sum(port.gbit_s or 0 for port in known) / 8 / gpus
+        each = sum(port.gbit_s or 0 for port in rated) / 8 / gpus
         if each < expected * 0.99:
             return of.check("warn", f"{text}: {each:.3g} of {expected:g} GB/s a GPU")
     return of.passed(text)
@@ -233,11 +233,11 @@ def _port_errors(active: Sequence[Port]) -> Finding:
 def _mtus(active: Sequence[Port]) -> Finding:
     """InfiniBand has an MTU of its own, which no interface shows."""
     of = rule("network_rdma_mtu")
-    found = {port.name: min(port.mtus) for port in active if port.layer == "Ethernet" and port.mtus}
-    if not found:
+    mtus = {port.name: min(port.mtus) for port in active if port.layer == "Ethernet" and port.mtus}
+    if not mtus:
         return of.skipped("no active port is of RoCE")
-    least = min(found.values())
-    names = [name for name, mtu in found.items() if mtu == least]
+    least = min(mtus.values())
+    names = [name for name, mtu in mtus.items() if mtu == least]
     return of.measured(least, f"{least} ({listed(names)})")
 
 

@@ -108,16 +108,16 @@ def read_gpus(source: FactSource, node: str) -> GpuFacts:
         source.text(f"{device}/vendor") == NVIDIA and (source.text(f"{device}/class") or "")[:6] in DISPLAY_CLASSES
         for device in devices
     )
-    states, said = read_states(source, node)
+    states, output = read_states(source, node)
     if isinstance(states, Missing):
-        return GpuFacts(on_bus=on_bus, states=states, hung=said.timed_out)
-    found, hung = _details(source)
+        return GpuFacts(on_bus=on_bus, states=states, hung=output.timed_out)
+    facts, hung = _details(source)
     return GpuFacts(
         on_bus=on_bus,
         states=states,
-        unwell=(*parse_unwell(said.text), *([hung] if hung else [])),
+        unwell=(*parse_unwell(output.text), *([hung] if hung else [])),
         up_s=up_seconds(source),
-        **found,
+        **facts,
     )
 
 
@@ -132,49 +132,49 @@ def _details(source: FactSource) -> tuple[dict[str, Any], str | None]:
         "link_errors": ([PROGRAM, "nvlink", "--errorcounters"], parse_link_errors),
         "processes": (_csv("compute-apps", ("pid", "process_name")), parse_processes),
     }
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for name, (words, parse) in queries.items():
-        said = source.ask(words, LIMIT_S)
-        found[name] = _printed(said, parse)
-        if said.timed_out:
-            problem = said.problem or ""
-            return {**dict.fromkeys(queries, Missing(problem)), **found}, problem
-    return found, None
+        output = source.ask(words, LIMIT_S)
+        facts[name] = _printed(output, parse)
+        if output.timed_out:
+            problem = output.problem or ""
+            return {**dict.fromkeys(queries, Missing(problem)), **facts}, problem
+    return facts, None
 
 
 def up_seconds(source: FactSource) -> float | None:
-    found = re.match(r"\d+(\.\d+)?", source.text("/proc/uptime") or "")
-    return float(found[0]) if found else None
+    match = re.match(r"\d+(\.\d+)?", source.text("/proc/uptime") or "")
+    return float(match[0]) if match else None
 
 
 def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Output]:
     """The GPUs by the most complete query that the driver knows, and what that prints."""
-    said = Output("", "nvidia-smi was not called")
+    output = Output("", "nvidia-smi was not called")
     for fields in QUERIES:
-        said = source.ask(command(fields), LIMIT_S)
-        if said.problem is None:
-            found = parse_states(said.text, fields, node)
-            return (found if found.gpus else Missing(f"{PROGRAM} shows no GPU")), said
-        if UNKNOWN_FIELD not in said.problem:
+        output = source.ask(command(fields), LIMIT_S)
+        if output.problem is None:
+            states = parse_states(output.text, fields, node)
+            return (states if states.gpus else Missing(f"{PROGRAM} shows no GPU")), output
+        if UNKNOWN_FIELD not in output.problem:
             break
-    return Missing(said.problem or ""), said
+    return Missing(output.problem or ""), output
 
 
 def _csv(kind: str, fields: Sequence[str]) -> list[str]:
     return [PROGRAM, f"--query-{kind}={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
-def _printed(said: Output, parse: Callable[[str], Sequence[object]]) -> Sequence[object] | Missing:
-    if said.problem is None:
-        return parse(said.text)
-    known = "this driver's nvidia-smi does not show it" if UNKNOWN_FIELD in said.problem else said.problem
-    return Missing(known)
+def _printed(output: Output, parse: Callable[[str], Sequence[object]]) -> Sequence[object] | Missing:
+    if output.problem is None:
+        return parse(output.text)
+    reason = "this driver's nvidia-smi does not show it" if UNKNOWN_FIELD in output.problem else output.problem
+    return Missing(reason)
 
 
 def parse_unwell(text: str) -> tuple[str, ...]:
     """Parses a query that begins with the index."""
     rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
-    return tuple(f"{found[1]} (GPU {index})" for index, found in rows if found)
+    return tuple(f"{match[1]} (GPU {index})" for index, match in rows if match)
 
 
 def parse_ecc(text: str) -> tuple[EccErrors, ...]:
@@ -201,22 +201,22 @@ def parse_processes(text: str) -> tuple[str, ...]:
 
 def parse_links(text: str) -> tuple[NvLinks, ...]:
     """Parses ``nvidia-smi nvlink --status``."""
-    found: dict[int, list[float | None]] = {}
+    speeds: dict[int, list[float | None]] = {}
     for gpu, _, value in _link_lines(text):
         speed = re.match(r"(\d+(\.\d+)?) GB/s", value)
-        found.setdefault(gpu, []).append(float(speed[1]) or None if speed else None)
-    return tuple(NvLinks(gpu, tuple(links)) for gpu, links in found.items())
+        speeds.setdefault(gpu, []).append(float(speed[1]) or None if speed else None)
+    return tuple(NvLinks(gpu, tuple(links)) for gpu, links in speeds.items())
 
 
 def parse_link_errors(text: str) -> tuple[LinkErrors, ...]:
     """Parses ``nvidia-smi nvlink --errorcounters``."""
-    found: dict[int, dict[str, int]] = {}
+    errors: dict[int, dict[str, int]] = {}
     for gpu, _, value in _link_lines(text):
-        counts = found.setdefault(gpu, {})
+        counts = errors.setdefault(gpu, {})
         counter = _COUNTER.match(value)
         if counter and "error" in counter[1].lower():
             counts[counter[1]] = counts.get(counter[1], 0) + int(counter[2])
-    return tuple(LinkErrors(gpu, counts) for gpu, counts in found.items())
+    return tuple(LinkErrors(gpu, counts) for gpu, counts in errors.items())
 
 
 def _link_lines(text: str) -> Iterable[tuple[int, int, str]]:

@@ -56,14 +56,14 @@ class SoftwareFacts(BaseModel):
 
 
 def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
-    said = source.ask([python, "-c", NO_WORKING_FOLDER + PROBE.read_text()], LIMIT_S)
-    found = printed_documents(said.text)
-    if said.problem and found.get("torch") and "gpus" not in found:
-        found["torch_problem"] = said.problem
+    output = source.ask([python, "-c", NO_WORKING_FOLDER + PROBE.read_text()], LIMIT_S)
+    document = printed_documents(output.text)
+    if output.problem and document.get("torch") and "gpus" not in document:
+        document["torch_problem"] = output.problem
     try:
-        return SoftwareFacts.model_validate(found)
+        return SoftwareFacts.model_validate(document)
     except ValidationError:
-        return Missing(said.problem or "it does not describe itself")
+        return Missing(output.problem or "it does not describe itself")
 
 
 def software_checks(source: FactSource, python: str, gpus: int, target: TargetFacts) -> Iterator[Finding]:
@@ -120,8 +120,8 @@ def _cuda(facts: SoftwareFacts, gpus: int) -> Finding:
 
 
 def _major(version: str) -> int:
-    found = re.match(r"\d+", version)
-    return int(found[0]) if found else 0
+    match = re.match(r"\d+", version)
+    return int(match[0]) if match else 0
 
 
 def _gpus(facts: SoftwareFacts, gpus: int) -> Finding:
@@ -143,11 +143,11 @@ def _has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
     number = int(capability)
     for name in architectures:
         kind, _, digits = name.partition("_")
-        known = int(re.sub(r"\D", "", digits) or 0)
+        version = int(re.sub(r"\D", "", digits) or 0)
         exact = not digits.isdecimal()
-        if kind == "compute" and known <= number:
+        if kind == "compute" and version <= number:
             return True
-        if kind == "sm" and (known == number or (not exact and known // 10 == number // 10 and known < number)):
+        if kind == "sm" and (version == number or (not exact and version // 10 == number // 10 and version < number)):
             return True
     return not architectures
 
@@ -188,24 +188,24 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^{}]*))?\}|(\w+))")
 def container_checks(source: FactSource, target: TargetFacts) -> Iterator[Finding]:
     versions = {}
     for name, command in RUNTIMES.items():
-        said = source.ask(command, RUNTIME_LIMIT_S)
-        found = re.search(r"\d+(\.\d+)+", said.text)
-        if said.problem is None and found:
-            versions[name] = found[0]
+        output = source.ask(command, RUNTIME_LIMIT_S)
+        match = re.search(r"\d+(\.\d+)+", output.text)
+        if output.problem is None and match:
+            versions[name] = match[0]
     yield _runtime(versions, target)
     yield _enroot(source, installed="enroot" in versions)
 
 
 def _runtime(versions: Mapping[str, str], target: TargetFacts) -> Finding:
     of = rule("container_runtime")
-    shown = listed(f"{name} {version}" for name, version in versions.items())
+    text = listed(f"{name} {version}" for name, version in versions.items())
     needed = RUNTIMES_NEEDED.get(target.runtime, ())
     if needed and not set(needed) & versions.keys():
-        has = f"; only {shown}" if shown else ""
+        has = f"; only {text}" if text else ""
         return of.check("fail", f"no {needed[0]}{has}; cluster_config.yaml has runtime: {target.runtime}")
     if not versions:
         return of.skipped("no runtime of containers is installed, and none is requested")
-    return of.passed(shown)
+    return of.passed(text)
 
 
 def _enroot(source: FactSource, *, installed: bool) -> Finding:
@@ -218,10 +218,10 @@ def _enroot(source: FactSource, *, installed: bool) -> Finding:
     hung = [f"{where}: {disk.reason}" for where, disk in disks.items() if isinstance(disk, Missing)]
     if hung:
         return of.check("fail", listed(hung), "closed")
-    seen = {where: disk for where, disk in disks.items() if not isinstance(disk, Missing)}
-    if closed := [where for where, disk in seen.items() if not disk.writable]:
+    readable = {where: disk for where, disk in disks.items() if not isinstance(disk, Missing)}
+    if closed := [where for where, disk in readable.items() if not disk.writable]:
         return of.check("fail", f"not writable: {listed(closed)}", "closed")
-    free, where = min((disk.free, where) for where, disk in seen.items())
+    free, where = min((disk.free, where) for where, disk in readable.items())
     return of.measured(free / 1e9, f"at least {gb(free)} free ({where})")
 
 
@@ -230,8 +230,8 @@ def enroot_folders(source: FactSource) -> dict[str, Path]:
     main, more = ENROOT_CONFIGURATION
     files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
     lines = (line for name in files for line in (source.text(name) or "").splitlines())
-    found = (_SETTING.match(line) for line in lines)
-    configured = {setting[1]: setting[2].strip("\"'") for setting in found if setting}
+    matches = (_SETTING.match(line) for line in lines)
+    configured = {setting[1]: setting[2].strip("\"'") for setting in matches if setting}
     values = (
         (name, source.environ.get(name) or configured.get(name, default)) for name, default in ENROOT_DEFAULTS.items()
     )
@@ -240,13 +240,13 @@ def enroot_folders(source: FactSource) -> dict[str, Path]:
 
 def expanded(value: str, environ: Mapping[str, str]) -> Path | None:
     """The path that a shell makes of it; None where it would have to call a program, or knows no value."""
-    known = {"UID": str(os.getuid()), "EUID": str(os.geteuid()), **environ}
+    variables = {"UID": str(os.getuid()), "EUID": str(os.geteuid()), **environ}
     for command in ("$(id -u)", "$(id --user)"):
-        value = value.replace(command, known["UID"])
+        value = value.replace(command, variables["UID"])
     for _ in range(4):
         if "$" not in value:
             break
-        value = _VARIABLE.sub(lambda found: known.get(found[1] or found[3]) or found[2] or "", value)
+        value = _VARIABLE.sub(lambda found: variables.get(found[1] or found[3]) or found[2] or "", value)
     return Path(value) if value.startswith("/") and not set(value) & set("$`\0") else None
 
 
@@ -289,8 +289,8 @@ def _trait(trait: Trait, setup: SchedulerSetup, target: TargetFacts) -> Finding:
     if trait == "gpus" and not target.needs_gpus:
         return of.skipped(f"{plugin.value}, and no GPU is expected")
     if trait == "containers":
-        asked = target.runtime == "pyxis"
-        return of.check("fail", plugin.value) if asked else of.skipped(f"{plugin.value}, and none is requested")
+        needs_pyxis = target.runtime == "pyxis"
+        return of.check("fail", plugin.value) if needs_pyxis else of.skipped(f"{plugin.value}, and none is requested")
     return of.check("warn", plugin.value)
 
 

@@ -40,21 +40,21 @@ def describe_torch() -> "dict[str, Any]":
     except Exception as error:  # noqa: BLE001 (whatever a damaged installation raises is the result)
         return {"torch_problem": f"{type(error).__name__}: {error}"}
     cuda = torch.version.cuda
-    found: dict[str, Any] = {"cuda": cuda, "gpus": 0, "nccl": None, "architectures": [], "capabilities": []}
+    facts: dict[str, Any] = {"cuda": cuda, "gpus": 0, "nccl": None, "architectures": [], "capabilities": []}
     if cuda:
         try:
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+            facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         except Exception as error:  # noqa: BLE001
-            found["nccl_problem"] = str(error)
+            facts["nccl_problem"] = str(error)
         try:
-            found["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            found["architectures"] = torch.cuda.get_arch_list()
-            found["capabilities"] = [
-                "".join(map(str, torch.cuda.get_device_capability(gpu))) for gpu in range(found["gpus"])
+            facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            facts["architectures"] = torch.cuda.get_arch_list()
+            facts["capabilities"] = [
+                "".join(map(str, torch.cuda.get_device_capability(gpu))) for gpu in range(facts["gpus"])
             ]
         except Exception as error:  # noqa: BLE001
-            found["cuda_problem"] = str(error)
-    return found
+            facts["cuda_problem"] = str(error)
+    return facts
 
 
 def print_document(document: "dict[str, Any]") -> None:
