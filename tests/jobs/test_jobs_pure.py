@@ -265,7 +265,7 @@ def test_a_job_is_shown_with_its_verdict(tmp_path: Path) -> None:
     row = job_row(run_dir=str(folder), status="success")
     record = read_run(row)
     cells = dict(line[:2] for line in job_table(row, record).rows)
-    assert cells["verdict"].startswith("REGRESSED: 7.2 % slower than published (")
+    assert cells["verdict"].startswith("REGRESSED (soft): 7.2 % slower than published (")
     assert job_document(row, record)["verdict_sentence"] == cells["verdict"]
     assert "verdict" not in dict(line[:2] for line in job_table(row, None).rows)
 
