@@ -346,7 +346,7 @@ class _Refused(ValueError):
 
 
 def default_ending() -> str:
-    """Return that of the smaller archives, where the library that compresses them is installed."""
+    """Return the ending of the smaller archives where the library that compresses them is installed."""
     return GZIP if find_spec("zstandard") is None else ZSTD
 
 

@@ -156,7 +156,7 @@ def earlier_runs(install: Path, say: Say) -> Earlier:
         return _analyzed("earlier runs", [record[1]] if record else ())
 
     def near(some: Iterable[RunFolder], alike: _Alike) -> Iterator[RunSet]:
-        same = (folder for folder in some if (known := read(folder)) and known[0] == alike)
+        same = (folder for folder in some if (record := read(folder)) and record[0] == alike)
         return islice((runs for folder in same if (runs := analyzed(folder)).runs), MOST_NEAR)
 
     def find(run: AnalyzedRun) -> Sequence[AnalyzedRun]:

@@ -71,8 +71,8 @@ def _judge_runs(
         others = [run for run in baseline.runs if run.counted_as not in judged]
         return judge_against(runs, others, baseline.title, against.tolerance, earlier)
     if against.expectations is not None:
-        given = against.expectations
-        expectations = read_expectations(given) if isinstance(given, Path) else given
+        explicit = against.expectations
+        expectations = read_expectations(explicit) if isinstance(explicit, Path) else explicit
         for where in expectations.without_source:
             say(f"note: {where}: the entry has no source")
         return [judge_expected(run, expectations, against.tolerance) for run in runs]

@@ -158,8 +158,8 @@ def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
 
 def planned_window(plan: Plan, rule: str) -> Window:
     documented = plan.recipe.documented_window
-    rule_here = rule_of_document(rule, documented) if plan.documented_software else rule
-    return resolve_window(rule_here, plan.steps, plan.first_step, documented)
+    actual = rule_of_document(rule, documented) if plan.documented_software else rule
+    return resolve_window(actual, plan.steps, plan.first_step, documented)
 
 
 def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Step]) -> AnalyzedRun:

@@ -114,7 +114,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
     """Read a campaign. Raises UsageError for a name that does not exist."""
     path = campaigns_folder(install) / f"{name}.json"
     if not path.is_file():
-        raise unknown("campaign", name, (found.stem for found in campaigns_folder(install).glob("*.json")))
+        raise unknown("campaign", name, (file.stem for file in campaigns_folder(install).glob("*.json")))
     return _read(path)
 
 

@@ -189,15 +189,15 @@ class Draft:
             self.variables[key.removeprefix(ENVIRONMENT)] = str(convert(Option(), key, values))
             return
         option = self._option(key)
-        option_there = entry_options().get(option.name)
-        if option_there is None:
+        declared = entry_options().get(option.name)
+        if declared is None:
             self.options[option.name] = values
             self.repeatable.update({option.name} if option.repeatable else ())
-        elif option_there.listed and values == (ALL,):
+        elif declared.listed and values == (ALL,):
             self.fields["everything"] = True
-            self.fields.pop(option_there.field, None)
+            self.fields.pop(declared.field, None)
         else:
-            self.fields[option_there.field] = convert(option_there, key, values)
+            self.fields[declared.field] = convert(declared, key, values)
 
     def set_text(self, key: str, text: str) -> None:
         """Sets a key from text; values of a list are separated by commas."""

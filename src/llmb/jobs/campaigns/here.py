@@ -65,26 +65,26 @@ def campaign_here(context: CampaignContext, requested: RequestedJobs) -> Campaig
     return CampaignHere(runs, list(repeats.values()), left_out)
 
 
-def _key(wanted: JobRequest) -> str:
+def _key(request: JobRequest) -> str:
     """The request as text, without what only a cluster needs."""
-    chosen = wanted.model_dump(mode="json", include={"request", "choices"})
-    return json.dumps([chosen, sorted(wanted.options.variables.items())], sort_keys=True)
+    chosen = request.model_dump(mode="json", include={"request", "choices"})
+    return json.dumps([chosen, sorted(request.options.variables.items())], sort_keys=True)
 
 
 def _gpu_type(context: CampaignContext, values: Mapping[str, object]) -> str | None:
-    """Return that of the options, the settings, or this machine."""
-    if known := values.get("gpu_type") or context.site.config.gpu_type:
-        return str(known)
+    """Return the GPU type of the options, the settings, or this machine."""
+    if gpu_type := values.get("gpu_type") or context.site.config.gpu_type:
+        return str(gpu_type)
     names = this_machine().gpu_names
     return next((gpu_type_of(name, context.catalogue.gpus.values()) for name in names), None) if names else CPU
 
 
-def _plan(context: CampaignContext, wanted: JobRequest) -> LocalRun:
-    if wanted.framework.framework not in (None, ENGINE):
+def _plan(context: CampaignContext, request: JobRequest) -> LocalRun:
+    if request.framework.framework not in (None, ENGINE):
         do = "call 'llmb submit' where Slurm is, or leave --framework out"
-        raise UsageError(f"{wanted.framework.framework} has jobs of a cluster, and nothing is queued here", do=do)
-    environ = {**context.environ, **wanted.options.variables}
-    local = plan_here(context.catalogue, wanted.request, wanted.choices, environ, context.install)
+        raise UsageError(f"{request.framework.framework} has jobs of a cluster, and nothing is queued here", do=do)
+    environ = {**context.environ, **request.options.variables}
+    local = plan_here(context.catalogue, request.request, request.choices, environ, context.install)
     if not context.dry_run:
         try:
             local.check()

@@ -186,7 +186,7 @@ def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, s
         square = Weights("square", size, size, size, 1, True)
         cases += [*products, _product(square, product_case(square, dtype, "forward"))]
         if sustained_s:
-            heaviest = max(products, key=lambda asked: asked.weight)
+            heaviest = max(products, key=lambda case: case.weight)
             cases.append(_sustained(heaviest, sustained_s))
     return list(dict.fromkeys(cases))
 

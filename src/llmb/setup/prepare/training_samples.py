@@ -134,7 +134,7 @@ def split_files(source: Path) -> Files:
         with open_file(source, do="give a file or a folder with --source"):
             return {"training": [source]}
     files = sorted(path for path in _below(source) if path.suffix in SUFFIXES and path.name not in NOTES)
-    parts: Files = {split: those for split in NAMES if (those := [path for path in files if _holds(path, split)])}
+    parts: Files = {split: group for split in NAMES if (group := [path for path in files if _holds(path, split)])}
     if "training" not in parts:
         do = "name the file itself, or the files train, validation and test"
         raise UsageError("no file of training samples", where=str(source), choices=FORMATS, do=do)

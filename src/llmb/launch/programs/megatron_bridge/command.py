@@ -148,9 +148,9 @@ def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) 
         f'words=(); before=; for word; do own=$word; case "$before $word" in {cases}esac; words+=("$word"); '
         'before=$own; done; set -- "${words[@]}"'
     )
-    set_here = [shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in version.keeps]
+    pairs = [shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in version.keeps]
     leave = (
-        f"for pair in {' '.join(set_here)}; do name=${{pair%%=*}}; "
+        f"for pair in {' '.join(pairs)}; do name=${{pair%%=*}}; "
         'if [ "${!name-}" = "${pair#*=}" ]; then unset "$name"; fi; done'
     )
     return "; ".join([adapt] * bool(cases) + [leave] * version.sets_variables) or ":"

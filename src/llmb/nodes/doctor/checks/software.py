@@ -246,7 +246,7 @@ def expanded(value: str, environ: Mapping[str, str]) -> Path | None:
     for _ in range(4):
         if "$" not in value:
             break
-        value = _VARIABLE.sub(lambda found: variables.get(found[1] or found[3]) or found[2] or "", value)
+        value = _VARIABLE.sub(lambda match: variables.get(match[1] or match[3]) or match[2] or "", value)
     return Path(value) if value.startswith("/") and not set(value) & set("$`\0") else None
 
 

@@ -165,7 +165,7 @@ class MegatronReader:
         )
 
     def _take_utilization(self, seconds: float) -> float | None:
-        """Return that of the first line as long as the iteration, else of the first; those before it are lost."""
+        """Return the utilization in the first line as long as the iteration, else the first; earlier ones are lost."""
         if not self.waiting:
             return None
         index = next((i for i, line in enumerate(self.waiting) if line.is_of(seconds)), 0)
