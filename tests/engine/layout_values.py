@@ -49,8 +49,10 @@ def gradients(stages: Iterable[Decoder]) -> dict[str, Tensor]:
 
 
 def held_gradients(stage: Decoder) -> Iterator[tuple[str, Tensor]]:
-    groups = {each: bucket.peers.pieces for bucket in stage.buckets for each in bucket.parameters if bucket.parts}
-    parts = {each.name: each.part for each in stage.held() if each.part is not None}
+    groups = {
+        each: bucket.peers.pieces for bucket in stage.memory.buckets for each in bucket.parameters if bucket.parts
+    }
+    parts = {each.name: each.part for each in stage.memory.held() if each.part is not None}
     for name, parameter in stage.named_parameters():
         if parameter not in groups:
             if parameter.grad is not None:

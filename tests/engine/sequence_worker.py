@@ -79,13 +79,13 @@ def passes(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
 def clear(stage: Decoder, hidden: Tensor) -> None:
     for tensor in (hidden, *stage.parameters()):
         tensor.grad = None
-    for sums in stage.gradient_sums:
+    for sums in stage.memory.gradient_sums:
         sums.is_empty.fill_(True)
 
 
 def taken(stage: Decoder, hidden: Tensor, output: Tensor) -> dict[str, Tensor]:
     """The output and all gradients, which are then cleared."""
-    for each in stage.gradient_sums:
+    for each in stage.memory.gradient_sums:
         each.give()
     tensors = {"hidden": hidden, **dict(stage.named_parameters())}
     gradients = {name: local_tensor(each.grad) for name, each in tensors.items() if each.grad is not None}

@@ -128,7 +128,7 @@ def uses_fsdp(trainee: Trainee) -> bool:
 
 
 def values(trainee: Trainee) -> dict[str, Tensor]:
-    return {each.name: each.values.detach() for each in trainee.stage.held()}
+    return {each.name: each.values.detach() for each in trainee.stage.memory.held()}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -196,7 +196,7 @@ def storage_bytes(tensors: Iterator[Tensor]) -> int:
 def held(trainee: Trainee) -> Iterator[Tensor]:
     """All tensors that live from step to step, but for step counts and scales."""
     yield from trainee.stage.parameters()
-    yield from trainee.stage.masters.values()
+    yield from trainee.stage.memory.masters.values()
     for each in trainee.optimizer.trained:
         yield from (each.first, each.second)
     for layer in fp8_layers([trainee.stage]):
@@ -225,11 +225,11 @@ def test_each_parameter_takes_as_many_bytes_as_its_update_needs(
 @pytest.mark.usefixtures("alone")
 def test_initial_values_are_those_of_fp32_and_parameters_are_rounded_from_them(tiny_plan: MakePlan) -> None:
     exact, rounded = (prepare(plan_of(name, tiny_plan)) for name in ("fp32", "bf16"))
-    assert not exact.stage.masters
+    assert not exact.stage.memory.masters
     assert_equal(values(rounded), values(exact))
-    for parameter, master in rounded.stage.masters.items():
+    for parameter, master in rounded.stage.memory.masters.items():
         assert torch.equal(parameter, master.bfloat16())
-    assert set(rounded.stage.masters) == set(rounded.stage.parameters())
+    assert set(rounded.stage.memory.masters) == set(rounded.stage.parameters())
 
 
 @pytest.mark.usefixtures("alone")
@@ -294,7 +294,7 @@ def test_micro_batches_in_bf16_are_summed_by_products(
     """If there are several."""
     plan = tiny_plan(LLAMA, scale=1, overrides={**SIZES, "gbs": gbs, "layers": 2}, **CASES["bf16, reduced in bf16"][1])
     ours = prepare(plan)
-    assert sum(len(each.parameters) for each in ours.stage.gradient_sums) == (2 * 7 if gbs > 1 else 0)
+    assert sum(len(each.parameters) for each in ours.stage.memory.gradient_sums) == (2 * 7 if gbs > 1 else 0)
     monkeypatch.setattr(stages, "sum_in_products", lambda _stages: None)
     for one, other in zip(ours.steps(0, 1, 2), prepare(plan).steps(0, 1, 2), strict=True):
         assert one == pytest.approx(other, rel=2e-3)
@@ -353,7 +353,7 @@ def test_tensor_parallel_shards_are_views_too(
         staged = Writer(tmp_path).stage(state)
         expected = {name: local_tensor(tensor).clone() for name, tensor in state.items() if name.startswith("model.")}
         assert_joined(stage)
-        for tensor in stage.masters.values():
+        for tensor in stage.memory.masters.values():
             local_tensor(tensor).fill_(8)  # as later steps change them while a checkpoint is written
         assert_equal({name: local_tensor(staged[name]) for name in expected}, expected)
     finally:

@@ -40,7 +40,7 @@ def gradients(model: Decoder, step: int, *, together: bool = False) -> dict[str,
     passes = losses(model, step)
     for loss in [each() for each in passes] if together else (each() for each in passes):
         loss.backward()
-    for each in model.gradient_sums:
+    for each in model.memory.gradient_sums:
         each.give()
     return {name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None}
 
@@ -69,7 +69,7 @@ def test_sums_of_steps_are_those_of_autograd(
     name: str, together: bool, models: dict[str, Model], randomised: Randomised
 ) -> None:
     ours, theirs = pair(models[name], randomised, torch.float32)
-    assert ours.gradient_sums
+    assert ours.memory.gradient_sums
     for step in range(STEPS):
         assert_close(gradients(ours, step, together=together), gradients(theirs, step), 1e-5)
 
@@ -119,7 +119,7 @@ def test_gradients_are_views_of_one_memory_in_all_steps(models: dict[str, Model]
         gradients(ours, step)
         places.append([part.grad.data_ptr() for name, part in ours.named_parameters() if "proj" in name])
     assert places[0] == places[1]
-    sums = {each.total.data_ptr() for each in ours.gradient_sums}
+    sums = {each.total.data_ptr() for each in ours.memory.gradient_sums}
     assert sums <= set(places[0])
 
 
@@ -127,7 +127,7 @@ def test_frozen_weights_have_no_sum(models: dict[str, Model], randomised: Random
     model = randomised(models["llama"])
     freeze(model, torch.bfloat16)
     sum_in_products([model])
-    assert model.gradient_sums == []
+    assert model.memory.gradient_sums == []
 
 
 def test_the_first_product_overwrites_whatever_is_there() -> None:
@@ -168,6 +168,6 @@ def test_what_a_verdict_says_of_a_plan_is_what_the_engine_does(
     finally:
         dist.destroy_process_group()
     ways = ways_of_engine(plan)
-    assert ways["weight_gradients"] == ("by the product" if stage.gradient_sums else "after the product")
+    assert ways["weight_gradients"] == ("by the product" if stage.memory.gradient_sums else "after the product")
     gathering = [module for module in stage.modules() if getattr(module, "group", None) and isinstance(module, Linear)]
     assert ways["tp_overlap"] == ("in part of the backward pass" if gathering else "none")

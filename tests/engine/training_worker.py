@@ -24,6 +24,7 @@ from llmb.engine.data.batches import RankData, rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients, update
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import await_updates
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
@@ -62,7 +63,7 @@ def train_stages(stages: list[Decoder], source: RankData, ranks: Ranks, folder: 
         counts += [] if of_step is None else [of_step.int().tolist()]
         saver.after_step(number)
     for stage in stages:
-        stage.await_updates()
+        await_updates(stage.memory.buckets)
     saver.finish()
     scales = {name: tensor.clone() for stage in stages for name, tensor in scale_state(stage).items()}
     found = everybody({"gradients": first, "last_gradients": last, "scales": scales}, ranks)

@@ -22,7 +22,7 @@ from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import reduce_partial_gradient
+from llmb.engine.model.exchange import await_updates, reduce_partial_gradient
 from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learning_rate
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks
@@ -145,7 +145,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
             progress.enter("step", number + 1)
         gpus = gpus_after(ranks)
         for stage in stages:
-            stage.await_updates()
+            await_updates(stage.memory.buckets)
         saver.finish()
     profiler.close()
     if gpus:
@@ -206,8 +206,8 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
         dist.all_reduce(labels, group=ranks.mesh.get_group("dp"))
         count = (labels / (layout.ga * layout.dp * layout.cp)).float()
     batches = on_device(data.batches, ranks.device)
-    if passes.stages[0].reduction is not None:
-        passes.stages[0].reduction.begin_step(layout.ga)
+    if reduction := passes.stages[0].memory.reduction:
+        reduction.begin_step(layout.ga)
     with fp8_step(passes.stages, number) if plan.fp8_recipe else nullcontext():
         if plan.compiled:
             batches = with_varying_segments(batches)
@@ -218,10 +218,10 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
 
 def reduce_gradients(stages: Sequence[Decoder], tp: int) -> None:
     """At the end of a step's passes, over all ranks that have the same parameters. tp: those that share a layer."""
-    for gradients in (each for stage in stages for each in stage.gradient_sums):
+    for gradients in (each for stage in stages for each in stage.memory.gradient_sums):
         gradients.give()
-    if stages[0].reduction is not None:
-        stages[0].reduction.finish()
+    if reduction := stages[0].memory.reduction:
+        reduction.finish()
     for parameter in trained_parameters(stages) if tp > 1 else ():
         reduce_partial_gradient(parameter)
 
@@ -248,7 +248,7 @@ def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Tra
         optimizer.lr = learning_rate(training, number)
         optimizer.step()
         optimizer.zero_grad()
-        for bucket in stage.buckets:
+        for bucket in stage.memory.buckets:
             bucket.begin_gather()
     return norm
 

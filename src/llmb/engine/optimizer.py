@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import Held, OwnPart
+from llmb.engine.model.exchange import OwnPart, StageMemory
 from llmb.engine.model.shards import local_tensor
 
 SMALLEST_NORM = 1e-6
@@ -131,10 +131,10 @@ def build_optimizer(model: nn.Module, training: Training) -> AdamW:
 def trained_in(model: nn.Module, training: Training) -> Iterator[Trained]:
     """Yield the parameters, or the parts of them, that this rank updates."""
     stage = model if isinstance(model, Decoder) else None
-    held = stage.held() if stage else (Held(name, each, each, None) for name, each in model.named_parameters())
-    copies = {each: bucket.peers.copies for bucket in (stage.buckets if stage else ()) for each in bucket.parameters}
+    memory = stage.memory if stage else StageMemory(model)
+    copies = {each: bucket.peers.copies for bucket in memory.buckets for each in bucket.parameters}
     replica = stage.replica if stage else None
-    for _, parameter, master, part in held:
+    for _, parameter, master, part in memory.held():
         if parameter.requires_grad:
             yield Trained(
                 parameter,

@@ -112,10 +112,10 @@ def place_parameters(
                 new = [nn.Parameter(view, requires_grad=trained) for view in views(parameters, flat)]
                 placed |= dict(zip(parameters, new, strict=True))
                 if peers and trained:
-                    stage.buckets.append(Bucket(new, flat, peers, layer))
+                    stage.memory.buckets.append(Bucket(new, flat, peers, layer))
                 if trained and of_kind is not torch.float32 and pieces == 1:
                     masters = views(parameters, empty(parameters, torch.float32, device))
-                    stage.masters |= dict(zip(new, masters, strict=True))
+                    stage.memory.masters |= dict(zip(new, masters, strict=True))
         for module in stage.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, placed[parameter])
@@ -218,7 +218,7 @@ def sum_in_products(stages: Iterable[Decoder]) -> None:
             weights = [layer.weight for layer in layers]
             if all(weight.requires_grad and not is_replicated(weight) for weight in weights):
                 owner.gradients = GradientSum(local_tensor(owner.weight.detach()), weights)
-                stage.gradient_sums.append(owner.gradients)
+                stage.memory.gradient_sums.append(owner.gradients)
 
 
 def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
@@ -240,11 +240,13 @@ def overlap_exchange(stages: Sequence[Decoder]) -> None:
     """Makes blocks send their gradients, and wait for what other ranks updated, when a pass comes to them."""
     reduction = Reduction()
     for stage in stages:
-        stage.reduction = reduction
-        for layer, grouped in groupby(stage.buckets, key=lambda bucket: bucket.layer):
+        stage.memory.reduction = reduction
+        for layer, grouped in groupby(stage.memory.buckets, key=lambda bucket: bucket.layer):
             buckets = list(grouped)
             parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
-            unit = Unit(buckets, [each for each in stage.gradient_sums if parameters.issuperset(each.parameters)])
+            unit = Unit(
+                buckets, [each for each in stage.memory.gradient_sums if parameters.issuperset(each.parameters)]
+            )
             reduction.units.append(unit)
             if layer is None:
                 stage.outer = unit

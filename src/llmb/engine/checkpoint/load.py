@@ -84,7 +84,7 @@ def load_weights(path: Path, stages: Sequence[Decoder], ranks: Ranks) -> Checkpo
     missing or cannot be read.
     """
     each = [
-        {f"{MODEL}{each.name}": each.values.detach() for each in stage.held() if not is_of_adapter(each.name)}
+        {f"{MODEL}{each.name}": each.values.detach() for each in stage.memory.held() if not is_of_adapter(each.name)}
         for stage in stages
     ]
     return load_state(path, each, stages, ranks)[1]
@@ -151,7 +151,7 @@ def load_state(
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
     for stage in stages:
-        stage.round_masters()
+        stage.memory.round_masters()
     dist.barrier()
     took_s = time.perf_counter() - began
     mine = RankTransfer(rank=ranks.rank, size_bytes=reader.read_bytes, duration_s=reader.read_s)

@@ -176,7 +176,7 @@ def training_state(stages: Sequence[Decoder], optimizers: Sequence[AdamW], devic
 
 def trained_state(stage: Decoder) -> dict[str, Tensor]:
     """Trained weights in fp32, and FP8 scales; not copied."""
-    trained = [each for each in stage.held() if each.parameter.requires_grad]
+    trained = [each for each in stage.memory.held() if each.parameter.requires_grad]
     return {f"{MODEL}{each.name}": each.values.detach() for each in trained} | scale_state(stage)
 
 
@@ -192,7 +192,9 @@ def optimizer_state(stage: Decoder, optimizer: AdamW) -> dict[str, Tensor]:
 
 def part_places(stages: Sequence[Decoder]) -> Places:
     """Return the places of those tensors of ``training_state`` of which this rank has some elements."""
-    parts = {each.name: place_of(each.part) for stage in stages for each in stage.held() if each.part is not None}
+    parts = {
+        each.name: place_of(each.part) for stage in stages for each in stage.memory.held() if each.part is not None
+    }
     kinds = ("exp_avg", "exp_avg_sq")
     return {
         key: place

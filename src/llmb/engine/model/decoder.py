@@ -14,9 +14,9 @@ from llmb.catalogue.records import MixtureOfExperts, Mlp, Model
 from llmb.catalogue.records import Norm as NormName
 from llmb.engine.model.adapter import adapter_deviation, is_of_adapter
 from llmb.engine.model.attention import Attention, Documents, DocumentSegments, Rotary, document_masks, rotary_tables
-from llmb.engine.model.exchange import BlockEntry, Bucket, Held, Reduction, Unit
+from llmb.engine.model.exchange import BlockEntry, Reduction, StageMemory, Unit, await_updates
 from llmb.engine.model.layers import GatedMLP, LayerNorm1P, Norm, RMSNorm, SquaredReluMLP
-from llmb.engine.model.linear import GradientSum, KeptWeight
+from llmb.engine.model.linear import KeptWeight
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
 from llmb.engine.model.shards import local_tensor
@@ -58,7 +58,7 @@ class Block(nn.Module):
         Outside of compiled code, and before any part of the block reads a parameter.
         """
         if self.exchanged is not None:
-            self.exchanged[0].await_updates()
+            await_updates(self.exchanged[0].buckets)
         for layer in self.kept:
             layer.keep_weight()
         if self.exchanged is None:
@@ -112,21 +112,15 @@ class Decoder(nn.Module):
     ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
     a last stage that is not the first has a replica of it, see ``parallel.pipeline``.
 
-    ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them. ``buckets``: trained
-    parameters that other ranks hold, too. ``reduction``: what sums their gradients, if there are any.
-    ``outer``: those outside of blocks. ``gradient_sums``: the gradients that products add to. ``tables``: the rotations
-    of the latest positions.
+    outer: parameters outside of blocks that other ranks update, too. tables: the rotations of the latest positions.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
         super().__init__()
         self.model = model
         self.embeds = embedding
-        self.masters: dict[nn.Parameter, Tensor] = {}
-        self.buckets: list[Bucket] = []
-        self.reduction: Reduction | None = None
+        self.memory = StageMemory(self)
         self.outer: Unit | None = None
-        self.gradient_sums: list[GradientSum] = []
         self.tables: Rotary | None = None
         has_embedding = embedding or (head and model.tied_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
@@ -145,21 +139,6 @@ class Decoder(nn.Module):
         """The replica of another stage's embedding."""
         return None if self.embeds or self.embed_tokens is None else self.embed_tokens.weight
 
-    def held(self) -> Iterator[Held]:
-        """This rank's values of the parameters: the master of one, or else the parameter itself.
-
-        Of those of which each rank updates a part, the values of this rank's, if it has one.
-        """
-        split = [bucket for bucket in self.buckets if bucket.parts is not None]
-        own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
-        in_parts = {parameter for bucket in split for parameter in bucket.parameters}
-        for name, parameter in self.named_parameters():
-            part = own.get(parameter)
-            if part is not None:
-                yield Held(name, parameter, part.values, part)
-            elif parameter not in in_parts:
-                yield Held(name, parameter, self.masters.get(parameter, parameter), None)
-
     def blocks(self) -> Iterator[Block]:
         return map(self.block, self.layers)
 
@@ -174,26 +153,11 @@ class Decoder(nn.Module):
         layers = {int(number): getattr(block, "mlp", None) for number, block in self.layers.items()}
         return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
-    def await_updates(self) -> None:
-        """Before any parameter is read outside of a forward pass: other ranks' updates arrive."""
-        for bucket in self.buckets:
-            bucket.finish_gather()
-
     def rotary(self, positions: Tensor) -> Rotary:
         """Computed once for the positions that all micro-batches have, which are one tensor."""
         if self.tables is None or self.tables.positions is not positions:
             self.tables = rotary_tables(self.model, positions)
         return self.tables
-
-    @torch.no_grad()
-    def round_masters(self) -> None:
-        """Sets the parameters from their masters, after these were written. A collective of ranks that hold them."""
-        for parameter, master in self.masters.items():
-            local_tensor(parameter).copy_(local_tensor(master))
-        for bucket in self.buckets:
-            bucket.round_parts()
-            bucket.begin_gather()
-            bucket.finish_gather()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Moving parameters to a device, such as by ``to_empty``, makes a new parameter for every module.
@@ -222,7 +186,7 @@ class Decoder(nn.Module):
         default its number of labels.
         """
         if self.outer is not None:
-            self.outer.await_updates()
+            await_updates(self.outer.buckets)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         documents: Documents | None = segments
@@ -268,10 +232,10 @@ def initialize(module: Decoder, model: Model, seed: int) -> None:
     A value depends on the seed, the parameter's full name and its global shape, and on the type of the device; not on
     the ranks or layers that exist. A sharded parameter (DTensor) gets its shard of them, without communication.
     """
-    for name, parameter, values, part in module.held():
+    for name, parameter, values, part in module.memory.held():
         initial = _initial_shard(module, model, name, parameter.detach(), seed)
         local_tensor(values).copy_(initial if part is None else initial.flatten()[part.start : part.stop])
-    module.round_masters()
+    module.memory.round_masters()
 
 
 def _initial_shard(module: Decoder, model: Model, name: str, parameter: Tensor, seed: int) -> Tensor:

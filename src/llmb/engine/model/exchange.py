@@ -14,7 +14,7 @@ the forward pass of the next step's first one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
@@ -176,11 +176,6 @@ class Unit:
     sums: Sequence[GradientSum]
     passes: int | None = None
 
-    def await_updates(self) -> None:
-        """Before any parameter is read: what other ranks updated in the last step arrives."""
-        for bucket in self.buckets:
-            bucket.finish_gather()
-
 
 class Reduction:
     """Sums the gradients of all stages of this rank over ranks, those of a block while earlier ones are computed.
@@ -222,6 +217,50 @@ class Reduction:
         for bucket in self.travelling:
             bucket.finish_reduction()
         self.travelling = following
+
+
+@dataclass(eq=False, slots=True)
+class StageMemory:
+    """Memory that training has for the parameters of a stage.
+
+    masters: the fp32 values of parameters that are rounded from them, and sharded like them. buckets: trained
+    parameters that other ranks hold, too. gradient_sums: the gradients that products add to. reduction: what sums the
+    gradients of all stages of this rank over ranks, if there are other ranks.
+    """
+
+    stage: nn.Module
+    masters: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    buckets: list[Bucket] = field(default_factory=list)
+    gradient_sums: list[GradientSum] = field(default_factory=list)
+    reduction: Reduction | None = None
+
+    def held(self) -> Iterator[Held]:
+        """Yield the values that this rank updates: its part of a parameter, or the master, or the parameter itself."""
+        split = [bucket for bucket in self.buckets if bucket.parts is not None]
+        own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
+        in_parts = {parameter for bucket in split for parameter in bucket.parameters}
+        for name, parameter in self.stage.named_parameters():
+            part = own.get(parameter)
+            if part is not None:
+                yield Held(name, parameter, part.values, part)
+            elif parameter not in in_parts:
+                yield Held(name, parameter, self.masters.get(parameter, parameter), None)
+
+    @torch.no_grad()
+    def round_masters(self) -> None:
+        """Sets the parameters from their masters, after these were written. A collective of ranks that hold them."""
+        for parameter, master in self.masters.items():
+            local_tensor(parameter).copy_(local_tensor(master))
+        for bucket in self.buckets:
+            bucket.round_parts()
+            bucket.begin_gather()
+            bucket.finish_gather()
+
+
+def await_updates(buckets: Iterable[Bucket]) -> None:
+    """Wait for what other ranks updated in the last step, before any parameter is read."""
+    for bucket in buckets:
+        bucket.finish_gather()
 
 
 class _BlockEntryContext(FunctionCtx):

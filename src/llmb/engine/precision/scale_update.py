@@ -53,7 +53,7 @@ def fp8_step(stages: Sequence[Decoder], number: int) -> Iterator[None]:
 
 def own_weights(stages: Sequence[Decoder], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
     """The weights of layers. Of those that ranks update in parts this rank's: the others may still be on their way."""
-    held: dict[Tensor, OwnPart | None] = {each.parameter: each.part for stage in stages for each in stage.held()}
+    held: dict[Tensor, OwnPart | None] = {each.parameter: each.part for stage in stages for each in stage.memory.held()}
     weights: list[Tensor] = []
     for weight in (layer.weight for layer in layers):
         part = held.get(weight)
