@@ -289,7 +289,7 @@ def _run_in_fake_mode() -> None:
     from llmb.engine.parallel.expert_parallel import ParallelExperts
 
     train, step, read = loop.train, loop.do_step, timing.StepReader._read
-    plan_traffic = ParallelExperts.known_traffic
+    plan = ParallelExperts.balance
 
     def train_fake(*args: Any) -> None:
         with generating(), fake_tensors() as mode, on_the_host(mode):
@@ -313,15 +313,15 @@ def _run_in_fake_mode() -> None:
             pending.values = values
             return read(self, pending)
 
-    def known_traffic(experts: Any, places: Tensor, rows: Tensor) -> Any:
+    def balance(experts: Any, places: Tensor, rows: Tensor) -> Any:
         """The host computes it once, from numbers."""
         with unset_fake_temporarily():
-            found = plan_traffic(experts, places, torch.empty(len(rows)))
+            found = plan(experts, places, torch.empty(len(rows)))
         tensors = {name: getattr(found, name) for name in ("order", "back", "counts")}
         copies = {name: torch.empty(one.shape, dtype=one.dtype, device=rows.device) for name, one in tensors.items()}
         return found._replace(**copies)
 
-    replace(ParallelExperts, "known_traffic", known_traffic)
+    replace(ParallelExperts, "balance", balance)
     replace(mesh, "join_ranks", with_groups(mesh.join_ranks))
     for name in ("__init__", "_flatten", "_unflatten"):
         replace(DeviceMesh, name, with_groups(getattr(DeviceMesh, name)))
