@@ -14,7 +14,7 @@ import typer
 from llmb.base.errors import LlmbError, UsageError
 from llmb.base.options import Option, build, options_of
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.model_name import parse_model
+from llmb.catalogue.model_name import parse_model, split_model
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import CPU, Request, sizes_of
 from llmb.cli.root import say
@@ -141,7 +141,14 @@ def log_options() -> Maker:
     panel = "Logs that do not report it"
     options = [replace(options_of(Request)[name], panel=panel, basic=True, help=f"Their {name}.") for name in STATED]
     parameters = (parameter(option, envvar=False).replace(default=None) for option in options)
-    return _maker(parameters, lambda **values: {STATED[name]: text for name, text in values.items() if text})
+
+    def stated(**values: str | None) -> dict[str, str]:
+        if workload := values["workload"]:
+            values["workload"], own = split_model(Catalogue(), workload.lower())
+            values["size"] = given_once("size", own, values["size"])
+        return {STATED[name]: text for name, text in values.items() if text}
+
+    return _maker(parameters, stated)
 
 
 def model_options() -> Maker:
