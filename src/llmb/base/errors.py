@@ -165,7 +165,7 @@ def pip_install(*extras: str) -> str:
     """The command that adds extras of llmb to the Python that runs this: from its checkout, where it has one."""
     checkout, added = Path(__file__).parents[3], f"[{','.join(extras)}]"
     source = ("-e", f"{checkout}{added}") if (checkout / "pyproject.toml").is_file() else (f"llmb{added}",)
-    return shlex.join((sys.executable, "-m", "pip", "install", *source))
+    return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(source)}"
 
 
 def check_installed(what: str, *names: str) -> None:

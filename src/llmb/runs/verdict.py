@@ -112,6 +112,7 @@ class ConditionRule(Record):
     title: str
     """The title for display; empty if it is the key itself."""
     differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
+    """For a prediction, as for an expectation: both are of the conditions that somebody stated."""
     unknown: Effect | Literal["ignored"] = "ignored"
     important: bool = False
     """True if a change of the setting of a node is likely to change the time of a step."""
@@ -119,7 +120,9 @@ class ConditionRule(Record):
 
     def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
         """Return the effect; ``both``: neither side is None. None for ignored keys."""
-        effect = self.unknown if not both else self.differs[kind] if isinstance(self.differs, dict) else self.differs
+        stated: ReferenceKind = "expectation" if kind == "prediction" else kind
+        effect = self.unknown if not both else self.differs
+        effect = effect[stated] if isinstance(effect, dict) else effect
         return None if effect == "ignored" else effect
 
 
