@@ -94,8 +94,9 @@ def test_a_log_of_half_the_work_is_not_judged_as_the_recipe(tmp_path: Path) -> N
     folder = "pretrain_llama3.1_8b_bf16_8"
     write(tmp_path / "half" / folder / "log-a_8_0.out", gbs=64)
     found, code = call("judge", tmp_path / "half", "--gpu-type", "h100")
-    assert (found["judged"][0]["verdict"], code) == ("not comparable", 6)
-    assert "global batch size 64, and 128 in the recipe" in found["judged"][0]["reason"]
+    (judged,) = found["judged"]
+    assert (judged["reference"]["kind"], judged["soft"]) == ("prediction", True), "the published figure is of 128"
+    assert "global batch size 64, and 128 in the recipe" in judged["reference"]["source"]
     (parsed,) = call("parse", tmp_path / "half", "--gpu-type", "h100")[0]["results"]
     assert (parsed["layout"], parsed["mfu_pct"]) == ({"gbs": 64}, {})
     write(tmp_path / "eighth" / NAME.format(1), s=1.55, gbs=16)
@@ -108,12 +109,16 @@ def test_a_log_of_half_the_work_is_not_judged_as_the_recipe(tmp_path: Path) -> N
 )
 def test_a_variant_of_a_gpu_has_no_figures_of_another(tmp_path: Path, gpu: str) -> None:
     write(tmp_path / NAME.format(1), head=f"{gpu}\n", tflops=600.0)
-    (parsed,) = call("parse", tmp_path, "--gpu-type", "h100")[0]["results"]
+    (parsed,) = call("parse", tmp_path)[0]["results"]
     assert (parsed["status"], parsed["mfu_pct"]) == ("success", {})
     assert parsed["gpu_type"] in gpu and parsed["gpu_type"] != "h100"
-    found, code = call("judge", tmp_path, "--gpu-type", "h100")
+    found, code = call("judge", tmp_path)
     assert (found["judged"][0]["verdict"], code) == ("not comparable", 6)
     assert "variants such as SXM and PCIe differ" in found["judged"][0]["reason"]
+    for command in ("parse", "judge"):
+        found, code = call(command, tmp_path, "--gpu-type", "h100")
+        assert code == 2 and "h100 was specified" in found["error"]["what"]
+        assert parsed["gpu_type"] in found["error"]["what"]
 
 
 def test_a_log_that_is_too_fast_for_its_gpus_is_invalid_everywhere(tmp_path: Path) -> None:

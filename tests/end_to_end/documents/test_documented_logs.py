@@ -149,9 +149,11 @@ def test_the_table_of_maverick_is_not_of_b200(tmp_path: Path) -> None:
 def test_nodes_and_releases_that_are_not_known_are_not_guessed(tmp_path: Path) -> None:
     place(tmp_path / "a", nemo_run(LORA, 1), steps(4.07, 0.009, range(35, 45), 64))
     assert judged(tmp_path / "a")["reason"] == "the log does not report its GPU type, number of GPUs"
-    assert judged(tmp_path / "a", "--gpu-type", "h100")["reason"] == (
+    reference = judged(tmp_path / "a", "--gpu-type", "h100")["reference"]
+    assert reference["kind"] == "prediction", "two nodes are 8 GPUs on GB200 alone"
+    assert reference["source"].endswith(
         "the catalogue has no recipe with the layout of this log; layout.tp 1, and 2 in the recipe"
-    ), "two nodes are 8 GPUs on GB200 alone"
+    )
     log = "results/25.01/bf16/405b/576/log-nemo_llama3.1_405b_576_4711.out"
     place(tmp_path / "b", log, steps(17, 0.1, range(50), 252))
     assert judged(tmp_path / "b", "--gpu-type", "h100")["reason"] == (
