@@ -112,7 +112,7 @@ class ConditionRule(Record):
     title: str
     """The title for display; empty if it is the key itself."""
     differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
-    """For a prediction, as for an expectation: both are of the conditions that somebody stated."""
+    """A prediction has the effect of an expectation: both are of conditions that were stated."""
     unknown: Effect | Literal["ignored"] = "ignored"
     important: bool = False
     """True if a change of the setting of a node is likely to change the time of a step."""
