@@ -24,6 +24,8 @@ STORE = "LLMB_STORE"
 """The file in which the ranks of one node meet."""
 GRACE_S = 10.0
 """Time that ranks have to end after a request; then they are killed."""
+TOGETHER_S = 0.5
+"""Time after the first failure in which others may end by themselves."""
 MOST_FILES = 65_536
 """The number of files that a process may open, if its hard limit allows. More would slow programs that try each."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -93,21 +95,23 @@ def _arrivals() -> int:
 
 
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
-    """Returns when all have ended, one has failed, or a signal came."""
-    running = list(ranks)
-    while running:
-        signal_number = next((number for number in os.read(arrivals, 512) if number in ENDING), None)
-        ended = [rank for rank in running if rank.poll() is not None]
-        running = [rank for rank in running if rank.returncode is None]
-        failed = [rank for rank in ended if rank.returncode]
-        for rank in failed:
-            sys.stderr.write(f"llmb: rank {ranks[rank]} on {host_name()} {how_it_ended(rank.returncode)}\n")
+    """Returns when all have ended, soon after one has failed, or when a signal came.
+
+    Others that end by themselves meanwhile are named, too: of two that end together, one may be seen first by chance.
+    """
+    running, code, end = list(ranks), 0, None
+    while running and (end is None or time.monotonic() < end):
+        arrived = end is None or select.select([arrivals], [], [], max(0.0, end - time.monotonic()))[0]
+        seen = os.read(arrivals, 512) if arrived else b""
+        if requested := next((number for number in seen if number in ENDING), None):
+            return 128 + requested
+        for rank in [rank for rank in running if rank.poll() is not None]:
+            running.remove(rank)
+            if rank.returncode:
+                sys.stderr.write(f"llmb: rank {ranks[rank]} on {host_name()} {how_it_ended(rank.returncode)}\n")
+                code, end = FAILED, end or time.monotonic() + TOGETHER_S
         sys.stderr.flush()
-        if signal_number:
-            return 128 + signal_number
-        if failed:
-            return FAILED
-    return 0
+    return code
 
 
 def _end(ranks: Sequence[Process], arrivals: int) -> None:
