@@ -15,7 +15,7 @@ from llmb.jobs.history import open_history
 from llmb.runs.checkpoints.checkpoint import read_checkpoint
 from llmb.runs.checkpoints.checkpoint_files import new_folder
 from llmb.setup.install.answers import Answers
-from llmb.setup.install.install_state import InstallState, Item, state_path
+from llmb.setup.install.install_state import InstalledItem, InstallState, state_path
 
 TINY = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "1")
 Call = Callable[..., tuple[int, str]]
@@ -129,7 +129,7 @@ def test_the_state_of_another_users_installation_is_refused(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_others: Callable[..., None]
 ) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    write_install_state(tmp_path, Item(path="made", kind="tree"))
+    write_install_state(tmp_path, InstalledItem(path="made", kind="tree"))
     of_others(state_path(tmp_path))
     code, printed = call("install", tmp_path, "--remove", "--yes")
     assert (code, "this belongs to another user" in printed) == (2, True), printed
@@ -155,7 +155,7 @@ def test_links_of_others_in_a_shared_root_are_not_followed(tmp_path: Path, of_ot
     assert {path.name for path in elsewhere.iterdir()} == {"model", "jobs.sqlite", "open.lock"}
 
 
-def write_install_state(root: Path, *made: Item, workloads: tuple[str, ...] = ()) -> None:
+def write_install_state(root: Path, *made: InstalledItem, workloads: tuple[str, ...] = ()) -> None:
     state_path(root).parent.mkdir(exist_ok=True)
     answers = Answers(scheduler="local", workloads=workloads)
     state_path(root).write_text(
@@ -173,7 +173,7 @@ def test_removing_removes_nothing_outside_of_the_root(tmp_path: Path, call: Call
     root.mkdir()
     (root / "kept.txt").write_text("not the installer's")
     (root / "out").symlink_to(precious)
-    write_install_state(root, Item(path=path.format(precious=precious), kind=kind))
+    write_install_state(root, InstalledItem(path=path.format(precious=precious), kind=kind))
     code, printed = call("install", root, "--remove", "--yes")
     assert (precious / "precious" / "thesis.txt").read_text() == "all of it"
     assert (root / "kept.txt").exists()

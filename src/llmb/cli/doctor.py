@@ -151,7 +151,7 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ReportOptions:
     junit: Junit = None
     json: Json = False
 
@@ -164,11 +164,11 @@ FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit code 4 if 
 
 
 @app.command()
-@takes(Checked, Several, Output)
+@takes(Checked, Several, ReportOptions)
 def doctor(
     checked: Checked,
     several: Several,
-    output: Output,
+    output: ReportOptions,
     ctx: typer.Context,
     against: AgainstRun = None,
     fail_on_drift: FailOnDrift = False,
@@ -226,7 +226,7 @@ def doctor(
         _check_here(install, asked, output, folded=not is_verbose(ctx))
 
 
-def _check_here(install: Path, asked: CheckOptions, output: Output, *, folded: bool) -> None:
+def _check_here(install: Path, asked: CheckOptions, output: ReportOptions, *, folded: bool) -> None:
     request = check_request(install, asked, os.environ)
     try:
         with PhaseProgress("checking") as progress:
@@ -284,7 +284,7 @@ def ask_nodes(install: Path, several: Several, request: NodesRequest) -> AskedNo
     return AskedNodes(check.result(request.started_at), folder, scheduler, complete)
 
 
-def show_last(install: Path, several: Several, output: Output) -> None:
+def show_last(install: Path, several: Several, output: ReportOptions) -> None:
     """Raises UsageError if there is none, and RunFailed if a node is unfit."""
     if several.partition or several.every:
         raise UsageError("--last shows a check again, and takes --nodes alone", do="omit --partition and --all")
@@ -319,7 +319,7 @@ def _states(scheduler: Scheduler, several: Several) -> dict[str, NodeState]:
     return usable
 
 
-def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, output: Output) -> None:
+def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, output: ReportOptions) -> None:
     write_junit(output.junit, "doctor", lambda: node_cases(result.reports))
     form = nodes_document if output.json else nodes_tables
     print_output(form(result, str(folder.path), scheduler.host_list))

@@ -25,7 +25,7 @@ PATIENCE_S = 2.0
 SCHEMA_VERSION = 1
 
 
-class Item(Record):
+class InstalledItem(Record):
     """Something below the root that the installer makes."""
 
     path: str
@@ -50,7 +50,7 @@ class InstallState(Record):
     """The existing interpreter that was looked at, and has what runs need."""
     image: str | None = None
     """The file of the image that was imported."""
-    made: tuple[Item, ...] = ()
+    made: tuple[InstalledItem, ...] = ()
 
     @field_validator("answers", mode="before")
     @classmethod
@@ -116,7 +116,7 @@ class Journal:
     def folder(self, path: str) -> None:
         """Makes a folder below the root, unless it exists."""
         if not (self.root / path).is_dir():
-            self._intend(Item(path=path, kind="folder"))
+            self._intend(InstalledItem(path=path, kind="folder"))
             with writing(self.root / path):
                 (self.root / path).mkdir(exist_ok=True)
 
@@ -125,22 +125,24 @@ class Journal:
         before = self.entry(path)
         written = before.sha256 if before else ()
         self._intend(
-            Item(path=path, kind="file", sha256=(*(item for item in written if item != digest(text)), digest(text)))
+            InstalledItem(
+                path=path, kind="file", sha256=(*(item for item in written if item != digest(text)), digest(text))
+            )
         )
         put_file(self.root / path, text, mode=mode)
 
     def tree(self, path: str) -> Path:
         """A folder below the root that something else fills: what was left of an earlier attempt is removed."""
-        self._intend(Item(path=path, kind="tree"))
+        self._intend(InstalledItem(path=path, kind="tree"))
         shutil.rmtree(self.root / path, ignore_errors=True)
         return self.root / path
 
     def image(self, path: str) -> None:
         """A file that an import makes; one that was there before is not the installer's."""
         if not (self.root / path).exists():
-            self._intend(Item(path=path, kind="image"))
+            self._intend(InstalledItem(path=path, kind="image"))
 
-    def entry(self, path: str) -> Item | None:
+    def entry(self, path: str) -> InstalledItem | None:
         return next((item for item in self.state.made if item.path == path), None)
 
     def is_unchanged(self, path: str) -> bool:
@@ -151,7 +153,7 @@ class Journal:
     def forget(self, path: str) -> None:
         self.save(made=tuple(item for item in self.state.made if item.path != path))
 
-    def _intend(self, item: Item) -> None:
+    def _intend(self, item: InstalledItem) -> None:
         others = (other for other in self.state.made if other.path != item.path)
         if self.entry(item.path) != item:
             self.save(made=(*others, item))
@@ -194,7 +196,7 @@ def _begin(root: Path, answers: Answers) -> None:
         _write_state(root / STATE_FOLDER, state)
         return
     target = root / STATE_FOLDER if root.exists() else root
-    items = [Item(path=STATE_FOLDER, kind="folder")] if root.exists() else []
+    items = [InstalledItem(path=STATE_FOLDER, kind="folder")] if root.exists() else []
     partial = partial_of(target)
     inner = partial if items else partial / STATE_FOLDER
     try:
@@ -214,7 +216,7 @@ def _write_state(folder: Path, state: InstallState) -> None:
     put_file(folder / STATE, state.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
-def remove(root: Path, items: Sequence[Item]) -> tuple[list[str], list[str]]:
+def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
     """Removes what was made, the last first. Returns the paths that are gone, and those that are kept because they are
     not as they were made. Raises UsageError for what is not below the root."""
     removed, remaining = list[str](), list[str]()
@@ -227,7 +229,7 @@ def remove(root: Path, items: Sequence[Item]) -> tuple[list[str], list[str]]:
     return removed, remaining
 
 
-def _removed(path: Path, item: Item) -> bool:
+def _removed(path: Path, item: InstalledItem) -> bool:
     if item.kind == "tree":
         shutil.rmtree(path)
     elif item.kind == "image":

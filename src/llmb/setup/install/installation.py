@@ -23,8 +23,8 @@ from llmb.runs.folder import writing
 from llmb.setup.install.answers import Answers
 from llmb.setup.install.install_state import (
     LOCK,
+    InstalledItem,
     InstallState,
-    Item,
     Journal,
     locked_journal,
     partial_of,
@@ -223,7 +223,7 @@ def _remove_history(root: Path) -> None:
 def _remove_state(root: Path, state: InstallState) -> None:
     """The state goes last, and together with its folders, so that a removal that is killed can be completed."""
     (root / STATE_FOLDER / LOCK).unlink(missing_ok=True)
-    is_created = state.made_root or Item(path=STATE_FOLDER, kind="folder") in state.made
+    is_created = state.made_root or InstalledItem(path=STATE_FOLDER, kind="folder") in state.made
     if not is_created or len([*(root / STATE_FOLDER).iterdir()]) > 1:
         state_path(root).unlink()
         return
