@@ -4,7 +4,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -54,7 +54,6 @@ CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 DETECTED = "detected"
 NOT_SAVED = "no checkpoint was saved to continue from"
 Say = Callable[[str], None]
-BUSY = "making several runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,22 +294,13 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
     return list({run.record.run_id: run for run in reversed(runs)}.values())[::-1]
 
 
-@contextmanager
-def runs_lock(install: Path, say: Say) -> Iterator[None]:
+def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
     """Held while several runs are made in turn, so that clients of an install root do not measure each other.
 
     Another client waits, as long as it takes, and says so. Raises EnvironmentProblem where there are no locks.
     """
-    path = install / STATE_FOLDER / "runs.lock"
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(file_lock(path, 0, BUSY))
-        except EnvironmentProblem as error:
-            if BUSY not in error.what:
-                raise
-            say("another command makes runs one after another here: waiting for its end")
-            stack.enter_context(file_lock(path, inf, BUSY))
-        yield
+    waiting = "another command makes runs one after another here: waiting for its end"
+    return file_lock(install / STATE_FOLDER / "runs.lock", inf, "making several runs", lambda: say(waiting))
 
 
 def _ended(folder: RunFolder) -> EndedRun | None:

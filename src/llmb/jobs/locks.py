@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +16,8 @@ POLL_S = 0.02
 
 
 @contextmanager
-def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
-    """Holds the lock on ``path``; gives its descriptor.
+def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """Holds the lock on ``path``; gives its descriptor. ``on_wait`` is called once where another process holds it.
 
     A child that inherits the descriptor holds the lock, too, also after its parent ended. Raises EnvironmentProblem
     after ``patience_s``, or if the file system has no locks.
@@ -26,7 +26,7 @@ def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _opened(path)
     try:
-        _acquire(descriptor, path, patience_s, what)
+        _acquire(descriptor, path, patience_s, what, on_wait)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -49,8 +49,8 @@ def _opened(path: Path) -> int:
             raise error from None
 
 
-def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:
-    end = time.monotonic() + patience_s
+def _acquire(descriptor: int, path: Path, patience_s: float, what: str, on_wait: Callable[[], None]) -> None:
+    end, is_held = time.monotonic() + patience_s, False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,6 +59,9 @@ def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:
                 do = "retry; if it stays so, end the process that holds the file (see lsof)"
                 how = f"has been {what} for {patience_s:.0f} s" if patience_s else f"is {what}"
                 raise EnvironmentProblem(f"another process {how}", where=str(path), do=do) from None
+            if not is_held:
+                is_held = True
+                on_wait()
             time.sleep(POLL_S)
         except OSError as error:
             do = "set LLMB_INSTALL to a folder on a file system with locks"
