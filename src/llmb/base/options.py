@@ -23,8 +23,6 @@ from llmb.base.secrets import has_secret
 _PART = r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?"
 Shape = TypeVar("Shape")
 REQUIRED = inspect.Parameter.empty
-SWEPT_NAMES = ("size", "dtype")
-"""Options of text that may have several values."""
 
 
 class Span(NamedTuple):
@@ -108,6 +106,8 @@ class Option:
     metavar: str | None = None
     repeatable: bool = False
     """It can be repeated, and a job gets all values: it is not swept. The field is a tuple."""
+    several: bool = False
+    """Text of which several values may be asked for at once; numbers and choices may be, anyway."""
     negates: bool = False
     """A flag, ``--no-name``, that sets the field to False."""
     folder: bool = False
@@ -140,7 +140,7 @@ class Option:
         """True if it takes several values, separated by commas, where several runs are requested."""
         if self.listed or self.repeatable or self.negates or self.folder:
             return False
-        return self.type in (int, float) or get_origin(self.type) is Literal or self.name in SWEPT_NAMES
+        return self.type in (int, float) or get_origin(self.type) is Literal or self.several
 
     @property
     def spellings(self) -> tuple[str, ...]:

@@ -94,10 +94,13 @@ class Request:
 
     workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.", form=WORD)]
     size: Annotated[
-        str, Option(flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD)
+        str,
+        Option(
+            flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD, several=True
+        ),
     ]
     dtype: Annotated[
-        str | None, Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.", form=WORD)
+        str | None, Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.", form=WORD, several=True)
     ] = None
     scale: Annotated[
         int | None,

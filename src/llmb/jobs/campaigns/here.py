@@ -52,7 +52,8 @@ def campaign_here(context: CampaignContext, requested: RequestedJobs) -> Campaig
     planned: dict[str, LocalRun] = {}
 
     def plan(job: CampaignJob) -> None:
-        planned[_key(job.wanted)] = _plan(context, job.wanted)
+        if (key := _key(job.wanted)) not in planned:  # as a repeat is
+            planned[key] = _plan(context, job.wanted)
 
     jobs, left_out = check_jobs(context, requested, _gpu_type(context, requested.values), plan)
     digest = hashlib.sha256("\n".join(f"{_key(job.wanted)} {job.repeat}" for job in jobs).encode()).hexdigest()
