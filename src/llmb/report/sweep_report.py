@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of several recipes that were made in turn, one row each: what differs between them, and how fast each was."""
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
@@ -12,6 +13,8 @@ from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE
 
 FP8, BF16 = "fp8", "bf16"
+PARTS = re.compile(r"on \d+ x \S+|\S+")
+"""Parts of a recipe's title: the model, its dtype, and the GPUs."""
 
 
 def varied_names(plans: Sequence[Plan]) -> list[str]:
@@ -38,15 +41,21 @@ def _parts(plan: Plan) -> dict[str, Any]:
 
 def titles_of(plans: Sequence[Plan]) -> list[str]:
     """The title of each recipe, with what differs from the others."""
-    titles = [plan.recipe.title() for plan in plans]
-    return [f"{title} ({name})" if name else title for title, name in zip(titles, varied_names(plans), strict=True)]
+    return [_with(plan.recipe.title(), name) for plan, name in zip(plans, varied_names(plans), strict=True)]
+
+
+def _with(title: str, varied: str) -> str:
+    return f"{title} ({varied})" if varied else title
 
 
 def sweep_rows(recipes: Sequence[Sequence[EndedRun]]) -> list[dict[str, Any]]:
     """One row for each recipe that has a run; means are over its successful runs. The keys are a contract."""
     some = [runs for runs in recipes if runs]
-    titles = titles_of([runs[0].plan for runs in some])
-    rows = [{"title": title, **_row(runs)} for runs, title in zip(some, titles, strict=True)]
+    names = varied_names([runs[0].plan for runs in some])
+    rows = [
+        {"title": runs[0].plan.recipe.title(), "varied": name or None, **_row(runs)}
+        for runs, name in zip(some, names, strict=True)
+    ]
     first = rows[0]["step_time_s"] if rows else None
     for row in rows:
         own = row["step_time_s"]
@@ -75,18 +84,30 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def sweep_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row for each recipe; what the titles of all have in common is in that of the table."""
+    words = [PARTS.findall(row["title"]) for row in rows]
+    common = {place: some[0] for place, some in enumerate(zip(*words, strict=False)) if len(set(some)) == 1}
+
+    def name(row: dict[str, Any]) -> str:
+        own = " ".join(word for place, word in enumerate(PARTS.findall(row["title"])) if place not in common)
+        return ", ".join(filter(None, (own, row["varied"])))
+
     columns: list[Column[dict[str, Any]]] = [
-        Column("recipe", lambda row: row["title"]),
-        Column("run", lambda row: row["run"] or "", optional=True),
-        number_column("runs", lambda row: row["runs"], drop=3),
-        Column("status", lambda row: row["status"], optional=True),
+        Column("recipe", name),
+        Column("run", lambda row: row["run"] or "", optional=True, drop=3),
+        *([number_column("runs", lambda row: row["runs"])] if any(row["runs"] > 1 for row in rows) else ()),
+        *([Column("status", lambda row: row["status"])] if any(row["status"] != "success" for row in rows) else ()),
         number_column("step s", lambda row: row["step_time_s"], known),
-        number_column("to first %", lambda row: row["to_first_pct"], known),
+        number_column("to first %", lambda row: row["to_first_pct"], _change),
         number_column("tokens/s", lambda row: row["tokens_per_s"], known),
         number_column("peak GiB", lambda row: row["peak_memory_gib"], known, drop=2),
         number_column("last loss", lambda row: row["loss_last"], known, drop=1),
-    ]
-    return table_of("Side by side", rows, columns)
+    ]  # fmt: skip
+    return table_of(f"Side by side: {' '.join(common.values())}", rows, columns)
+
+
+def _change(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
 
 
 def fp8_sentences(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[str]:

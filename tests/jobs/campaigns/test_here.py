@@ -64,7 +64,7 @@ def test_a_campaign_whose_client_is_killed_runs_each_job_once(
     done = llmb_program(install, "bulk", str(file), "--yes", "--json")
     assert done.returncode == 0, done.stderr
     rows = done.document["rows"]
-    assert [row["title"].partition("(")[2] for row in rows] == [f"mbs {one})" for one in mbs]
+    assert [row["varied"] for row in rows] == [f"mbs {one}" for one in mbs]
     assert [row["runs"] for row in rows] == [repeats] * len(mbs)
     assert rows[0]["to_first_pct"] == 0
     assert len(ended_runs(install)) == count
