@@ -28,6 +28,7 @@ from llmb.report.verdict_report import (
     left_out_lines,
     verdict_tables,
 )
+from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun
 from llmb.runs.verdict import worst
 from llmb.verdict.catalogue_figures import with_stated
 from llmb.verdict.compare_runs import Comparison, compare_runs
@@ -167,12 +168,7 @@ def judge(
     - `llmb judge acceptance-campaign --acceptance h100`
     """
     against, install = replace(reference.options(explain=explain, bisect=bisect), logs=logs), install_here()
-    selected = find_all_runs(runs, install, say)
-    found = with_stated(in_window(selected.runs, reference.window), logs, Catalogue())
-    left_out = selected.left_out
-    if not found:
-        lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
-        raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="'llmb runs' shows all")
+    found, left_out = _runs_to_judge(runs, install, reference.window, logs)
     if path := reference.write_expectations:
         count = write_expectations(path, found)
         say(f"{count} {'entry' if count == 1 else 'entries'} written to {path}")
@@ -189,6 +185,18 @@ def judge(
         say(*left_out_lines(left_out))
     published = not (reference.against or reference.expect or reference.acceptance)
     _raise_unless_passed(judged, published=published, bisect=bisect)
+
+
+def _runs_to_judge(
+    runs: list[str] | None, install: Path, window: str | None, logs: dict[str, Any]
+) -> tuple[Sequence[AnalyzedRun], Sequence[ExcludedRun]]:
+    """The runs, in the window, and those that are left out. Raises UsageError if there is none."""
+    selected = find_all_runs(runs, install, say)
+    found = with_stated(in_window(selected.runs, window), logs, Catalogue())
+    if not found:
+        lines = "\n".join(f"  {line}" for line in left_out_lines(selected.left_out))
+        raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="'llmb runs' shows all")
+    return found, selected.left_out
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:

@@ -3,7 +3,7 @@
 
 import csv
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -201,27 +201,34 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -
     return calibrate(measured, plan, catalogue.gpus[run.recipe.gpu_type], usual)
 
 
-@app.command()
-@takes(recipe_options(), record_options(Choices))
-def plan(
-    request: Request,
-    choices: Choices,
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """The goal of a search for layouts, and the form of its results."""
+
     goal: Annotated[
         Goal,
         typer.Option("--goal", help="step: the fastest step; token: the cheapest token, on as many GPUs or fewer."),
-    ] = "step",
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Layouts that are listed.")] = 10,
+    ] = "step"
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Layouts that are listed.")] = 10
     price: Annotated[
         float | None, typer.Option("--price", min=0, help="Price of a GPU hour, for the price of a trillion tokens.")
-    ] = None,
+    ] = None
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write a campaign for 'llmb bulk'.")
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each layout in that campaign.")] = 3,
+    ] = None
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each layout in that campaign.")] = 3
     max_memory_gib: Annotated[
         float | None,
         typer.Option("--max-memory-gib", metavar="GIB", min=1, help="What a rank may need. Default: what a GPU has."),
-    ] = None,
+    ] = None
+
+
+@app.command()
+@takes(recipe_options(), record_options(Choices), SearchOptions)
+def plan(
+    request: Request,
+    choices: Choices,
+    wanted: SearchOptions,
     calibrate_with: Calibrate = None,
     hardware: Hardware = None,
     json: Json = False,
@@ -257,20 +264,22 @@ def plan(
     ways = {
         "recompute": choices.recompute if "recompute" in given_of(ctx, ctx.params) else None,
         **parallelism.model_dump(),
-        "max_memory_gib": max_memory_gib,
+        "max_memory_gib": wanted.max_memory_gib,
     }
     constraints = {**sizes, **{name: value for name, value in ways.items() if value is not None}}
     predicted = _predictor(catalogue, calibrate_with, start)
     say(f"searching the layouts of {recipe.title()}, which takes seconds")
-    found, own = search_for(goal, start, predicted, constraints), predict_recipe(recipe, choices, predicted)
-    proposed = Proposed(goal, recipe, constraints, found.found[:top], own, found.searched, found.left_out, price)
+    found, own = search_for(wanted.goal, start, predicted, constraints), predict_recipe(recipe, choices, predicted)
+    proposed = Proposed(
+        wanted.goal, recipe, constraints, found.found[: wanted.top], own, found.searched, found.left_out, wanted.price
+    )
     if not found.found and isinstance(own, Missing):
         raise UsageError(f"no layout fits: {left_out_text(proposed)}", do="give fewer sizes, or more GPUs")
     print_for_recipe(recipe.unspecified, proposed_document(proposed) if json else proposed_tables(proposed))
-    if output is not None:  # last: what was searched for is not lost if it cannot be written
-        with new_file(output) as partial:
-            partial.write_text(campaign_text(proposed, repeats))
-        say(f"written: {output}; 'llmb bulk {output} --dry-run' shows its jobs")
+    if wanted.output is not None:  # last: what was searched for is not lost if it cannot be written
+        with new_file(wanted.output) as partial:
+            partial.write_text(campaign_text(proposed, wanted.repeats))
+        say(f"written: {wanted.output}; 'llmb bulk {wanted.output} --dry-run' shows its jobs")
 
 
 @app.command()

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any, Literal, get_origin
 
@@ -36,36 +36,68 @@ REQUEST = selection_options(options_of(Request).values(), swept=True)
 CHOICES = value_options(options_of(Choices).values(), swept=True)
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-PretendScale = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        hidden=True,
-        help="Run one rank of a run on N GPUs alone, on one: what it computes, and its memory. Collectives end at "
-        "once, with values of the rank itself, so there is no step time, throughput or loss.",
-    ),
-]
-PretendedRanks = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RANKS", hidden=True, help="With --pretend-scale: which, such as 0 or 0,64, in turn. Default: 0."
-    ),
-]
+
+@dataclass(frozen=True, slots=True)
+class Pretended:
+    """Ranks of a run at a scale that is pretended, which run alone."""
+
+    pretend_scale: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            hidden=True,
+            help="Run one rank of a run on N GPUs alone, on one: what it computes, and its memory. Collectives end at "
+            "once, with values of the rank itself, so there is no step time, throughput or loss.",
+        ),
+    ] = None
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RANKS", hidden=True, help="With --pretend-scale: which, such as 0 or 0,64, in turn. Default: 0."
+        ),
+    ] = None
+
+    def ranks_of(self, request: Request) -> tuple[Request, Sequence[int | None]]:
+        """The request at the scale that is pretended, and the ranks that run alone; None for a run of all.
+
+        Raises UsageError.
+        """
+        scale = self.pretend_scale
+        if scale is None:
+            if self.rank is not None:
+                raise UsageError("--rank is of a run that is pretended", do="add --pretend-scale, or remove --rank")
+            return request, [None]
+        if request.scale not in (None, scale):
+            raise UsageError(f"--scale is {request.scale}, and --pretend-scale {scale}", do="remove --scale")
+        text = self.rank or "0"
+        try:
+            spans = parse_ranges(text)
+        except ValueError as error:
+            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="ranks are numbered from 0") from error
+        if any(span.last >= scale for span in spans):
+            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="name ranks of the layout")
+        return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """How often recipes run, and whether they do."""
+
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False
+    repeats: Annotated[
+        int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
+    ] = 1
+    start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False
 
 
 @app.command()
-@takes(REQUEST, CHOICES)
+@takes(REQUEST, CHOICES, Pretended, Several)
 def run(
     requested: dict[str, Any],
     chosen: dict[str, Any],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
-    repeats: Annotated[
-        int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
-    ] = 1,
-    start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False,
-    pretend_scale: PretendScale = None,
-    rank: PretendedRanks = None,
+    pretended: Pretended,
+    several: Several,
     force: Force = False,
     json: Json = False,
     *,
@@ -100,47 +132,27 @@ def run(
 
     - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 0,448`
     """
-    if start_new and chosen["label"] is None:
+    if several.start_new and chosen["label"] is None:
         raise UsageError("--new has no effect without --label: every run is new", do="leave it out, or add --label")
     catalogue, install = Catalogue(), install_here()
     asked = []
     for one in combined({**requested, **chosen}):
         request, choices = request_of(one), build(Choices, one)
-        request, ranks = pretended_of(request, pretend_scale, rank)
+        request, ranks = pretended.ranks_of(request)
         asked += [(request, choices, alone) for alone in ranks]
-    if len(asked) * repeats > 1:
+    if len(asked) * several.repeats > 1:
         locals_ = [plan_here(catalogue, one, own, os.environ, install, alone) for one, own, alone in asked]
-        run_or_print(locals_, [repeats] * len(asked), dry_run=dry_run, start_new=start_new, json=json)
+        repeats = [several.repeats] * len(asked)
+        run_or_print(locals_, repeats, dry_run=several.dry_run, start_new=several.start_new, json=json)
         return
     ((request, choices, alone),) = asked
     local = plan_here(catalogue, request, choices, os.environ, install, alone)
-    if dry_run:
+    if several.dry_run:
         if local.missing:
             say(f"warning: {local.missing.warning}")
         _print_plan(local, _same_run(request, choices, local.plan), json=json)
         return
     _run_one(local, ctx, force=force, json=json)
-
-
-def pretended_of(request: Request, scale: int | None, ranks: str | None) -> tuple[Request, Sequence[int | None]]:
-    """The request at the scale that is pretended, and the ranks that run alone; None for a run of all.
-
-    Raises UsageError.
-    """
-    if scale is None:
-        if ranks is not None:
-            raise UsageError("--rank is of a run that is pretended", do="add --pretend-scale, or leave --rank out")
-        return request, [None]
-    if request.scale not in (None, scale):
-        raise UsageError(f"--scale is {request.scale}, and --pretend-scale {scale}", do="leave --scale out")
-    text = ranks or "0"
-    try:
-        spans = parse_ranges(text)
-    except ValueError as error:
-        raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="ranks are numbered from 0") from error
-    if any(span.last >= scale for span in spans):
-        raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="name ranks of the layout")
-    return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
 
 
 def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) -> None:
