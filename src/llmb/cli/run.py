@@ -257,11 +257,12 @@ def _turns(
 ) -> tuple[list[list[EndedRun]], list[Turn]]:
     """The runs of an earlier call that count, by recipe, and what is left to run, in its order."""
     ended: list[list[EndedRun]] = []
-    for local, count in zip(locals_, repeats, strict=True):
+    titles = titles_of([local.plan for local in locals_])
+    for local, title, count in zip(locals_, titles, repeats, strict=True):
         runs = [] if start_new else earlier_runs(local, say)[:count]
         if runs:
             ids = ", ".join(run.record.id for run in runs)
-            say(f"{local.plan.recipe.title()}: {len(runs)} of {count} were run before ({ids}); --new repeats them")
+            say(f"{title}: {len(runs)} of {count} were run before ({ids}); --new repeats them")
         ended.append(runs)
     done = {number: len(runs) for number, runs in enumerate(ended)}
     return ended, remaining(interleaved(repeats), done)

@@ -163,9 +163,9 @@ def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
         if run.result.status == "success":
             name = run.record.id
             if run.folder.path.resolve().is_relative_to(install_here().resolve()):
+                more = "" if verbose else f"'llmb result {name} -v' has all figures, "
                 sys.stderr.write(
-                    f"run {name}; 'llmb result {name} -v' has all figures, 'llmb judge {name}' the verdict, "
-                    f"'llmb report {name}' a page\n"
+                    f"run {name}; {more}'llmb judge {name}' has the verdict, 'llmb report {name}' a page\n"
                 )
     raise_unless_successful(run)
 
