@@ -263,7 +263,7 @@ with that model left out rank {ranking.agreed} as published; {ranking.suspect} o
 - GPUs other than H100: rates are shares of nominal figures that H100 attains, and on GB200 and B200, which have the
   same chip, {catalogue.gpus[OTHER_GPU].relative_efficiency:g} of them. That was fitted to one step, LoRA of 70b on 8
   GB200; others' steps are below.
-- Rates from `llmb bench`, with `--calibrate`: of no published step was the node measured like this.
+- Rates from `llmb bench`, with `--calibrate`: no published step comes from a node that was measured this way.
 - Recomputation, parameters sharded within a step (ZeRO-3), sequences above 8,192 tokens, CP above 2.
 - llmb's own engine on several GPUs: rates are those of the documents' software. Ten models on
   [one H200](../explanation/engine-speed.md#measured-on-one-h200) were predicted 0.6 % too short to 6.0 % too long.

@@ -118,7 +118,7 @@ def test_hardware_of_ones_own_is_checked(llmb: Run, tmp_path: Path) -> None:
     file.write_text(OWN.replace("  network_gb_s: 25\n", "").replace(", network_gb_s: me", ""))
     assert llmb(*asked, "--hardware", str(file)).returncode == 0
     refused = llmb(*asked[:-4], "--scale", "16", "--gpu-type", "mine", "--hardware", str(file))
-    assert "no network_gb_s is known of mine, and 16 GPUs need a network" in refused.stderr
+    assert "16 GPUs need a network, but the network_gb_s of mine is unknown" in refused.stderr
 
 
 def test_a_cpu_is_not_predicted(llmb: Run) -> None:
@@ -136,7 +136,7 @@ def test_a_run_of_ones_own_calibrates(llmb: Run, tmp_path: Path) -> None:
     assert calibrated["error_pct"] < usual["error_pct"]
     assert "took 13" in calibrated["calibration"]
     refused = llmb(*asked, "--dtype", "fp8", "--calibrate", "latest")
-    assert "has dtype bf16, and the prediction is for fp8" in refused.stderr
+    assert "has dtype bf16, but the prediction is for fp8" in refused.stderr
 
 
 def test_a_file_or_a_folder_of_microbenchmarks_calibrates(llmb: Run, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_file_or_a_folder_of_microbenchmarks_calibrates(llmb: Run, tmp_path: P
         assert each["error_pct"] > usual["error_pct"]
     assert llmb(*PLAN, "--top", "1", "--calibrate", str(path)).returncode == 0
     refused = llmb(*ASKED[:-4], "--gpu-type", "b200", "--scale", "64", "--calibrate", str(path))
-    assert "measured NVIDIA H100 80GB HBM3, and the prediction is for b200" in refused.stderr
+    assert "measured NVIDIA H100 80GB HBM3, but the prediction is for b200" in refused.stderr
 
 
 PLAN = ("plan", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "8")

@@ -47,12 +47,12 @@ def test_the_published_layout_is_among_those_that_are_tried(size: str, scale: in
 def test_what_is_proposed_fits_and_the_fastest_is_first() -> None:
     plan = planned()
     found = search(plan, predicted)
-    times = [each.prediction.seconds for each in found.found]
+    times = [each.prediction.seconds for each in found.fitting]
     assert times == sorted(times)
     assert times[0] <= predicted(plan).seconds
-    assert all(clearly_fits(estimate(each.plan)) for each in found.found)
-    assert found.searched == len(found.found) + sum(found.left_out.values())
-    for each in found.found[:5]:
+    assert all(clearly_fits(estimate(each.plan)) for each in found.fitting)
+    assert found.searched == len(found.fitting) + sum(found.left_out.values())
+    for each in found.fitting[:5]:
         layout = each.plan.recipe.layout
         assert (layout.gpus, layout.gbs, layout.seq_len) == (8, 128, 8192)
         assert predicted(each.plan).seconds == pytest.approx(each.prediction.seconds)
@@ -67,14 +67,14 @@ def test_what_is_specified_holds_for_every_layout() -> None:
         assert all(getattr(each, name) == value for each in tried for name, value in sizes.items())
     limits = {"pp": 4, "mbs": 2, "recompute": "selective", "dp_sharding": "full", "max_memory_gib": 60.0}
     found = search(plan, predicted, limits)
-    assert {(each.plan.recompute, each.plan.parallelism.dp_sharding) for each in found.found} == {("selective", "full")}
-    assert max(each.memory.needed_gib for each in found.found) <= 60
-    assert found.searched == len(found.found) + sum(found.left_out.values())
+    assert {(one.plan.recompute, one.plan.parallelism.dp_sharding) for one in found.fitting} == {("selective", "full")}
+    assert max(each.memory.needed_gib for each in found.fitting) <= 60
+    assert found.searched == len(found.fitting) + sum(found.left_out.values())
 
 
 def test_shards_of_a_size_are_in_every_layout() -> None:
     sharded = planned("70b", 64).model_copy(update={"parallelism": Parallelism(dp_sharding="full", dp_shard_size=4)})
-    found = search(sharded, predicted, {"tp": 4, "mbs": 1}).found
+    found = search(sharded, predicted, {"tp": 4, "mbs": 1}).fitting
     assert found
     for each in found:
         assert each.plan.parallelism.dp_shard_size == 4
@@ -82,7 +82,7 @@ def test_shards_of_a_size_are_in_every_layout() -> None:
 
 
 def test_logits_are_kept_as_in_a_run_with_that_layout() -> None:
-    found = search(planned("8b", 8), predicted).found
+    found = search(planned("8b", 8), predicted).fitting
     assert all(each.plan.keep_logits == keeps_logits(each.plan.recipe) for each in found)
     assert len({each.plan.keep_logits for each in found}) == 2
 
@@ -95,7 +95,7 @@ def test_a_layout_that_does_not_divide_is_no_obstacle() -> None:
     own = predict_recipe(recipe, Choices(), predicted)
     assert isinstance(own, Missing)
     assert "number of GPUs 36 is not divisible by TP x PP x CP" in own.reason
-    found = search(plan_to_search(recipe, Choices()), predicted).found
+    found = search(plan_to_search(recipe, Choices()), predicted).fitting
     assert found
     assert {each.plan.recipe.layout.gbs for each in found} == {72}
 
@@ -109,7 +109,7 @@ def test_experts_are_spread() -> None:
 
 @pytest.mark.slow
 def test_the_cheapest_token_comes_first() -> None:
-    found = search_for("token", planned("8b", 8), predicted).found
+    found = search_for("token", planned("8b", 8), predicted).fitting
     prices = [one.prediction.seconds * one.plan.recipe.scale for one in found]
     assert prices == sorted(prices)
     assert {one.plan.recipe.scale for one in found} == {2, 4, 8}

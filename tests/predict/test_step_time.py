@@ -10,7 +10,7 @@ from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.throughput import model_flops
 from llmb.predict.prediction import MeasuredStep, calibrate, default_calibration, predict
-from llmb.predict.step_time import TERMS, Kept, computed_seconds, nominal_step
+from llmb.predict.step_time import TERMS, StepCache, computed_seconds, nominal_step
 from llmb.predict.work import filled
 from llmb.report.predict_report import TERM_TITLES
 from llmb.runs.choices import Choices, Parallelism
@@ -132,17 +132,17 @@ def test_a_better_machine_is_no_slower() -> None:
 def test_what_is_not_known_is_refused() -> None:
     alone = H100.model_copy(update={"network_gb_s": None})
     assert seconds(planned(), alone) > 0
-    with pytest.raises(UsageError, match="no network_gb_s is known of h100, and 16 GPUs need a network"):
+    with pytest.raises(UsageError, match="16 GPUs need a network, but the network_gb_s of h100 is unknown"):
         nominal_step(planned(scale=16), alone, USUAL.rates)
-    with pytest.raises(UsageError, match="no fp8 peak is known of h100"):
+    with pytest.raises(UsageError, match="the fp8 peak of h100 is unknown"):
         nominal_step(planned(dtype="fp8"), H100.model_copy(update={"peak_tflops": {"bf16": 989.0}}), USUAL.rates)
 
 
-def test_kept_parts_change_nothing() -> None:
-    kept = Kept()
+def test_cached_parts_change_nothing() -> None:
+    cache = StepCache()
     for changes in ({}, {"tp": 8}, {"pp": 2, "vp": 1}, {"mbs": 2, "cp": 1}, {"cp": 1}):
         plan = planned("70b", 64, **changes)
-        assert nominal_step(plan, H100, USUAL.rates, kept).busy == nominal_step(plan, H100, USUAL.rates).busy
+        assert nominal_step(plan, H100, USUAL.rates, cache).busy == nominal_step(plan, H100, USUAL.rates).busy
 
 
 def test_a_run_of_the_same_recipe_scales_all_predictions() -> None:
@@ -155,7 +155,7 @@ def test_a_run_of_the_same_recipe_scales_all_predictions() -> None:
     assert prediction.error_pct < predict(large, H100, USUAL, CATALOGUE.rates.errors).error_pct
     other = calibrate(measured, planned("70b", 64), H100, USUAL)
     assert (found.error, other.error) == ("recipe", "node")
-    with pytest.raises(UsageError, match="run a has dtype bf16, and the prediction is for fp8"):
+    with pytest.raises(UsageError, match="run a has dtype bf16, but the prediction is for fp8"):
         calibrate(measured, planned("70b", 64, dtype="fp8"), H100, USUAL)
 
 

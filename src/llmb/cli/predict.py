@@ -271,9 +271,9 @@ def plan(
     say(f"searching the layouts of {recipe.title()}, which takes seconds")
     found, own = search_for(wanted.goal, start, predicted, constraints), predict_recipe(recipe, choices, predicted)
     proposed = Proposed(
-        wanted.goal, recipe, constraints, found.found[: wanted.top], own, found.searched, found.left_out, wanted.price
+        wanted.goal, recipe, constraints, found.fitting[: wanted.top], own, found.searched, found.left_out, wanted.price
     )
-    if not found.found and isinstance(own, Missing):
+    if not found.fitting and isinstance(own, Missing):
         raise UsageError(f"no layout fits: {left_out_text(proposed)}", do="give fewer sizes, or more GPUs")
     print_for_recipe(recipe.unspecified, proposed_document(proposed) if json else proposed_tables(proposed))
     if wanted.output is not None:  # last: what was searched for is not lost if it cannot be written

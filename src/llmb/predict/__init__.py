@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run will take, from its plan alone. Pure."""
+"""Predict the time and memory of a run from its plan alone. Pure."""

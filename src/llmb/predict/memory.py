@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the ranks of a run in closed form: what the engine's account counts, in milliseconds.
+"""Memory of a run's ranks in closed form: the figures of the engine's account, computed in milliseconds.
 
-Every term is tensors that the engine has, with sizes that follow from the model's parts on a rank; nothing is fitted. A
-rank is fullest at one of three moments: at the loss, where everything in flight keeps what its backward pass needs; in
-the backward pass of a block, of stages without a loss; or where the gradients of a step are complete and reduced.
+Every term is a tensor of the engine, whose size follows from the model's parts on a rank; nothing is fitted. A rank
+peaks at one of three moments: at the loss, when every micro-batch in flight holds its saved activations; in the
+backward pass of a block, on stages without a loss; or when the gradients of a step are complete and reduced.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable
 
 MASTER, MOMENTS = FP32, 2 * FP32
 DOUBT = 0.05
-"""By how much the account may be above an estimate, as a fraction of it."""
+"""Margin by which the account may exceed an estimate, as a fraction of the estimate."""
 
 
 def why_not_estimated(plan: EnginePlan) -> str | None:
-    """None if the memory of a plan can be estimated."""
+    """Return why the memory of a plan cannot be estimated; None if it can."""
     layout = plan.recipe.layout
     if plan.recipe.dtype is Dtype.FP32 or not plan.compiled:
         return "only compiled blocks in bf16 and FP8 are estimated"
@@ -38,12 +38,12 @@ def why_not_estimated(plan: EnginePlan) -> str | None:
 
 
 def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
-    """What ranks take, by default one of each rank of the pipeline.
+    """Return the peak memory of ``ranks``, by default of one rank per pipeline rank.
 
-    Raises UsageError if ``why_not_estimated`` has something against the plan.
+    Raises UsageError if ``why_not_estimated`` gives a reason.
     """
     if why := why_not_estimated(plan):
-        raise UsageError(why, do="leave --estimate out: then the engine's own step is counted")
+        raise UsageError(why, do="omit --estimate to count the engine's own step instead")
     plan, assumptions = countable(plan)
     layout = plan.recipe.layout
     sizes, layers = Sizes(plan), stage_layers(layout)
@@ -57,23 +57,23 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
 
 
 def estimate_here(plan: Plan) -> MemoryUse | None:
-    """None for what is not estimated: other programs, CPUs, unknown GPUs and ways to compute."""
+    """Return the estimate; None for other programs, CPUs, unknown GPUs and unsupported settings."""
     if not isinstance(plan, EnginePlan) or plan.device != "cuda" or plan.recipe.gpu_memory_gb is None:
         return None
     return None if why_not_estimated(plan) else estimate(plan)
 
 
 def clearly_fits(use: MemoryUse) -> bool:
-    """Whether an estimate leaves no doubt."""
+    """Return whether the ranks fit even if the estimate is ``DOUBT`` too low."""
     return use.capacity_gib is not None and use.needed_gib + DOUBT * use.fullest.peak_bytes / GIB <= use.capacity_gib
 
 
-def settle_sharding(plan: EnginePlan, asked: Parallelism) -> EnginePlan:
-    """With ranks that hold parameters whole (ZeRO-1), as published runs do, where the estimate leaves no doubt.
+def settle_sharding(plan: EnginePlan, requested: Parallelism) -> EnginePlan:
+    """Use ZeRO-1, as published runs do, if the plan then clearly fits.
 
-    Sharding that was ``asked`` for, and any but ``full`` of all ranks, stays as it is.
+    Sharding that is ``requested``, and any but ``full`` over all ranks, stays as it is.
     """
-    if asked.dp_sharding or plan.parallelism.dp_sharding != "full" or plan.parallelism.dp_shard_size is not None:
+    if requested.dp_sharding or plan.parallelism.dp_sharding != "full" or plan.parallelism.dp_shard_size is not None:
         return plan
     parallelism = plan.parallelism.model_copy(update={"dp_sharding": "optimizer"})
     whole = plan.model_copy(update={"parallelism": parallelism})
@@ -86,23 +86,23 @@ def _total(by_owner: Mapping[str, int]) -> int:
 
 
 class _Bucket(NamedTuple):
-    """Parameters whose gradients are reduced together, and in how many pieces they are updated."""
+    """Parameters whose gradients are reduced together, and the number of ranks that share their update."""
 
     elements: int
     pieces: int
 
 
 class _SentBlock(NamedTuple):
-    """What a block takes when its gradients are complete and sent.
+    """Memory of a block whose gradients are complete and being sent.
 
-    elements: of its gradients. freed: those whose gradients need no memory once they are copied. Bytes: kept, of its
-    activations; working, on top in its backward pass; copied, of the copies, and copies, of those that stay until the
-    next block; arriving, of what is reduced.
+    elements: number of its gradients; freed: of these, those whose memory is free after the copy. In bytes: saved, its
+    activations; working, the extra of its backward pass; copied, all copies of gradients; copies, those that stay until
+    the next block; arriving, the reduced shard.
     """
 
     elements: int
     freed: int
-    kept: int
+    saved: int
     working: int
     copied: int
     copies: int
@@ -128,14 +128,14 @@ class _Rank:
         self.expert_pieces = layout.edp // replicas.experts if shared else 1
 
     def ends(self) -> int:
-        """Elements outside of blocks."""
+        """Count the elements outside of blocks."""
         return self.first_table() + self.last_table()
 
     def first_table(self) -> int:
         return self.is_first * self.sizes.vocabulary * self.sizes.hidden
 
     def last_table(self) -> int:
-        """With the norm before it."""
+        """Count the elements of the output table and the norm before it."""
         tied = self.is_first and self.plan.recipe.model.tied_embeddings
         return self.is_last * (self.sizes.norm + (0 if tied else self.sizes.vocabulary * self.sizes.hidden))
 
@@ -144,17 +144,17 @@ class _Rank:
         return each and each * sum(map(self.plan.recipe.model.is_moe_layer, layers))
 
     def blocks(self, layers: Sequence[int]) -> int:
-        """Elements, without routed experts and adapters."""
+        """Count the elements of blocks, without routed experts and adapters."""
         return self.summed(lambda layer: self.sizes.matrices(layer) + self.sizes.others(layer), layers)
 
     def summed(self, count: Callable[[int], int], layers: Sequence[int]) -> int:
-        """``count`` of all layers; a search of layouts asks so often that equal ones are counted once."""
+        """Sum ``count`` over layers. Equal layers are counted once, because a search of layouts calls this often."""
         if self.sizes.has_equal_blocks and layers:
             return len(layers) * count(layers[0])
         return sum(map(count, layers))
 
     def cast(self) -> int:
-        """Elements of matrices that FP8 casts."""
+        """Count the elements of the matrices that are cast to FP8."""
         model, sizes = self.plan.recipe.model, self.sizes
         return sum(
             sizes.matrices(each) + (sizes.expert_matrices() if model.is_moe_layer(each) else 0)
@@ -169,24 +169,24 @@ class _Rank:
         return RankMemory(rank=rank, pp_stage=self.pp_rank, peak_bytes=sum(found.values()), bytes_by_owner=found)
 
     def trained(self, stage: int | None = None) -> tuple[int, int]:
-        """Elements that are trained, dense and of routed experts; of one of the rank's stages, or of all."""
+        """Count trained elements, dense and of routed experts, in one of the rank's stages or in all."""
         layers = self.layers if stage is None else self.stages[stage]
         return self.whole(stage) if self.plan.lora is None else (len(layers) * self.sizes.adapters(), 0)
 
     def added(self, stage: int | None = None) -> int:
-        """Elements of gradients that products add to sums, which have their memory from the beginning."""
+        """Count the gradient elements that products accumulate into buffers, which exist from the beginning."""
         layers = self.layers if stage is None else self.stages[stage]
         return self.summed(self.sizes.matrices, layers) if self.plan.lora is None else self.trained(stage)[0]
 
     def whole(self, stage: int | None = None) -> tuple[int, int]:
-        """Counts what has the size of the model, trained or frozen: elements without adapters, dense and of experts."""
+        """Count the model's elements, trained or frozen, without adapters: dense and of routed experts."""
         layers = self.layers if stage is None else self.stages[stage]
         first = self.first_table() if stage in (None, 0) else 0
         last = self.last_table() if stage in (None, len(self.stages) - 1) else 0
         return self.blocks(layers) + first + last, self.experts(layers)
 
     def state(self, *, passes: bool = True) -> dict[str, int]:
-        """Bytes that are there through the passes of a step, or after them, without gradients."""
+        """Return the bytes of weights and optimizer state during the passes of a step, or after them."""
         dense, experts = self.trained()
         own = dense // self.pieces + experts // self.expert_pieces
         weights = MASTER * own
@@ -199,7 +199,7 @@ class _Rank:
         return {"weights": weights, "optimizer": MOMENTS * own}
 
     def sums(self, first: int = 0) -> int:
-        """Bytes of the gradients of a step, summed over its micro-batches, if none of the stages before has any."""
+        """Return the bytes of accumulated gradients, if the stages before ``first`` have none yet."""
         if first == 0 or self.sizes.adds_in_products:
             return self.gradient_bytes * sum(self.trained())
         return self.gradient_bytes * sum(sum(self.trained(stage)) for stage in range(first, len(self.stages)))
@@ -210,18 +210,18 @@ class _Rank:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of an element of a gradient: fp32 only where it is added to others, or put into a bucket."""
+        """Bytes per gradient element: fp32 only if gradients are accumulated or copied to a bucket."""
         several = self.layout.ga > 1 or (self.exchanges and self.sharding != "full")
         return FP32 if self.exact and several else BF16
 
     def holds(self) -> list[int]:
-        """Bytes that a micro-batch takes in each stage between its passes."""
+        """Return the bytes that a micro-batch holds in each stage between its passes."""
         output = BF16 * self.sizes.hidden * self.sizes.shard * (self.layout.pp > 1)
-        return [self.summed(self.sizes.kept, stage) + output for stage in self.stages]
+        return [self.summed(self.sizes.saved_bytes, stage) + output for stage in self.stages]
 
     @cached_property
     def gathered_stages(self) -> list[int]:
-        """Bytes of the whole parameters of the largest stages, by how many."""
+        """Bytes of the full parameters of the n largest stages, by n."""
         sizes = sorted((BF16 * sum(self.whole(stage)) for stage in range(len(self.stages))), reverse=True)
         return [0, *accumulate(sizes)]
 
@@ -231,8 +231,8 @@ class _Rank:
         asked = self.layers[:1] if sizes.has_equal_blocks else self.layers
         working = max(map(sizes.working, asked), default=0)
         at_end = max(working, sizes.head()) - working if self.is_last else 0
-        # The gradient of the embedding comes last, and is then added to that of earlier micro-batches, beside what it
-        # follows from; another such gradient is on its way.
+        # The embedding's gradient comes last and is added to that of earlier micro-batches while its own input still
+        # exists; another such gradient is being sent.
         table = 0
         if self.is_first and self.plan.lora is None:
             table = BF16 * (self.first_table() + sizes.hidden * sizes.shard * (1 + (self.layout.pp > 1)))
@@ -254,9 +254,9 @@ class _Rank:
         }
 
     def begun_gradients(self, begun: Sequence[bool]) -> int:
-        """Bytes of the gradients of the stages that have any.
+        """Return the bytes of the gradients of the stages that have begun.
 
-        Where all micro-batches of a stage follow each other, those of all but the one whose turn it is are reduced.
+        If all micro-batches of a stage run in a row, those of all stages but the current one are reduced.
         """
         first = begun.index(True) if any(begun) else len(begun)
         if self.reduces_in_turn and first < len(begun):
@@ -274,7 +274,7 @@ class _Rank:
 
     @cached_property
     def reduced_after(self) -> list[int]:
-        """Bytes of the gradients of all stages after each one, which are reduced, and of copies on their way."""
+        """Bytes of the reduced gradients of all stages after each one, and of copies being sent."""
         after = [0]
         for stage in reversed(range(1, len(self.stages))):
             after.append(after[-1] + self.reduced(stage))
@@ -282,13 +282,13 @@ class _Rank:
         return [reduced + copied for reduced, copied in zip(reversed(after), [*copies, 0], strict=True)]
 
     def reduced(self, stage: int) -> int:
-        """Bytes of this rank's part of the gradients of a stage; FSDP has it in fp32, as the values that it changes."""
+        """Return the bytes of this rank's gradient shard of a stage; FSDP keeps it in fp32, like its weights."""
         dense, experts = self.trained(stage)
         size = FP32 if self.sharding == "full" else self.reduced_bytes
         return size * (dense // self.pieces + experts // self.expert_pieces)
 
     def left_by_pass(self, stage: int) -> int:
-        """Bytes of the gradients of a stage after a backward pass, where products do not add them."""
+        """Return the bytes of a stage's gradients after a backward pass, without those that products accumulate."""
         dense, experts = self.trained(stage)
         if self.sizes.adds_in_products:
             return self.gradient_bytes * (dense + experts - self.added(stage))
@@ -298,7 +298,7 @@ class _Rank:
 
     @property
     def gathers_blocks(self) -> bool:
-        """Whether sharded parameters are whole for the pass of a block; in a pipeline they stay longer."""
+        """Return whether parameters are gathered block by block; in a pipeline they stay gathered longer."""
         return self.sharding == "full" and self.layout.pp == 1
 
     def among_blocks(self) -> dict[str, int]:
@@ -312,17 +312,17 @@ class _Rank:
         }
 
     def _moments_of_blocks(self) -> Iterator[tuple[int, int, int]]:
-        """Gathered parameters, gradients and activations.
+        """Yield the bytes of gathered parameters, gradients and activations.
 
-        Parameters are gathered into a buffer, and copied from it; in a forward pass the buffer stays until the next
-        ones are copied, while those that follow are gathered. Experts are copied twice, into their order. With one
-        micro-batch a block's gradients are reduced when they are there, and their buffer stays until the next one's.
+        Parameters are gathered into a buffer and copied out; in a forward pass the buffer stays until the next block is
+        copied, while the block after it is gathered. Experts are copied twice, to reorder them. With one micro-batch a
+        block's gradients are reduced as soon as they exist, and their buffer stays until the next block's.
         """
         sizes, trained, single = self.sizes, self.plan.lora is None, self.layout.ga == 1
         ends = BF16 * self.ends()
         dense = [BF16 * (sizes.matrices(each) + sizes.others(each)) for each in self.layers] + [0]
         experts = [BF16 * self.experts([each]) for each in self.layers] + [0]
-        held = [0, *accumulate(sizes.kept(each) + self._kept_casts(each) for each in self.layers)]
+        held = [0, *accumulate(sizes.saved_bytes(each) + self._saved_casts(each) for each in self.layers)]
         earlier = 0 if single else self.sums()
         sums = earlier or BF16 * self.last_table() * trained
         gathered = ends
@@ -343,28 +343,28 @@ class _Rank:
                 yield ends + dense[place] + 3 * experts[place], sums + reduced, now
             yield ends + dense[place] + max(experts[place], previous), sums + reduced, now + sizes.working(layer)
             reduced = (experts[place] or dense[place]) * self.reduced_bytes // BF16 if single and trained else 0
-        # Those of a tied table come from both ends, and are added.
+        # The gradients of a tied table come from both ends and are summed.
         tables = 3 if self.plan.recipe.model.tied_embeddings else 1
         yield ends, sums + reduced, BF16 * self.first_table() * trained * tables
 
-    def _kept_casts(self, layer: int) -> int:
-        """Bytes of the casts of a block's matrices, which its backward pass multiplies by."""
+    def _saved_casts(self, layer: int) -> int:
+        """Return the bytes of a block's FP8 weights, which its backward pass reads."""
         if not self.sizes.computes_fp8(layer) or self.plan.recompute == "full":
             return 0
         return self.sizes.matrices(layer)
 
     @property
     def reduced_bytes(self) -> int:
-        """Bytes of an element of a gradient as it is sent."""
+        """Bytes per gradient element as it is sent."""
         return FP32 if self.exact else BF16
 
     @property
     def sends_blocks(self) -> bool:
-        """Whether the gradients of a block are on their way while earlier ones are computed."""
+        """Return whether a block's gradients are sent while those of earlier blocks are computed."""
         return self.exchanges and self.sharding != "full"
 
     def at_reduction(self) -> dict[str, int]:
-        """In the backward pass of the last micro-batch, or after it."""
+        """Return the peak in the backward pass of the last micro-batch, or after it."""
         if not self.sends_blocks:
             return {**self.state(passes=False), "gradients": self.sums(), "activations": 0}
         *passing, at_end = self._moments_of_reduction()
@@ -376,10 +376,10 @@ class _Rank:
         return max(states, key=_total)
 
     def _moments_of_reduction(self) -> Iterator[tuple[int, int]]:
-        """Gradients, and activations with what is reduced; last of all when the passes have ended.
+        """Yield the bytes of gradients, and of activations with reduced gradients; at last after all passes.
 
-        Gradients are copied into buckets. The copies of two blocks are there at a time, and their sums stay; other
-        stages hold their last micro-batches.
+        Gradients are copied into buckets. The copies of two blocks exist at a time, and accumulated gradients stay;
+        other stages hold their last micro-batches.
         """
         sizes, holds, together = self.sizes, self.holds(), together_in_turn(self.layout)
         hidden = BF16 * sizes.hidden * sizes.shard
@@ -391,15 +391,15 @@ class _Rank:
             if self.layout.ga <= together:
                 sums = self.sums(stage)
             sent_of = [blocks.get(layer) or blocks[self.layers[0]] for layer in layers]
-            kept = sum(block.kept for block in sent_of) + together * sum(holds[:stage])
+            saved = sum(block.saved for block in sent_of) + together * sum(holds[:stage])
             for block in reversed(sent_of):
-                held = kept + reduced + travelling
-                before = held - block.kept + hidden
+                held = saved + reduced + travelling
+                before = held - block.saved + hidden
                 yield self.unsent(sums, sent, block.elements), held + block.working
                 yield self.unsent(sums, sent, block.elements), before + block.copied
                 sent += block.freed
                 yield self.unsent(sums, sent, 0), before + block.copies + block.arriving
-                kept -= block.kept
+                saved -= block.saved
                 travelling = block.copies
                 reduced += block.arriving
         first, ends = (0, 0) if self.plan.lora else (self.first_table(), self.ends())
@@ -410,28 +410,28 @@ class _Rank:
         elements = sum(bucket.elements for bucket in buckets)
         return _SentBlock(
             elements,
-            # Sums of products keep their memory; those of experts are added by autograd.
+            # Buffers that products accumulate into stay; the gradients of experts are accumulated by autograd.
             self.experts([layer]) if sizes.adds_in_products else elements,
-            sizes.kept(layer),
+            sizes.saved_bytes(layer),
             sizes.working(layer),
             size * elements,
-            # Without pieces a copy is reduced where it is.
+            # An unsharded copy is reduced in place.
             size * sum(bucket.elements for bucket in buckets if bucket.pieces > 1),
             sum(size * bucket.elements // bucket.pieces for bucket in buckets),
         )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
-        """Bytes of gradients, when of ``sums`` those of ``sent`` elements are free, and ``elements`` are complete."""
+        """Return the bytes of ``sums`` after ``sent`` elements are freed and while ``elements`` are complete."""
         if self.layout.ga == 1:
             return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
         return sums - self.gradient_bytes * sent
 
     def at_reduction_of_experts(self) -> dict[str, int]:
-        """A pipeline with sharded parameters reduces gradients of a stage after its last backward pass. Those of
-        experts are put in another order before they are copied; those of the second product are there three times.
+        """Return the peak while a pipeline with sharded parameters reduces a stage, after its last backward pass.
 
-        The last block of the last stage is reduced when all else is done; the first block of the first one when nothing
-        else of it is, and other stages hold their last micro-batches.
+        The gradients of experts are reordered before they are copied; those of the second product then exist three
+        times. The last block of the last stage is reduced after everything else; the first block of the first stage
+        before the rest of it, while other stages hold their last micro-batches.
         """
         if self.sharding != "full" or self.layout.pp == 1 or not self.experts(self.layers):
             return {}
@@ -454,7 +454,7 @@ class _Rank:
         return max(at_end, first, key=_total)
 
     def buckets(self, layer: int) -> list[_Bucket]:
-        """A block has one, and its experts another."""
+        """Return the buckets of a block: one, and another for its routed experts."""
         pieces, expert_pieces = (1, 1) if self.sharding == "none" else (self.pieces, self.expert_pieces)
         if self.plan.lora is not None:
             return [_Bucket(self.sizes.adapters(), pieces)]

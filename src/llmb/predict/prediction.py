@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A predicted step, or one of each row of a file, with its interval, what it rests on, and what is not validated."""
+"""The predicted step of a plan, or of each row of a file: interval, calibration and what is not validated."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ from llmb.predict.step_time import (
     BUBBLE,
     COMPUTED,
     TERMS,
-    Kept,
     Rates,
+    StepCache,
     computed_seconds,
     nominal_step,
     why_not_predicted,
@@ -28,13 +28,13 @@ from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, PredictedStep, make_plan
 
 CHECKED_GPU = "h100"
-"""The only type of which there are published tables of pre-training."""
+"""The only GPU type with published tables of pre-training."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step that was measured: what was trained, and how long it took. pp_stage: of a rank that ran alone, whose
-    seconds are of computing."""
+    """The measured step of a plan. pp_stage: the stage of a rank that ran alone, so that ``seconds`` has no
+    communication."""
 
     title: str
     plan: EnginePlan
@@ -44,10 +44,10 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What the user measured.
+    """Scaling of predictions by a measurement, or none.
 
-    factor: of predicted steps; computes: only of what ranks compute. machine: what was measured by kind. error: one of
-    the catalogue's.
+    factor: multiplies predicted steps; computes: only their computation. machine: rates measured by kind. error: the
+    name of an expected error in the catalogue.
     """
 
     text: str
@@ -66,7 +66,7 @@ class Prediction:
     terms: Mapping[str, float]
     calibration: Calibration
     errors: Mapping[str, ExpectedError]
-    """By which a step may be longer or shorter, by their names."""
+    """Expected errors by name: the step may be that much longer or shorter."""
 
     @cached_property
     def seconds(self) -> float:
@@ -74,7 +74,7 @@ class Prediction:
 
     @property
     def error_pct(self) -> float:
-        """Within which 95 % of steps are expected; causes are independent."""
+        """The half-width of the 95 % interval: independent errors, added in quadrature."""
         return math.hypot(*(each.pct for each in self.errors.values()))
 
     @property
@@ -84,20 +84,20 @@ class Prediction:
 
     @property
     def unvalidated(self) -> tuple[str, ...]:
-        """What no published step has checked."""
+        """Aspects of the plan that no published step validates."""
         return (*(_UNCHECKED[name] for name in self.errors if name in _UNCHECKED), SOFTWARE)
 
 
 COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE, TERMS["tp_bf16"], TERMS["cp_attention"]}
-"""Terms that a rank alone calibrates; a bubble is mostly of them."""
+"""Terms that a rank alone calibrates; a bubble consists mostly of them."""
 SOFTWARE = (
     "other software than the documents': with other versions of it, steps on H100 were up to 19 % longer; llmb's "
     "engine was measured on one GPU alone"
 )
 _UNCHECKED = {
-    "bench": "rates from llmb bench: of no published step was the node measured like this",
+    "bench": "rates from llmb bench: no published step comes from a node that was measured this way",
     "gpu": "this GPU type: rates are estimated from those of H100",
-    "experts": "experts: every one is taken to get as many tokens, and nothing to run beside their messages",
+    "experts": "experts: tokens are assumed to be evenly distributed, and messages not to overlap with computation",
     "adapters": "adapters",
 }
 
@@ -108,15 +108,15 @@ def default_calibration(rates: RatesFile) -> Calibration:
 
 
 def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
-    """From one step that was measured: all predictions are longer, or shorter, by the same part.
+    """Return ``usual``, scaled by the ratio of a measured step to its prediction.
 
-    Raises UsageError if it was measured on another type of GPU, or in another precision.
+    Raises UsageError if the step was measured on another GPU type or in another dtype.
     """
     mine, other = plan.recipe, measured.plan.recipe
-    for name, asked, found in (("GPU type", mine.gpu_type, other.gpu_type), ("dtype", mine.dtype, other.dtype)):
-        if asked != found:
+    for name, ours, theirs in (("GPU type", mine.gpu_type, other.gpu_type), ("dtype", mine.dtype, other.dtype)):
+        if ours != theirs:
             raise UsageError(
-                f"{measured.title} has {name} {found}, and the prediction is for {asked}",
+                f"{measured.title} has {name} {theirs}, but the prediction is for {ours}",
                 do="calibrate with a run of the same GPU type and dtype",
             )
     alone = measured.pp_stage
@@ -129,7 +129,7 @@ def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibra
     what = "took" if alone is None else "computed for"
     off_pct = 100 * (factor * (gpu.relative_efficiency or 1.0) - 1)
     text = f"{measured.title} {what} {measured.seconds:.4g} s, {off_pct:+.1f} % from its prediction"
-    # A rank alone measures the machine, and no message.
+    # A rank alone measures the machine without communication.
     return replace(
         usual,
         text=text,
@@ -140,10 +140,14 @@ def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibra
 
 
 def predict(
-    plan: EnginePlan, gpu: Gpu, calibration: Calibration, errors: Mapping[str, ExpectedError], kept: Kept | None = None
+    plan: EnginePlan,
+    gpu: Gpu,
+    calibration: Calibration,
+    errors: Mapping[str, ExpectedError],
+    cache: StepCache | None = None,
 ) -> Prediction:
-    """Raises UsageError for what is not predicted; see ``why_not_predicted``. kept: see ``nominal_step``."""
-    terms = nominal_step(plan, gpu, calibration.rates, kept, calibration.machine).terms(calibration.rates)
+    """Predict the step of ``plan``. Raises UsageError if ``why_not_predicted`` gives a reason."""
+    terms = nominal_step(plan, gpu, calibration.rates, cache, calibration.machine).terms(calibration.rates)
     scaled = COMPUTING if calibration.computes else terms
     factor = (
         calibration.factor / (gpu.relative_efficiency or 1.0) if calibration.error == "model" else calibration.factor
@@ -157,7 +161,7 @@ def predict(
 
 
 def predicted_step(catalogue: Catalogue, plan: EnginePlan) -> PredictedStep | None:
-    """None for CPUs, unknown GPUs and ways to compute, and for a rank that runs alone."""
+    """Predict a step; None for CPUs, unknown GPUs, unsupported dtypes and a rank that runs alone."""
     gpu = catalogue.gpus.get(plan.recipe.gpu_type)
     if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
         return None
@@ -172,7 +176,7 @@ def predicted_seconds(catalogue: Catalogue, plan: EnginePlan) -> float | None:
 
 def _error_names(plan: EnginePlan, calibration: Calibration) -> Sequence[str]:
     names = [calibration.error]
-    # Rates of parts leave the rest of a step, and what the published steps' rates have made up for.
+    # Measured rates do not cover the whole step, nor the model errors that rates fitted to published steps absorb.
     if calibration.error == "bench":
         names.append("model")
     if "model" in names and plan.recipe.gpu_type != CHECKED_GPU:
@@ -193,17 +197,17 @@ COLUMNS = (*RECIPE, "gpus", *(name for name in SIZES if name != "sequence_parall
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """What a line asks for, and what is predicted of it, or why nothing is."""
+    """A line of the file, and its prediction or the reason that there is none."""
 
     line: int
-    asked: Mapping[str, str]
-    found: Prediction | LlmbError
+    columns: Mapping[str, str]
+    outcome: Prediction | LlmbError
 
 
 def predict_rows(
     catalogue: Catalogue, rows: Sequence[Mapping[str, str]], calibration: Calibration
 ) -> Iterator[PredictedRow]:
-    """One that cannot be predicted takes no other with it. Raises UsageError for columns that there are not."""
+    """Predict each row; one that fails yields its error. Raises UsageError for unknown columns."""
     if rows and (unknown := set(rows[0]) - set(COLUMNS)):
         raise UsageError(f"unknown columns: {', '.join(sorted(map(str, unknown)))}", choices=COLUMNS)
 
@@ -216,20 +220,20 @@ def predict_rows(
             raise UsageError(f"{missing[0]} is missing")
         return make_plan(resolve(catalogue, Request(**values)), Choices(), device="cuda")
 
-    kept: dict[tuple[object, ...], Kept] = {}
+    caches: dict[tuple[object, ...], StepCache] = {}
     for line, row in enumerate(rows, start=2):
         try:
             recipe = tuple(row.get(name) or "" for name in RECIPE)
             plan = with_layout(plan_of(*recipe), _sizes(row))
-            gpu, alike = catalogue.gpus[plan.recipe.gpu_type], kept.setdefault(recipe, Kept())
-            found: Prediction | LlmbError = predict(plan, gpu, calibration, catalogue.rates.errors, alike)
+            gpu, shared = catalogue.gpus[plan.recipe.gpu_type], caches.setdefault(recipe, StepCache())
+            outcome: Prediction | LlmbError = predict(plan, gpu, calibration, catalogue.rates.errors, shared)
         except LlmbError as error:
-            found = error
-        yield PredictedRow(line, {name: text for name, text in row.items() if name in COLUMNS}, found)
+            outcome = error
+        yield PredictedRow(line, {name: text for name, text in row.items() if name in COLUMNS}, outcome)
 
 
 def with_layout(plan: EnginePlan, changes: Mapping[str, int | None]) -> EnginePlan:
-    """The plan with other sizes. Raises UsageError with all that is wrong with them."""
+    """Return the plan with other sizes. Raises UsageError with all problems of the layout."""
     recipe = plan.recipe
     layout = recipe.layout.model_copy(update=dict(changes))
     model = (

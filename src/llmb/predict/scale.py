@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training at larger scales, with failures, and the energy it takes, on paper. Pure."""
+"""Predicted training at larger scales: step, goodput under failures, and energy. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from llmb.runs.plan import EnginePlan
 
 MOST_GPUS = 131_072
 PUBLISHED_GPUS = 2_304
-"""The largest scale of which there is a published step."""
+"""The largest scale with a published step."""
 Scaling = Literal["weak", "strong"]
-"""Weak: the batch grows with the GPUs; strong: it stays."""
+"""Weak: the batch grows with the GPUs; strong: it stays the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledStep:
-    """A scale: its step, its throughput per GPU as a part of that at the first scale, and the part of the step that
-    grew most since then, or None at the first."""
+    """One scale of a curve. efficiency: throughput per GPU relative to the first scale; grew: the term whose share of
+    the step grew most since then, None at the first."""
 
     prediction: Prediction
     efficiency: float
@@ -34,19 +34,19 @@ class ScaledStep:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Scales, doubling, and why there is none beyond the last."""
+    """Predicted steps at doubling scales. ends: why there is none beyond the last."""
 
     scales: tuple[ScaledStep, ...]
     ends: str
 
     @property
     def goes_beyond(self) -> bool:
-        """Whether there is no published step at its last scales."""
+        """Return whether the last scales are larger than any published step."""
         return self.scales[-1].gpus > PUBLISHED_GPUS
 
 
 def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
-    """Doubles the data-parallel replicas until a limit is reached."""
+    """Predict steps, doubling the data-parallel replicas until a limit is reached."""
     found: list[ScaledStep] = []
     first = predicted(plan)
     for each in _doubled(plan, scaling):
@@ -80,7 +80,7 @@ def _per_gpu(prediction: Prediction) -> float:
 
 
 def _grew(first: Prediction, now: Prediction) -> tuple[str, float] | None:
-    """As parts of the step."""
+    """Return the term whose share of the step grew most, with the growth; None if none grew."""
     shares = {name: seconds / now.seconds for name, seconds in now.terms.items()}
     grew = {name: share - first.terms.get(name, 0.0) / first.seconds for name, share in shares.items()}
     name = max(grew, key=grew.__getitem__)
@@ -89,7 +89,7 @@ def _grew(first: Prediction, now: Prediction) -> tuple[str, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The part of the time that trains, if GPUs fail and checkpoints are saved at the best interval."""
+    """The fraction of time spent on training that is kept, with checkpoints at the optimal interval."""
 
     part: float
     interval_s: float
@@ -97,11 +97,10 @@ class Goodput:
 
 
 def goodput(gpus: int, gpu_mtbf_h: float, save_s: float, restart_s: float) -> Goodput:
-    """gpu_mtbf_h: hours between two failures of one GPU, with what it depends on. save_s: training that a checkpoint
-    costs; restart_s: from a failure to the next step.
+    """Return the goodput at the optimal checkpoint interval (Young, 1974; to first order, Daly, 2006).
 
-    The interval is that of Young (1974); lost are saves, half an interval and a restart for each failure, as Daly
-    (2006) has it to first order.
+    gpu_mtbf_h: mean time between failures of one GPU and the hardware around it. save_s: training time lost to a
+    checkpoint; restart_s: from a failure to the next step. A failure loses half an interval and a restart.
     """
     mean_s = gpu_mtbf_h * 3600 / gpus
     interval_s = sqrt(2 * save_s * mean_s)
@@ -110,7 +109,7 @@ def goodput(gpus: int, gpu_mtbf_h: float, save_s: float, restart_s: float) -> Go
 
 
 def joules_per_token(prediction: Prediction, gpu: Gpu) -> float | None:
-    """At most: all GPUs at their power limit, and nothing but GPUs. None if the limit is not known."""
+    """Return an upper bound, with all GPUs at their power limit, for GPUs alone. None if the limit is unknown."""
     layout = prediction.plan.recipe.layout
     if gpu.tdp_w is None:
         return None

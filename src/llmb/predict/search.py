@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best layout of a training on a number of GPUs, by its predicted step, and what makes one fit. Pure."""
+"""Search for the layout with the fastest predicted step, and for changes that make one fit. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,14 +23,14 @@ CONTEXT = (1, 2, 4, 8)
 MOST_STAGES = 64
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[DpSharding, ...] = ("optimizer", "full")
-"""Both in the order in which they take less memory."""
+"""Both in order of decreasing memory."""
 ENDS = ("first_stage_layers", "last_stage_layers")
 ALONE = {**dict.fromkeys((*PARALLEL, "mbs"), 1), **dict.fromkeys(ENDS), "counts_embedding_and_loss": False}
 NOT_DIVISIBLE = "do not divide"
 NO_MICRO_BATCHES = "have too few micro-batches for their pipeline"
 TOO_LARGE = "do not fit"
 SLOWER = "fit with less recomputed or sharded"
-"""They are slower than that."""
+"""Candidates that are not listed: a faster one with the same layout fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +47,36 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class LayoutSearch:
-    """The layouts that fit, the fastest first, and how many were left out, by reason."""
+    """The layouts that fit, the fastest first, and the number of the others by reason."""
 
-    found: tuple[Candidate, ...]
+    fitting: tuple[Candidate, ...]
     searched: int
     left_out: Mapping[str, int]
 
 
 Constraints = Mapping[str, Any]
-"""What every layout must have, by the names of options: sizes, recompute, dp_sharding, max_memory_gib."""
+"""Values that every layout must have, by the name of the option: sizes, recompute, dp_sharding, max_memory_gib."""
 NONE: Constraints = MappingProxyType({})
 Predicted = Callable[[EnginePlan], Prediction]
 Goal = Literal["step", "token"]
 
 
 def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
-    """The fastest step, or the cheapest token on as many GPUs or fewer."""
+    """Search for the fastest step on the plan's GPUs, or the cheapest token on these or fewer."""
     if goal == "step":
         return search(plan, predicted, constraints)
     searches = [search(each, predicted, constraints) for each in at_fewer_gpus(plan)]
     left_out: Counter[str] = sum((Counter(each.left_out) for each in searches), Counter())
-    found = [one for each in searches for one in each.found]
+    found = [one for each in searches for one in each.fitting]
     found.sort(key=lambda one: one.prediction.seconds * one.plan.recipe.layout.gpus)
     return LayoutSearch(tuple(found), sum(each.searched for each in searches), left_out)
 
 
 def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
-    """All layouts of ``plan``'s model, GPUs, batch and sequence; its own may be invalid.
+    """Search all layouts with the model, GPUs, batch and sequence length of ``plan``, whose own may be invalid.
 
-    Of each layout, ways to recompute and to shard are tried in the order of their time until one fits. Raises
-    UsageError if memory or time cannot be predicted.
+    For each layout, recompute and sharding modes are tried from the fastest until one fits. Raises UsageError if
+    memory or time cannot be predicted.
     """
     left_out: Counter[str] = Counter()
     found, searched = [], 0
@@ -102,14 +102,14 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 
 
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
-    """The work of a recipe, whose layout may be invalid, with nothing parallel yet."""
+    """Return the plan of a recipe without parallelism; the recipe's layout may be invalid."""
     alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
     plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda")
     return plan.model_copy(update={"parallelism": choices.parallelism.settled(alone)})
 
 
 def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Candidate | Missing:
-    """The recipe as it is published, which may not fit, or why it cannot be trained."""
+    """Predict the recipe as published, even if it does not fit; Missing with the reason if it cannot be trained."""
     own = choices.model_copy(update={"recompute": "none", "parallelism": Parallelism()})
     if problems := check_layout(recipe.model, recipe.layout) or [*own.parallelism.problems(recipe.layout)]:
         return Missing("; ".join(problems))
@@ -118,7 +118,7 @@ def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Ca
 
 
 def _admits(constraints: Constraints, use: MemoryUse) -> bool:
-    """Whether it fits without doubt."""
+    """Return whether it clearly fits, also within ``max_memory_gib``."""
     return clearly_fits(use) and use.needed_gib <= constraints.get("max_memory_gib", use.needed_gib)
 
 
@@ -127,7 +127,7 @@ def _memory(plan: EnginePlan) -> MemoryUse:
 
 
 def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
-    """One training on all GPUs, on half of them, and so on."""
+    """Yield the plan on all GPUs, on half of them, and so on while their number is even."""
     recipe, gpus = plan.recipe, plan.recipe.layout.gpus
     while True:
         layout = recipe.layout.model_copy(update={"gpus": gpus})
@@ -138,7 +138,7 @@ def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
 
 
 def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints = NONE) -> Iterator[Layout]:
-    """All valid ones; the others are counted."""
+    """Yield all valid layouts, and count the others in ``left_out``."""
     recipe = plan.recipe
     base = recipe.layout
     for sizes in _sizes(recipe.model, base, constraints):
@@ -154,7 +154,7 @@ def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints =
 
 
 def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dict[str, Any]]:
-    """Sizes to try. Tensor parallelism stays within a node of 8 GPUs; so does that of experts, which is all or none."""
+    """Yield sizes to try. Tensor parallelism stays within a node of 8 GPUs; that of experts is equal to it or 1."""
     stages = [pp for pp in range(1, min(MOST_STAGES, base.layers + 2) + 1) if base.gpus % pp == 0]
     experts = _divisors(model.moe.experts) if model.moe else [1]
     free = {"tp": (1, 2, 4, 8), "pp": stages, "cp": CONTEXT, "mbs": MICRO_BATCHES, "ep": experts}
@@ -166,8 +166,8 @@ def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dic
 
 
 def _splits(layers: int, pp: int, constraints: Constraints) -> Iterator[dict[str, Any]]:
-    """Virtual stages that divide the layers; or all but a layer of the first and the last stage, which have embedding
-    and loss, or as many as the constraints say."""
+    """Yield virtual stages that divide the layers. The first and the last stage may have one layer less, for the
+    embedding and the loss, or the number that the constraints set."""
     ends: dict[str, Any] = {"counts_embedding_and_loss": False, **{name: constraints.get(name) for name in ENDS}}
     has_own = any(name in constraints for name in ENDS)
     if pp == 1 or has_own or layers % pp == 0:
@@ -194,24 +194,24 @@ def _with(plan: EnginePlan, layout: Layout, recompute: Recompute, sharding: DpSh
 
 
 def _change_layout(plan: EnginePlan, layout: Layout) -> EnginePlan:
-    """Logits are kept as by default, unless the plan keeps them otherwise."""
+    """Change the layout. Whether logits are kept follows the default of the layout, unless the plan overrides it."""
     recipe = plan.recipe.model_copy(update={"layout": layout})
     by_default = plan.keep_logits == keeps_logits(plan.recipe)
-    kept = keeps_logits(recipe) if by_default else plan.keep_logits
-    return plan.model_copy(update={"recipe": recipe, "keep_logits": kept})
+    keep = keeps_logits(recipe) if by_default else plan.keep_logits
+    return plan.model_copy(update={"recipe": recipe, "keep_logits": keep})
 
 
 MOST_REMEDIES = 3
 MOST_CHANGES = 3
-"""Options that are changed together if fewer do not suffice."""
+"""Options that are changed together if fewer are not enough."""
 MOST_TP = 8
-"""With more, tensor parallelism leaves the node."""
+"""Beyond this, tensor parallelism spans nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Options with which the run fits, what the fullest rank then needs, and what they cost: in words, and in percent
-    of the predicted step; None where nothing is predicted."""
+    """Options with which the run fits, the memory of its fullest rank, and their cost: described, and in percent of
+    the predicted step, or None without a prediction."""
 
     options: str
     needed_gib: float
@@ -221,7 +221,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """``apply`` returns the plan with the option, or None if it has it already, or cannot have it."""
+    """An option to try. ``apply`` returns None if the plan already has it or cannot have it."""
 
     option: str
     cost: str
@@ -229,17 +229,17 @@ class _Change:
 
 
 StepTime = Callable[[EnginePlan], float | None]
-"""Seconds that a step is predicted to take, or None."""
+"""Predicts the seconds of a step, or None."""
 
 
 def remedies(plan: EnginePlan, step_time: StepTime = lambda _: None) -> list[Remedy]:
-    """The cheapest changes that suffice, single ones before those of several options; empty if none is known."""
+    """Return the cheapest changes that make the plan fit, those with the fewest options first."""
     found: list[tuple[set[str], Remedy]] = []
     changes = list(_changes(plan))
     for number in range(1, MOST_CHANGES + 1):
         for chosen in combinations(changes, number):
             options = {change.option for change in chosen}
-            if len(found) == MOST_REMEDIES or any(known <= options for known, _ in found):
+            if len(found) == MOST_REMEDIES or any(smaller <= options for smaller, _ in found):
                 continue
             if fitting := _fitting(plan, chosen):
                 changed, needed_gib = fitting
@@ -254,8 +254,8 @@ def _slower_pct(plan: EnginePlan, changed: EnginePlan, step_time: StepTime) -> f
 
 
 def _fitting(plan: EnginePlan, changes: tuple[_Change, ...]) -> tuple[EnginePlan, float] | None:
-    """The plan with these changes, and what its fullest rank needs; None if it does not fit, or they exclude each
-    other."""
+    """Return the plan with these changes and the GiB of its fullest rank; None if it does not fit, or if they exclude
+    each other."""
     changed: EnginePlan | None = plan
     for change in changes:
         changed = change.apply(changed) if changed else None
@@ -266,7 +266,7 @@ def _fitting(plan: EnginePlan, changes: tuple[_Change, ...]) -> tuple[EnginePlan
 
 
 def _changes(plan: EnginePlan) -> Iterator[_Change]:
-    """Roughly from what costs least time to what costs most."""
+    """Yield changes roughly from the cheapest to the most expensive in time."""
     layout = plan.recipe.layout
     yield _Change("--no-keep-logits", "logits are computed twice", partial(_changed, keep_logits=False))
     yield _Change("--dp-sharding optimizer", "parameters are gathered once a step", partial(_sharded, "optimizer"))
@@ -299,7 +299,7 @@ def _recomputed(mode: Recompute, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
-    """Only more than it is, and only where there are ranks to share with."""
+    """Increase sharding; None if it is as high already, or if no other rank has the parameters."""
     now, layout = plan.parallelism.dp_sharding, plan.recipe.layout
     if now == "full" or now == sharding or max(layout.dp * layout.cp, layout.edp) == 1:
         return None
@@ -307,7 +307,7 @@ def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _laid_out(name: str, size: int, plan: EnginePlan) -> EnginePlan | None:
-    """The layout must stay valid with the same GPUs and the same batch."""
+    """Change a size; None if the layout is then invalid for the same GPUs and batch."""
     layout = plan.recipe.layout.model_copy(update={name: size})
     if layout.tp > max(MOST_TP, plan.recipe.layout.tp) or check_layout(plan.recipe.model, layout):
         return None

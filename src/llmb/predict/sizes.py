@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of a model's parts on one rank, what a block keeps and computes, and when a rank of a pipeline holds most."""
+"""Sizes of a model's parts on one rank, the activations that a block saves, and the peak moments of a pipeline rank."""
 
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -17,7 +17,7 @@ BF16, FP32 = 2, 4
 
 
 class Product(NamedTuple):
-    """[rows, inner] times [inner, columns], as in a forward pass; ``together``: of as many experts at once."""
+    """[rows, inner] times [inner, columns], as in a forward pass; ``together``: number of experts in one batch."""
 
     name: str
     rows: int
@@ -29,11 +29,11 @@ class Product(NamedTuple):
 def block_products(
     model: Model, layout: Layout, *, experts: bool, capacity_factor: float | None = None
 ) -> Iterator[Product]:
-    """The products of a block on one rank; ``experts``: of a block that has them.
+    """Yield the products of a block on one rank; ``experts``: it is a mixture-of-experts block.
 
     Query, key and value count as one product, as do gate and up: the largest that an engine can fuse. Tensor
-    parallelism shards outputs of the first and inputs of the second product of a block, context parallelism the tokens.
-    Experts get as many tokens as if all were chosen equally often.
+    parallelism shards the outputs of the first product of a layer and the inputs of the second; context parallelism
+    shards the tokens. Tokens are assumed to be evenly distributed among experts.
     """
     tokens, hidden, tp = layout.mbs * layout.seq_len // layout.cp, model.hidden_size, layout.tp
     queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
@@ -43,9 +43,9 @@ def block_products(
     if moe is None:
         yield from _feed_forward("", model, tokens, model.ffn_hidden_size // tp)
         return
-    own = moe.experts // layout.ep
-    rows = ceil(expert_rows(model, layout, capacity_factor) / own)
-    yield from _feed_forward("expert_", model, rows, moe.ffn_hidden_size // layout.etp, own)
+    local_experts = moe.experts // layout.ep
+    rows = ceil(expert_rows(model, layout, capacity_factor) / local_experts)
+    yield from _feed_forward("expert_", model, rows, moe.ffn_hidden_size // layout.etp, local_experts)
     if moe.shared_ffn_hidden_size:
         yield from _feed_forward("shared_", model, tokens, moe.shared_ffn_hidden_size // tp)
 
@@ -62,7 +62,7 @@ def head_product(model: Model, layout: Layout) -> Product:
 
 
 def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> int:
-    """Tokens that the experts of a rank get."""
+    """Return the number of tokens that the experts of a rank receive."""
     if model.moe is None:
         return 0
     shard = layout.mbs * layout.seq_len // layout.cp // layout.tp
@@ -70,7 +70,7 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 
 
 class Sizes:
-    """Elements on one rank. tokens: of a micro-batch; shard: of them between layers; query, key: features of heads."""
+    """Sizes on one rank. tokens: of a micro-batch; shard: of these, between layers; query, key: features of heads."""
 
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
@@ -88,7 +88,7 @@ class Sizes:
 
     @property
     def has_equal_blocks(self) -> bool:
-        """Whether every block has what every other has."""
+        """Return whether all blocks have the same sizes."""
         return self.model.moe is None and self.plan.fp8_recipe != "current" and not self.model.chunked_attention
 
     def attention_matrices(self) -> int:
@@ -102,20 +102,20 @@ class Sizes:
         return 0 if moe is None else 3 * self.hidden * moe.experts // layout.ep * moe.ffn_hidden_size // layout.etp
 
     def matrices(self, layer: int) -> int:
-        """Elements of the matrices of a block, without routed experts."""
+        """Count the elements of the matrices of a block, without routed experts."""
         moe = self.model.moe
         if moe is None or not self.model.is_moe_layer(layer):
             return self.attention_matrices() + self.dense_matrices(self.model.ffn_hidden_size)
         return self.attention_matrices() + self.dense_matrices(moe.shared_ffn_hidden_size or 0)
 
     def others(self, layer: int) -> int:
-        """Elements of a block that FP8 does not cast: norms and a router."""
+        """Count the elements of a block that are never cast to FP8: norms and a router."""
         moe = self.model.moe
         router = moe.experts * self.hidden if moe and self.model.is_moe_layer(layer) else 0
         return 2 * self.norm + router
 
     def adapters(self) -> int:
-        """Elements of the adapters of a block: A and B, of which tensor parallelism shards one."""
+        """Count the elements of the adapters of a block: A and B, one of them sharded by tensor parallelism."""
         lora, layout = self.plan.lora, self.layout
         if lora is None:
             return 0
@@ -128,17 +128,17 @@ class Sizes:
         return lora.rank * (shared + sum(outputs[name] for name in names))
 
     def computes_fp8(self, layer: int) -> bool:
-        """With the recipe ``current`` the first and the last block stay in bf16."""
+        """Return whether a block computes in FP8; in the recipe ``current`` the first and the last do not."""
         return self.fp8 and not (self.plan.fp8_recipe == "current" and layer in (0, self.model.layers - 1))
 
-    def kept(self, layer: int) -> int:
-        """Bytes that a block keeps of a micro-batch for its backward pass."""
+    def saved_bytes(self, layer: int) -> int:
+        """Return the bytes that a block saves of a micro-batch for its backward pass."""
         if self.plan.recompute == "full":
             return BF16 * self.hidden * self.shard
         return self.computed(layer)
 
     def computed(self, layer: int) -> int:
-        """Bytes that a block keeps unless it is recomputed."""
+        """Return the bytes that a block saves unless it is recomputed in full."""
         between = BF16 * self.hidden * self.shard
         fp8, trained = self.computes_fp8(layer), self.plan.lora is None
         attended = self.query * self.tokens
@@ -147,60 +147,60 @@ class Sizes:
         if self.keeps_gathered(layer):
             again = BF16 * self.tokens * (self.query if self.layout.cp > 1 else self.key)
             return 2 * between + heads + BF16 * attended + sums + 2 * BF16 * self.hidden * self.tokens - again
-        # What norms read; what products read, for the gradients of their weights.
-        kept = 2 * between + heads + BF16 * attended + sums
+        # Inputs of norms; inputs of products, for the gradients of their weights.
+        saved = 2 * between + heads + BF16 * attended + sums
         if self.model.qk_norm is not None:
-            kept += BF16 * (attended + 2 * self.key * self.tokens)  # the product, which norms of heads read
+            saved += BF16 * (attended + 2 * self.key * self.tokens)  # the product, which norms of heads read
         if self.plan.recompute == "selective":
-            kept += BF16 * self.tokens * self._selected_heads(joined=fp8 or not self.is_sharded)
+            saved += BF16 * self.tokens * self._selected_heads(joined=fp8 or not self.is_sharded)
         normed = 0 if self.plan.recompute == "selective" and not fp8 else 1 if fp8 else BF16  # recomputed
         of_input = self.hidden * self.shard * normed
         moe = self.model.moe if self.model.is_moe_layer(layer) else None
         if trained:
             casts_again = self.plan.fp8_recipe == "delayed" and self.layout.pp > 1  # as apply_fp8 decides
-            kept += of_input + (attended if fp8 and not casts_again else 0)
-            kept += of_input if moe is None else BF16 * self.hidden * self.shard
+            saved += of_input + (attended if fp8 and not casts_again else 0)
+            saved += of_input if moe is None else BF16 * self.hidden * self.shard
         else:
-            kept += between  # an adapter's input
+            saved += between  # an adapter's input
         if moe is None:
-            return kept + self._kept_within(self.model.ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
-        kept += self._kept_by_experts(moe, fp8, trained)
+            return saved + self._saved_inside(self.model.ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
+        saved += self._saved_by_experts(moe, fp8, trained)
         if moe.shared_ffn_hidden_size:
-            kept += self._kept_within(moe.shared_ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
-            kept += self.hidden * self.shard if fp8 else 0
-        return kept
+            saved += self._saved_inside(moe.shared_ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
+            saved += self.hidden * self.shard if fp8 else 0
+        return saved
 
     def _selected_heads(self, *, joined: bool) -> int:
-        """Features of the product of query, key and value that stay too where the three are ``joined``, as the value is
-        part of it; less those that are recomputed from it."""
+        """Count the features of the QKV product that are saved as well if the three are ``joined``, because the value
+        is part of it; less those that are recomputed from it."""
         normed, gathers = self.model.qk_norm is not None, self.layout.cp > 1
         if not joined:
             return -(self.query * gathers + self.key) if normed else 0
         return (0 if normed else self.query + 2 * self.key) - (self.query if gathers else self.key)
 
-    def _kept_by_experts(self, moe: MixtureOfExperts, fp8: bool, trained: bool) -> int:
-        """What their products read, and outputs that are weighted.
+    def _saved_by_experts(self, moe: MixtureOfExperts, fp8: bool, trained: bool) -> int:
+        """Return the bytes of the inputs of experts' products, and of outputs that are weighted.
 
-        Experts are not compiled, so that ``selective`` keeps their input and the results of all products and exchanges,
-        whether they are needed again or not.
+        Experts are not compiled, so ``selective`` saves their input and the results of all products and exchanges,
+        needed or not.
         """
         features, rows = moe.ffn_hidden_size // self.layout.etp, self.expert_rows()
         if self.plan.recompute == "selective":
             products = BF16 * rows * (self.products * features + self.hidden)
             return products + BF16 * self.hidden * (rows // self.layout.etp + 2 * self._exchanged_rows)
         weighted = BF16 * self.hidden * self.shard * moe.top_k * (moe.router == "softmax-weighted-outputs")
-        return self._kept_within(features, rows, fp8, trained) + self.hidden * rows * (1 if fp8 else BF16) + weighted
+        return self._saved_inside(features, rows, fp8, trained) + self.hidden * rows * (1 if fp8 else BF16) + weighted
 
     @property
     def _exchanged_rows(self) -> int:
-        """Rows that exchanges before experts return: those of other ranks, then those of all shards; as many after."""
+        """Rows that the exchanges before experts return: from other ranks, then from all shards; the same after."""
         if self.layout.ep * self.layout.etp == 1:
             return 0
         rows = self.expert_rows()
         return rows // self.layout.etp + (rows if self.layout.etp > 1 else 0)
 
-    def _kept_within(self, features: int, rows: int, fp8: bool, trained: bool) -> int:
-        """What an activation reads, and what it computes, which the next product reads."""
+    def _saved_inside(self, features: int, rows: int, fp8: bool, trained: bool) -> int:
+        """Return the bytes of the activation's input, and of its output, the input of the next product."""
         computed = (1 if fp8 else BF16) if trained else 0
         again = 0 if self.plan.recompute == "selective" and not fp8 else computed
         return rows * features * (BF16 * self.products + again)
@@ -209,39 +209,39 @@ class Sizes:
         return expert_rows(self.model, self.layout, self.plan.capacity_factor)
 
     def working(self, layer: int) -> int:
-        """Bytes that the backward pass of a block has beside what all blocks keep."""
+        """Return the bytes that the backward pass of a block needs on top of what all blocks save."""
         if self.model.moe and self.model.is_moe_layer(layer):
             return self._working_of_experts(layer, self.model.moe)
         whole = BF16 * self.hidden * self.tokens
         again = self.computed(layer) if self.plan.recompute == "full" else 0
-        # Of what the activation reads, and of what it computes, which a gradient of weights needs.
+        # Gradients of the activation's input, and its output, which a gradient of weights needs.
         gradient = BF16 * ((self.plan.lora is None) + self.products) * self._inner
-        # Compiled code returns the gradients of a block's matrices together, unless products add them to sums.
+        # Compiled code returns the gradients of a block's matrices together, unless products accumulate them.
         of_matrices = 0 if self.adds_in_products or self.plan.lora else BF16 * self.matrices(layer)
         if self.keeps_gathered(layer):
             again += BF16 * self.products * self._inner
         return again + max(gradient + 2 * whole, of_matrices + BF16 * self.hidden * self.shard)
 
     def _working_of_experts(self, layer: int, moe: MixtureOfExperts) -> int:
-        """In the backward pass of their products, the second one first; with what is recomputed for it."""
+        """Return the bytes that the backward pass of experts needs, with recomputed activations."""
         rows = self.expert_rows()
         inner, row = rows * moe.ffn_hidden_size // self.layout.etp, BF16 * self.hidden * rows
         fp8, third = self.computes_fp8(layer), BF16 * self.expert_matrices() // 3 * (self.plan.lora is None)
-        # FSDP takes the gradients of both at the end, unless autograd adds them to earlier ones.
+        # FSDP takes the gradients of both products at the end, unless autograd accumulates them.
         adds = self.layout.ga > 1 and self.plan.recipe.training.grad_reduce_dtype != "fp32"
         earlier = third if self.is_sharded and not adds else 0
         if not fp8:
-            # The gradient of what the activation reads takes the place of that.
+            # The gradient of the activation's input replaces that input.
             found = max(third + BF16 * inner + row, earlier + 2 * third + row - BF16 * inner)
         elif self.plan.fp8_recipe == "delayed":
-            # One operator computes both: gradients of its output, of it in two layouts, and of its input.
+            # One operator computes both products: the gradient of its output, also in two layouts, and of its input.
             found = 3 * third + (BF16 + 2 * self.products) * inner + 3 * row
         else:
             found = max(third + BF16 * inner + 2 * row, earlier + 2 * third + 3 * inner + row)
         return found + self._recomputed_by_experts(layer, moe) + BF16 * self.hidden * self.shard
 
     def _recomputed_by_experts(self, layer: int, moe: MixtureOfExperts) -> int:
-        """What is there again, less what is not there any more."""
+        """Return the bytes that are recomputed, less those that are already freed."""
         if self.plan.recompute == "selective":
             size = 1 if self.computes_fp8(layer) else BF16
             again = size * self.expert_rows() * (self.hidden + moe.ffn_hidden_size // self.layout.etp)
@@ -251,40 +251,40 @@ class Sizes:
         return again - BF16 * self.hidden * self.shard * moe.top_k * weighted
 
     def passing(self, layer: int) -> int:
-        """Bytes that the forward pass of a block has, with what it keeps."""
+        """Return the bytes that the forward pass of a block needs, with those that it saves."""
         if self.model.moe and self.model.is_moe_layer(layer):
             return self.computed(layer)
         return max(self.computed(layer), BF16 * ((1 + self.products) * self._inner + 3 * self.hidden * self.tokens))
 
     @property
     def _inner(self) -> int:
-        """Elements that the activation of a dense block computes."""
+        """The number of elements of a dense block's activation."""
         return self.tokens * self.model.ffn_hidden_size // self.layout.tp
 
     def keeps_gathered(self, layer: int) -> bool:
-        """Whether a compiled block keeps the inputs of products as they were gathered, and multiplies them again: of
-        several sequences they are copied to be multiplied."""
+        """Return whether a compiled block saves gathered inputs of products and recomputes the products: with several
+        sequences, inputs are copied before they are multiplied."""
         selective = self.plan.recompute == "selective" and not self.computes_fp8(layer)
         return selective and self.layout.mbs > 1 and self.layout.tp > 1
 
     @property
     def adds_in_products(self) -> bool:
-        """Whether gradients of matrices are added where they are computed; their sums then stay in memory."""
+        """Return whether products accumulate the gradients of matrices into buffers, which then stay in memory."""
         exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
         return not (self.fp8 or exact or self.is_sharded) and self.layout.ga > 1
 
     @property
     def is_shared(self) -> bool:
-        """Whether other ranks have the same parameters."""
+        """Return whether other ranks have the same parameters."""
         return self.layout.dp * self.layout.cp > 1 or (self.model.moe is not None and self.layout.edp > 1)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP shards parameters."""
+        """Return whether FSDP shards parameters."""
         return self.is_shared and self.plan.parallelism.dp_sharding == "full"
 
     def head(self) -> int:
-        """Bytes at the end of the loss: input and its gradient, logits, and the gradient of the head."""
+        """Return the bytes at the end of the loss: input and its gradient, logits, and the gradient of the head."""
         logits = self.tokens * self.vocabulary
         trained = BF16 * self.vocabulary * self.hidden if self.plan.lora is None else 0
         of_logits = BF16 * logits if self.plan.keep_logits else FP32 * logits // 16
@@ -292,17 +292,16 @@ class Sizes:
 
 
 GATHERED = 3
-"""Stages of a rank whose sharded parameters are whole at a time: those that come next
+"""Upcoming stages of a rank whose sharded parameters are gathered at a time
 (torch/distributed/pipelining/schedules.py, _add_unshard_reshard)."""
 
 
 class PeakMoment(NamedTuple):
-    """When a forward or a backward pass of a rank ends.
+    """The state of a rank at the end of a forward or a backward pass.
 
-    held: how many micro-batches each of its stages holds. begun: stages that have gradients. gathered: how many stages
-    have whole parameters, if they are sharded. passes: whether a backward pass finds all of this, so that what it
-    computes comes on top. ends: whether that pass is one of the last stage. adds: whether gradients have just been
-    computed that are added to others.
+    held: micro-batches that each of its stages holds. begun: stages that have gradients. gathered: the number of stages
+    with full parameters, if parameters are sharded. passes: a backward pass is running, and its memory comes on top.
+    ends: that pass is of the last stage. adds: gradients were just computed that will be accumulated.
     """
 
     held: tuple[int, ...]
@@ -317,14 +316,14 @@ class PeakMoment(NamedTuple):
 
 
 def together_in_turn(layout: Layout) -> int:
-    """How many micro-batches of a virtual stage follow each other."""
+    """Return the number of micro-batches that a virtual stage runs in a row."""
     return layout.ga // max(1, layout.ga // layout.pp)
 
 
 def moments(layout: Layout, pp_rank: int) -> tuple[PeakMoment, ...]:
-    """Finds when a rank may be fullest, until its pipeline is in its steady state, and at its end.
+    """Return the moments at which a rank may peak, until its pipeline reaches its steady state, and at its end.
 
-    1F1B and interleaved 1F1B (Narayanan et al., 2021), as torch's schedules have them.
+    The schedules are 1F1B and interleaved 1F1B (Narayanan et al., 2021), as implemented in torch.
     """
     vp, micro_batches = layout.vp, layout.ga
     whole, together = micro_batches * vp, 1
@@ -338,19 +337,19 @@ def moments(layout: Layout, pp_rank: int) -> tuple[PeakMoment, ...]:
 
 @cache
 def _moments(vp: int, together: int, ahead: int, count: int) -> tuple[PeakMoment, ...]:
-    """``ahead`` of ``count`` passes are forward before the first backward one, and ``together`` of a stage in turn."""
+    """Return the moments if ``ahead`` of ``count`` forward passes precede the first backward one."""
     forward = [done // together % vp for done in range(count)]
     passes = zip_longest(forward, [None] * ahead + [vp - 1 - stage for stage in forward])
-    # Of those that differ only in the stages that have gradients, the last one has the most.
+    # Of moments that differ only in the stages with gradients, the last one has the most.
     last = {each._replace(begun=()): each for each in _after_passes(vp, passes)}
     return _largest(last.values())
 
 
 def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]]) -> Iterator[PeakMoment]:
-    """Moments that may be the fullest, from the stages of each forward pass and of the backward pass that follows it.
+    """Yield moments that may be the peak, from the stage of each forward pass and of the backward pass after it.
 
-    While both stay the same, what is held changes evenly, so that only an end can be the fullest; the first of them
-    counts for itself, because gradients begin with it.
+    While both stages stay the same, memory changes linearly, so that only an end can be the peak; the first moment is
+    separate, because gradients begin with it.
     """
     held, begun = [0] * vp, [False] * vp
     for (forward, backward), alike in groupby(passes):
@@ -371,10 +370,10 @@ def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]]) -> I
             yield PeakMoment(tuple(held), tuple(begun), whole, passes=False, ends=False, adds=adds)
 
 
-def _largest(found: Iterable[PeakMoment]) -> tuple[PeakMoment, ...]:
-    """Without those than which another is at least as large, at every place."""
+def _largest(candidates: Iterable[PeakMoment]) -> tuple[PeakMoment, ...]:
+    """Drop the moments that another one dominates in every amount."""
     largest: dict[tuple[int, ...], PeakMoment] = {}
-    for one in sorted(found, key=lambda each: sum(each.amounts()), reverse=True):
+    for one in sorted(candidates, key=lambda each: sum(each.amounts()), reverse=True):
         amounts = one.amounts()
         if not any(all(map(ge, other, amounts)) for other in largest):
             largest[amounts] = one

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a training step takes: the work of its ranks at the rates that GPUs and links attain. Pure.
+"""The time of a training step: the work of its ranks at the rates that GPUs and links attain. Pure.
 
-A pipeline takes as long as its slowest rank for all micro-batches, and the time in which it fills and empties. All
-seconds are first those of nominal rates; ``Rates`` says how many times longer each kind of work takes. Sources of the
-rates, and which of them were fitted to published steps, are in ``rates.yaml``.
+A pipeline takes the time of its slowest rank for all micro-batches, plus the time to fill and drain. Seconds are first
+computed at nominal rates; ``Rates`` has the factor by which each kind of work takes longer. Sources of the rates, and
+which of them were fitted to published steps, are in ``rates.yaml``.
 """
 
 from collections import Counter
@@ -22,22 +22,22 @@ from llmb.runs.plan import EnginePlan
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
 """Base latency of a ring with the protocol Simple, and latency of a step (NCCL, src/graph/tuning.cc at 01afd20)."""
 UPDATE_BYTES = 30.1
-"""That an optimizer in one pass over memory moves per parameter and step, with the norm of gradients in bf16."""
+"""Moved per parameter and step by an optimizer in one pass over memory, with the norm of gradients in bf16."""
 CAST_BYTES = 4
-"""That casts of weights to FP8 move per parameter and step: bf16 is read, FP8 written as it is and transposed."""
+"""Moved per parameter and step by casts of weights: bf16 is read, FP8 is written in both layouts."""
 BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
-"""Parameters that are exchanged together, and for each data-parallel rank at least (Megatron-core,
+"""Parameters per bucket: the larger of the first, and the second times the data-parallel ranks (Megatron-core,
 distributed_data_parallel.py, bucket_size)."""
 
 Amount = dict[str, float]
-"""Seconds at nominal rates by the names of ``TERMS``."""
+"""Seconds at nominal rates, by keys of ``TERMS``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What plans share that are equal but for their layout and number of layers, for one type of GPU and its rates, by
-    the sizes that decide it. parts: a micro-batch in a layer, an embedding or a head; pipelines: on the ranks of a
-    pipeline; updates: once a step."""
+class StepCache:
+    """Results shared by plans that differ only in layout and number of layers, for one GPU type and its rates. Keys
+    are the sizes that decide a result. parts: a micro-batch in a layer, an embedding or a head; pipelines: on the ranks
+    of a pipeline; updates: once a step."""
 
     parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
     pipelines: dict[tuple[object, ...], "PipelineTime"] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Kept:
 
 
 class PipelineTime(NamedTuple):
-    """What the slowest rank does of a micro-batch, and what it takes; how long all wait while the pipeline fills."""
+    """The slowest rank, its work and seconds per micro-batch, and the bubble in which all ranks wait."""
 
     slowest: int
     amount: Amount
@@ -54,7 +54,7 @@ class PipelineTime(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Elements that a rank trains, dense and of routed experts, and the time of each exchange of them."""
+    """Elements that a rank trains, dense and of routed experts, and the seconds of each exchange of them."""
 
     dense: int
     experts: int
@@ -62,13 +62,13 @@ class Update(NamedTuple):
 
 
 Rates = Mapping[str, float]
-"""By how much work takes longer than at nominal rates, by the names of ``TERMS``; those that end in _s are seconds.
+"""Factors relative to nominal rates, by keys of ``TERMS``; those that end in _s are seconds.
 
-bf16, fp8, attention, memory: products and bytes. written: outputs of products. tp, cp, ep, pp, dp: the part of messages
-that delays a rank. tp_bf16, tp_fp8, cp_attention: by how much products and attention that are cut for overlapping take
-longer. exposed: messages of data-parallel groups beyond what a step can hide. fp8_layer_s: in each layer and
-micro-batch. step_s, fp8_step_s: once a step. wait_step_s, wait_micro_batch_s: for each doubling of the nodes, because
-ranks meet once a step, and in FP8 once a micro-batch, for the maxima of all.
+bf16, fp8, attention, memory: products and bytes. written: outputs of products. tp, cp, ep, pp, dp: the fraction of
+messages that delays a rank. tp_bf16, tp_fp8, cp_attention: the slowdown of products and attention that are split for
+overlap. exposed: data-parallel messages beyond what a step can hide. fp8_layer_s: per layer and micro-batch. step_s,
+fp8_step_s: per step. wait_step_s, wait_micro_batch_s: per doubling of the nodes, because ranks synchronize once a step,
+and in FP8 once a micro-batch, to reduce maxima.
 """
 TERMS: Mapping[str, str] = MappingProxyType(
     {
@@ -93,7 +93,7 @@ TERMS: Mapping[str, str] = MappingProxyType(
         "wait_micro_batch_s": "waiting for slower ranks",
     }
 )
-"""Names of rates, and what readers see of them."""
+"""Names of rates, and their labels in reports."""
 BUBBLE = "pipeline bubble"
 
 
@@ -101,14 +101,14 @@ BUBBLE = "pipeline bubble"
 class NominalStep:
     """A step at nominal rates.
 
-    busy: of the slowest rank in all micro-batches, and once a step. bubble: while a pipeline fills and empties.
+    busy: work of the slowest rank in all micro-batches and once a step. bubble: while the pipeline fills and drains.
     """
 
     busy: Amount
     bubble: Amount
 
     def terms(self, rates: Rates) -> dict[str, float]:
-        """Seconds by cause; they sum to the step."""
+        """Return the seconds by cause, which sum to the step."""
         found: dict[str, float] = {}
         for name, amount in self.busy.items():
             found[TERMS[name]] = found.get(TERMS[name], 0.0) + amount * rates[name]
@@ -121,7 +121,7 @@ class NominalStep:
 
 
 def priced(amount: Amount, rates: Rates) -> float:
-    """Seconds."""
+    """Return the seconds of an amount at real rates."""
     seconds = 0.0
     for name, each in amount.items():
         seconds += each * rates[name]
@@ -129,43 +129,42 @@ def priced(amount: Amount, rates: Rates) -> float:
 
 
 def why_not_predicted(plan: EnginePlan, gpu: Gpu) -> str | None:
-    """None if the step of a plan can be predicted."""
+    """Return why the step of a plan cannot be predicted; None if it can."""
     if plan.recipe.dtype is Dtype.FP32:
-        return "steps in fp32 are not predicted: the catalogue has no peak of it"
+        return "steps in fp32 are not predicted: the catalogue has no fp32 peak"
     if plan.recipe.dtype.value not in gpu.peak_tflops:
-        return f"no {plan.recipe.dtype} peak is known of {gpu.gpu_type}"
+        return f"the {plan.recipe.dtype} peak of {gpu.gpu_type} is unknown"
     nodes = plan.recipe.layout.gpus > gpu.nvlink_domain_gpus
     if nodes and gpu.network_gb_s is None:
-        return f"no network_gb_s is known of {gpu.gpu_type}, and {plan.recipe.layout.gpus} GPUs need a network"
+        return f"{plan.recipe.layout.gpus} GPUs need a network, but the network_gb_s of {gpu.gpu_type} is unknown"
     return None
 
 
 def nominal_step(
-    plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept | None = None, machine: MeasuredMachine | None = None
+    plan: EnginePlan, gpu: Gpu, rates: Rates, cache: StepCache | None = None, machine: MeasuredMachine | None = None
 ) -> NominalStep:
-    """``rates`` decide which rank is the slowest, and how much of the exchange of gradients it hides.
+    """Return the step at nominal rates; ``rates`` decide the slowest rank and how much of the exchange it hides.
 
-    kept: what many plans for one machine share, for those who predict thousands; see ``Kept``. Raises UsageError if
-    ``why_not_predicted`` has something against the plan.
+    cache: shared by many plans for one machine. Raises UsageError if ``why_not_predicted`` gives a reason.
     """
-    return _Step(plan, gpu, rates, kept or Kept(), machine or MeasuredMachine()).nominal()
+    return _Step(plan, gpu, rates, cache or StepCache(), machine or MeasuredMachine()).nominal()
 
 
 COMPUTED = ("bf16", "fp8", "attention", "memory", "written", "fp8_layer_s")
-"""What a rank does by itself, whether or not others are there."""
+"""Rates of the work that a rank does alone, without communication."""
 
 
 def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) -> float:
-    """What a rank of a stage computes in a step, without messages and what is cut for them. Raises UsageError as
-    ``nominal_step``."""
-    return _Step(plan, gpu, rates, Kept(), MeasuredMachine()).computed(pp_stage)
+    """Return the seconds that a rank of a stage computes in a step, without messages and work split for overlap.
+    Raises UsageError if ``why_not_predicted`` gives a reason."""
+    return _Step(plan, gpu, rates, StepCache(), MeasuredMachine()).computed(pp_stage)
 
 
 class _Step:
-    def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept, machine: MeasuredMachine) -> None:
+    def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, cache: StepCache, machine: MeasuredMachine) -> None:
         if why := why_not_predicted(plan, gpu):
-            raise UsageError(why, do="see 'llmb list' for GPU types, or give figures with --hardware FILE")
-        self.plan, self.gpu, self.rates, self.kept, self.links = plan, gpu, rates, kept, machine.links
+            raise UsageError(why, do="see 'llmb list' for GPU types, or specify the hardware with --hardware FILE")
+        self.plan, self.gpu, self.rates, self.cache, self.links = plan, gpu, rates, cache, machine.links
         layout = self.layout = plan.recipe.layout
         sizes = (layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.seq_len, layout.sequence_parallel)
         self.key = (*sizes, layout.pp > 1, plan.recompute)
@@ -173,7 +172,7 @@ class _Step:
         self.fp8 = plan.recipe.dtype is Dtype.FP8
 
     def nominal(self) -> NominalStep:
-        slowest, amount, seconds, bubble = self._kept_pipeline()
+        slowest, amount, seconds, bubble = self._cached_pipeline()
         busy = {name: each * self.layout.ga for name, each in amount.items()}
         if bubble:
             self._defer_head(busy, slowest, priced(bubble, self.rates))
@@ -188,15 +187,15 @@ class _Step:
 
     @cached_property
     def split(self) -> tuple[object, ...]:
-        """Equal for layouts that differ in their batch alone."""
+        """Cache key that is equal for layouts that differ only in their batch."""
         layout = self.layout
         split = (layout.pp, layout.vp, layout.layers, layout.first_stage_layers, layout.last_stage_layers)
         return (*self.key, *split, layout.counts_embedding_and_loss, layout.gpus)
 
-    def _kept_pipeline(self) -> PipelineTime:
-        if self.split not in self.kept.pipelines:
-            self.kept.pipelines[self.split] = self._pipeline()
-        return self.kept.pipelines[self.split]
+    def _cached_pipeline(self) -> PipelineTime:
+        if self.split not in self.cache.pipelines:
+            self.cache.pipelines[self.split] = self._pipeline()
+        return self.cache.pipelines[self.split]
 
     def _pipeline(self) -> PipelineTime:
         layout, alike = self.layout, self._ranks()
@@ -208,12 +207,12 @@ class _Step:
         busy = next(amount for rank, amount, _ in alike if rank == slowest)
         return PipelineTime(slowest, busy, seconds[slowest], bubble)
 
-    def _kept_update(self, rank: int) -> Update:
+    def _cached_update(self, rank: int) -> Update:
         sharding = self.plan.parallelism.dp_sharding
         key = (*self.split, rank, sharding, self.layout.ga if sharding == "full" else 1)
-        if key not in self.kept.updates:
-            self.kept.updates[key] = self._update(rank)
-        return self.kept.updates[key]
+        if key not in self.cache.updates:
+            self.cache.updates[key] = self._update(rank)
+        return self.cache.updates[key]
 
     def _update(self, rank: int) -> Update:
         parameters = self.work.parameters(rank)
@@ -222,8 +221,7 @@ class _Step:
         return Update(*parameters, tuple(timed))
 
     def _ranks(self) -> list[tuple[int, Amount, int]]:
-        """A micro-batch on the ranks of the pipeline: of those that do the same the first, what it does, and how many
-        they are."""
+        """Return, for each kind of pipeline rank, the first such rank, its work per micro-batch, and their number."""
         last = self.layout.pp - 1
         same = [(layers, rank == 0, rank == last) for rank, layers in enumerate(self.work.stages)]
         return [
@@ -243,13 +241,13 @@ class _Step:
 
     def _part(self, part: LayerKind | Literal["first", "last"]) -> Amount:
         key = (part, *self.key)
-        if key not in self.kept.parts:
+        if key not in self.cache.parts:
             ends = {"first": self.work.first, "last": self.work.last}
-            self.kept.parts[key] = self._amount(ends[part]() if isinstance(part, str) else self.work.layer(part))
-        return self.kept.parts[key]
+            self.cache.parts[key] = self._amount(ends[part]() if isinstance(part, str) else self.work.layer(part))
+        return self.cache.parts[key]
 
     def _amount(self, work: Amounts) -> Amount:
-        """Seconds at nominal rates."""
+        """Return the seconds of ``work`` at nominal rates."""
         peaks = self.gpu.peak_tflops
         found = {kind: flops / peaks["fp8" if kind == "fp8" else "bf16"] / 1e12 for kind, flops in work.flops.items()}
         layout = self.layout
@@ -276,7 +274,7 @@ class _Step:
         return {name: self.travel(message)}
 
     def travel(self, message: Messages) -> float:
-        """Seconds of messages over links at their nominal rates, with the latency of rings."""
+        """Return the seconds of messages over links at nominal rates, with the latency of rings."""
         ranks, within = self.groups[message.group]
         if ranks == 1:
             return 0.0
@@ -291,7 +289,7 @@ class _Step:
             return message.number * (latency + volume * (ranks - 1) / ranks / nvlink)
         if message.kind == "all_to_all":
             return message.number * (latency + volume * (ranks - within) / ranks / self._network)
-        # Members of a node use as many adapters.
+        # Each member of the group in a node uses its own adapter.
         link = min(nvlink, within * self._network)
         return message.number * (latency + volume * (ranks - 1) / ranks / link)
 
@@ -302,7 +300,7 @@ class _Step:
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """Ranks of each group, and how many of them share an NVLink domain."""
+        """The ranks of each group, and how many of them share an NVLink domain."""
         layout, domain = self.layout, self.gpu.nvlink_domain_gpus
         found = {
             "tp": (layout.tp, 1),
@@ -316,26 +314,26 @@ class _Step:
         return {name: (ranks, max(1, min(ranks, domain // stride))) for name, (ranks, stride) in found.items()}
 
     def _defer_head(self, busy: Amount, slowest: int, bubble_s: float) -> None:
-        """The head's weight gradients wait for the bubble of the last rank, as far as it has room for them."""
+        """Move the head's weight gradients into the bubble of the last rank, as far as they fit."""
         if slowest != self.layout.pp - 1:
             return
         each = self.work.head_weight_gradient() / self.gpu.peak_tflops["bf16"] / 1e12
         busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates["bf16"])
 
     def _once(self, rank: int, micro_batch_s: float) -> Amount:
-        """The exchange of gradients and parameters, and the update."""
-        layout, (dense, experts, exchanges) = self.layout, self._kept_update(rank)
-        own = dense / (layout.dp * layout.cp) + experts / layout.edp
+        """Return the seconds of the exchange of gradients and parameters, and of the update."""
+        layout, (dense, experts, exchanges) = self.layout, self._cached_update(rank)
+        shard = dense / (layout.dp * layout.cp) + experts / layout.edp
         if self.plan.parallelism.dp_sharding == "none":
-            own = float(dense + experts)
-        moved = UPDATE_BYTES * own + (CAST_BYTES * (dense + experts) if self.fp8 and self.plan.lora is None else 0)
+            shard = float(dense + experts)
+        moved = UPDATE_BYTES * shard + (CAST_BYTES * (dense + experts) if self.fp8 and self.plan.lora is None else 0)
         found = {"memory": moved / self.bytes_per_s, "step_s": 1.0}
         doublings = max(0.0, log2(layout.gpus / self.gpu.gpus_per_node))
         found["wait_step_s"] = doublings
         if self.fp8:
             found |= {"fp8_step_s": 1.0, "wait_micro_batch_s": doublings * layout.ga}
-        # A stage's part of the exchange begins when the stage is done: an interleaved pipeline has as many
-        # micro-batches to hide it in as ranks, another the last or the first.
+        # A stage's part of the exchange begins when the stage is done: an interleaved pipeline can hide it in one
+        # micro-batch per rank, any other only in the last or the first.
         window = micro_batch_s * (min(layout.pp, layout.ga) if layout.vp > 1 else 1)
         for message, travel in exchanges:
             of_window = {"reduce_scatter": 2 / 3, "all_reduce": 2 / 3, "all_gather": message.number / 3}
@@ -344,7 +342,7 @@ class _Step:
         return found
 
     def _bucket_latency(self, message: Messages, elements: int) -> float:
-        """Parameters travel in buckets; the first one's latency is that of the message."""
+        """Return the latency of all buckets but the first, whose latency is in ``travel``."""
         ranks, within = self.groups[message.group]
         buckets = max(1.0, elements / max(BUCKET, BUCKET_OF_REPLICA * ranks))
         return (buckets - 1) * (-(-ranks // within) - 1) * NETWORK_HOP_S

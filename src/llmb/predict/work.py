@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of a layout computes, moves and exchanges in a training step, in closed form. Pure.
+"""The computation, memory traffic and messages of one rank in a training step, in closed form. Pure.
 
 Amounts follow from the sizes of the model's parts on a rank; messages are those that the engine's own account of a rank
-counts. How long they take is in ``step.py``.
+counts. Their times are in ``step_time.py``.
 """
 
 from collections import Counter
@@ -18,18 +18,18 @@ from llmb.predict.sizes import BF16, FP32, Product, Sizes, block_products, head_
 from llmb.runs.plan import EnginePlan
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
-"""One SM computes that much of a product's output at a time: CUTLASS's default on Hopper for bf16 and FP8."""
+"""The part of a product's output that an SM computes at a time: CUTLASS's default on Hopper for bf16 and FP8."""
 BACKWARD_ATTENTION = 2.5
-"""FLOPs of attention's backward pass in those of the forward pass: five products in place of two."""
+"""FLOPs of attention's backward pass relative to the forward pass: five products instead of two."""
 
 TrainingPass = Literal["forward", "input_gradient", "weight_gradient"]
 Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp"]
 
 
 class Messages(NamedTuple):
-    """Messages of one kind in one group; ``size`` is the whole of one message in bytes, as it is on a rank.
+    """Messages of one kind in one group; ``size`` is the full size of one message on a rank, in bytes.
 
-    beside: products run meanwhile, and wait for none of it.
+    beside: fully hidden behind products.
     """
 
     kind: str
@@ -41,11 +41,11 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a rank does for one micro-batch in some of its layers, forward and backward.
+    """The work of a rank for one micro-batch in some of its layers, forward and backward.
 
-    flops: of products by precision, with the parts of tiles and waves that stay empty; ``attention`` of its products.
-    written: bytes of the products' outputs, and of the sums that weight gradients are added to. moved, cast: what
-    operators between products, and casts to FP8, read and write. fp8_layers: layers in FP8.
+    flops: of products, by precision or ``attention``, with the empty parts of tiles and waves. written: bytes of the
+    products' outputs, and of the buffers of weight gradients. moved, cast: bytes that operators between products, and
+    casts to FP8, read and write. fp8_layers: the number of layers in FP8.
     """
 
     flops: Mapping[str, float]
@@ -57,7 +57,7 @@ class Amounts:
 
 
 class ProductShape(NamedTuple):
-    """A product as it is computed: [rows, inner] times [inner, columns]."""
+    """The shape of a product: [rows, inner] times [inner, columns]."""
 
     precision: str
     training_pass: TrainingPass
@@ -68,10 +68,10 @@ class ProductShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """What was measured of a machine by kind, beside rates of all work.
+    """Measurements of a machine by kind, beside the rates of all work.
 
-    products: how many times longer than by the rate of its precision a product takes, in full tiles and waves. links:
-    bytes per second that collectives reach within an NVLink domain, by the kinds of ``Messages``.
+    products: the factor by which a product, in full tiles and waves, takes longer than at the rate of its precision.
+    links: bytes per second of collectives within an NVLink domain, by the kinds of ``Messages``.
     """
 
     products: Mapping[ProductShape, float] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class MeasuredMachine:
 
 
 class LayerKind(NamedTuple):
-    """Layers that do the same."""
+    """Layers with the same work."""
 
     experts: bool
     attends_all: bool
@@ -87,8 +87,8 @@ class LayerKind(NamedTuple):
 
 
 def filled(sms: int | None, rows: int, columns: int, together: int = 1) -> float:
-    """How much longer than full tiles and waves a product takes (NVIDIA, Matrix Multiplication Background User's Guide,
-    tile and wave quantization)."""
+    """Return the factor by which a product takes longer than with full tiles and waves (NVIDIA, Matrix Multiplication
+    Background User's Guide, tile and wave quantization)."""
     if sms is None or not rows or not columns:
         return 1.0
     tiles = ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS) * together
@@ -97,7 +97,7 @@ def filled(sms: int | None, rows: int, columns: int, together: int = 1) -> float
 
 
 class RankWork:
-    """The work of the ranks of a plan: of a layer, of what is in no layer, and of a step."""
+    """The work of the ranks of a plan: per layer, outside of layers, and per step."""
 
     def __init__(self, plan: EnginePlan, sms: int | None, machine: MeasuredMachine | None = None) -> None:
         self.plan, self.sms, self.measured = plan, sms, (machine or MeasuredMachine()).products
@@ -107,7 +107,7 @@ class RankWork:
 
     @cached_property
     def examples(self) -> dict[LayerKind, int]:
-        """One layer of each kind."""
+        """The first layer of each kind."""
         return {self.kind(layer): layer for layer in range(self.layout.layers if self._layers_differ else 1)}
 
     @property
@@ -132,7 +132,7 @@ class RankWork:
         return LayerKind(model.is_moe_layer(layer), model.is_global_layer(layer), self.sizes.computes_fp8(layer))
 
     def layer(self, kind: LayerKind) -> Amounts:
-        """A micro-batch in one layer, with what is recomputed for its backward pass."""
+        """Return the work of a micro-batch in one layer, with recomputation for its backward pass."""
         precision = "fp8" if kind.fp8 else "bf16"
         forward, backward = self._products(kind)
         again = self.plan.recompute == "full"
@@ -154,13 +154,13 @@ class RankWork:
         return block_products(self.model, self.layout, experts=kind.experts, capacity_factor=factor)
 
     def _products(self, kind: LayerKind) -> tuple[float, float]:
-        """FLOPs of the products of a layer, forward and backward."""
+        """Return the FLOPs of the products of a layer, forward and backward."""
         precision = "fp8" if kind.fp8 else "bf16"
         passes = [self._passes(each, precision) for each in self._shapes(kind)]
         return sum(each[0] for each in passes), sum(sum(each[1:]) for each in passes)
 
     def _passes(self, product: Product, precision: str) -> tuple[float, ...]:
-        """FLOPs of the passes of a product, of weights' gradients where there are any."""
+        """Return the FLOPs of each pass of a product; weight gradients only if weights are trained."""
         _, rows, inner, columns, together = product
         found = [
             ProductShape(precision, "forward", rows, inner, columns),
@@ -176,19 +176,19 @@ class RankWork:
     def _written(self, kind: LayerKind, *, again: bool) -> float:
         elements = 0
         for _, rows, inner, columns, together in self._shapes(kind):
-            of_weights = 2 * inner * columns if self.trained else 0  # sums are read, and written
+            of_weights = 2 * inner * columns if self.trained else 0  # buffers are read and written
             elements += together * (rows * columns * (2 if again else 1) + rows * inner + of_weights)
         return float(BF16 * elements)
 
     def _attention(self, kind: LayerKind) -> float:
-        """FLOPs of the forward pass: the scores, and the sum of values, of the causal half."""
+        """Return the FLOPs of the forward pass: scores and sums of values, of the causal half."""
         recipe, layout = self.plan.recipe, self.layout
         pairs = attention_square(self.model, kind.attends_all, layout.seq_len, recipe.packing) / 2
         return 4.0 * self.sizes.query * pairs * layout.mbs / layout.cp
 
     def _moved(self, kind: LayerKind, *, again: bool) -> float:
-        """Bytes of norms, residual sums, rotary embeddings and activations; backward they read what they read before,
-        and a gradient."""
+        """Return the bytes of norms, residual sums, rotary embeddings and activations; their backward passes read the
+        same inputs and a gradient."""
         sizes, gated = self.sizes, self.sizes.products
         between = sizes.hidden * sizes.shard
         norms, sums, rotary = 2 * 2, 2 * 3, 2
@@ -206,7 +206,7 @@ class RankWork:
         return forward * (2 if again else 1) + backward
 
     def _activated(self, kind: LayerKind) -> int:
-        """Elements that the activations of a layer compute."""
+        """Count the elements of the activations of a layer."""
         sizes, moe = self.sizes, self.model.moe
         if not kind.experts or moe is None:
             return sizes.tokens * self.model.ffn_hidden_size // self.layout.tp
@@ -214,12 +214,12 @@ class RankWork:
         return shared + sizes.expert_rows() * moe.ffn_hidden_size // self.layout.etp
 
     def _routed(self, kind: LayerKind) -> float:
-        """Bytes that tokens take on the way to experts and back: each way they are sorted once."""
+        """Return the bytes of sorting tokens once on the way to experts and once on the way back."""
         return 2 * 2 * BF16 * self.sizes.hidden * self.sizes.expert_rows() if kind.experts else 0.0
 
     def _cast(self, kind: LayerKind) -> float:
-        """Bytes of casts: 2 are read of each element that a product reads, forward and backward, and 2 written, as it
-        is and transposed; what tensor parallelism gathers in FP8 is transposed afterwards."""
+        """Return the bytes of casts: for each element that a product reads, forward and backward, 2 are read and 2
+        written, one per layout; inputs that tensor parallelism gathers in FP8 are transposed afterwards."""
         sizes = self.sizes
         inner = self._activated(kind)
         ends = 2 * sizes.hidden * sizes.shard
@@ -254,7 +254,7 @@ class RankWork:
         return self.model.moe is not None and self.model.moe.shared_ffn_hidden_size is not None
 
     def _expert_messages(self, passes: int) -> Iterator[Messages]:
-        """Tokens travel to experts and back, forward and backward."""
+        """Yield the messages that carry tokens to experts and back, forward and backward."""
         sizes, layout = self.sizes, self.layout
         rows = BF16 * sizes.hidden * sizes.expert_rows()
         if layout.ep > 1:
@@ -263,13 +263,13 @@ class RankWork:
             yield Messages("all_to_all", "etp", 2 * (passes + 1), float(rows))
 
     def first(self) -> Amounts:
-        """The embedding."""
+        """Return the work of the embedding."""
         sizes = self.sizes
         messages = self._end_messages() if self.layout.tp > 1 and self.layout.sequence_parallel else ()
         return Amounts({}, moved=float(4 * BF16 * sizes.hidden * sizes.tokens), messages=messages)
 
     def last(self) -> Amounts:
-        """The head and the loss: products in bf16; logits are read and written in bf16, and as fp32 by the loss."""
+        """Return the work of the head and the loss: products and logits in bf16, and fp32 logits in the loss."""
         sizes = self.sizes
         messages = self._end_messages() if self.layout.tp > 1 and self.layout.sequence_parallel else ()
         return Amounts(
@@ -283,7 +283,7 @@ class RankWork:
         return Messages("all_gather", "tp", 1, whole), Messages("reduce_scatter", "tp", 1, whole)
 
     def head_weight_gradient(self) -> float:
-        """FLOPs of a micro-batch that may wait for the end of the pipeline's last stage."""
+        """Return the FLOPs of a micro-batch that can be deferred to the end of the pipeline's last stage."""
         return sum(self._of_head[2:])
 
     @property
@@ -291,11 +291,11 @@ class RankWork:
         return self._passes(head_product(self.model, self.layout), "bf16")
 
     def between_stages(self) -> Messages:
-        """Forward and backward messages of a micro-batch at the ends of each of a rank's stages."""
+        """Return the messages of a micro-batch at the ends of a rank's stages, forward and backward."""
         return Messages("send", "pp", 2 * self.layout.vp, float(BF16 * self.sizes.hidden * self.sizes.shard))
 
     def parameters(self, rank: int) -> tuple[int, int]:
-        """Elements that a rank of the pipeline trains: dense, and of routed experts."""
+        """Count the elements that a rank of the pipeline trains: dense, and of routed experts."""
         sizes, kinds = self.sizes, self.stages[rank]
         if self.plan.lora is not None:
             return sum(count for _, count in kinds) * sizes.adapters(), 0
@@ -308,7 +308,7 @@ class RankWork:
         return dense, sum(count for kind, count in kinds if kind.experts) * sizes.expert_matrices()
 
     def of_step(self, parameters: tuple[int, int]) -> Iterator[Messages]:
-        """Gradients and parameters of a rank, once a step; with ZeRO-3 parameters once a micro-batch."""
+        """Yield the messages of gradients and parameters, once a step; with ZeRO-3 parameters once a micro-batch."""
         layout, sharding = self.layout, self.plan.parallelism.dp_sharding
         exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
         groups: tuple[tuple[Group, int], ...] = (("dp", layout.dp * layout.cp), ("edp", layout.edp))

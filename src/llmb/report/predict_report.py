@@ -291,11 +291,11 @@ def waterfall(title: str, terms: Mapping[str, float]) -> Table:
 def rows_document(rows: Iterable[PredictedRow]) -> list[dict[str, Any]]:
     document = []
     for row in rows:
-        one: dict[str, Any] = {"line": row.line, **row.asked, "step_time_s": None, "reason": None}
-        if isinstance(row.found, LlmbError):
-            one["reason"] = row.found.what
+        one: dict[str, Any] = {"line": row.line, **row.columns, "step_time_s": None, "reason": None}
+        if isinstance(row.outcome, LlmbError):
+            one["reason"] = row.outcome.what
         else:
-            layout, seconds, (low, high) = row.found.plan.recipe.layout, row.found.seconds, row.found.interval_s
+            layout, seconds, (low, high) = row.outcome.plan.recipe.layout, row.outcome.seconds, row.outcome.interval_s
             one |= {"step_time_s": seconds, "low_s": low, "high_s": high}
             one["tokens_per_s"] = layout.gbs * layout.seq_len / seconds
         document.append(one)

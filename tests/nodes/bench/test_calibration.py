@@ -143,8 +143,8 @@ def test_the_newest_measurement_of_a_case_counts() -> None:
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        ([collective("all_gather", 2**30, 200.0, device="AMD EPYC")], "measured AMD EPYC, and the prediction is for"),
-        ([collective("all_gather", 2**30, 200.0, device="NVIDIA B200")], "measured NVIDIA B200, and the prediction is"),
+        ([collective("all_gather", 2**30, 200.0, device="AMD EPYC")], "measured AMD EPYC, but the prediction is for"),
+        ([collective("all_gather", 2**30, 200.0, device="NVIDIA B200")], "measured NVIDIA B200, but the prediction is"),
         ([collective("all_gather", 2**20, 200.0)], "has no measurement that predictions use"),
         ([collective("all_gather", 2**30, 20.0, ranks=16)], "has no measurement that predictions use"),
         ([collective("all_gather", 2**30, 20.0, shape="out of place, 2 nodes")], "has no measurement that predictions"),

@@ -34,7 +34,7 @@ def calibrate_with_bench(
     for row in newest.values():
         if gpu_type_of(row.device, types) != gpu.gpu_type:
             raise UsageError(
-                f"{title} measured {row.device}, and the prediction is for {gpu.gpu_type}",
+                f"{title} measured {row.device}, but the prediction is for {gpu.gpu_type}",
                 do="calibrate with measurements of the same GPU type",
             )
     rates = _Rates(list(newest.values()), plan, gpu, usual)
