@@ -19,9 +19,9 @@ from llmb.report.recipe_report import scales_table
 from llmb.report.run_report import answer_text, run_table
 from llmb.report.table import plain_lines
 from llmb.runs.choices import Choices
+from llmb.runs.conditions import title_of
 from llmb.runs.plan import make_plan
 from llmb.runs.result import Result
-from llmb.runs.verdict import title_of
 from llmb.setup.prepare.preparation_jobs import PrepareChoices
 from llmb.verdict.judgement import without_reference
 from llmb.verdict.published_verdict import ways_of_engine

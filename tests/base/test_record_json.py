@@ -11,8 +11,8 @@ from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.input_files import MOST_VALUES, MOST_VALUES_IN_LINE
 from llmb.base.record import Record, first_problem
 from llmb.readers.samples.samples import read_samples
+from llmb.runs.folder import read_stored
 from llmb.runs.huggingface.model_folder import read_json
-from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_rank_times, read_steps
 
 
@@ -46,7 +46,7 @@ def test_a_file_of_too_many_values_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(text)
     with pytest.raises(EnvironmentProblem, match="it is damaged: it has more than 2,097,152 values"):
-        read_record_file(file, Outer)
+        read_stored(file, Outer)
     with pytest.raises(UsageError, match=r"'config\.json' cannot be read: it has more than 2,097,152 values"):
         read_json(file)
 
@@ -55,7 +55,7 @@ def test_many_wrong_keys_are_counted_and_not_listed(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({f"k{number}": 1 for number in range(2000)}))
     with pytest.raises(EnvironmentProblem, match="it is damaged: 2,002 of its values are wrong"):
-        read_record_file(file, Outer)
+        read_stored(file, Outer)
 
 
 def test_a_line_of_too_many_values_is_no_line(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from llmb.catalogue.packing import (
 )
 from llmb.catalogue.records import ChunkedAttention, DocumentLengths, Packing
 from llmb.catalogue.throughput import model_flops
+from llmb.runs.conclusion import RunEvidence, conclude, measured_packing
 from llmb.runs.plan import EnginePlan
-from llmb.runs.result import RunEvidence, conclude, measured_packing
 from llmb.runs.steps import Step
 
 LLAMA = Catalogue().models[("llama3.1", "tiny")]

@@ -21,11 +21,9 @@ from step_lines import step_line
 from timed_runs import fail, noisy_times, write_run
 
 from llmb.jobs.history import jobs_of_folders
-from llmb.runs.folder import RunFolder
-from llmb.runs.identity import short_id
+from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.record import read_record
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.record import read_record, short_id
 from llmb.runs.steps import Step, read_steps, step_to_json
 
 START_S = datetime(2026, 11, 1, 12, tzinfo=UTC).timestamp()

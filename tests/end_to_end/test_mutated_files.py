@@ -37,8 +37,8 @@ from llmb.readers.profiles.trace_files import find_traces, read_traces
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.table import Table, plain_lines, terminal_lines
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
+from llmb.runs.folder import read_stored
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
-from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_steps
 
 EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "20"))
@@ -109,7 +109,7 @@ def campaign(path: Path) -> None:
 
 
 def record(shape: type[Any]) -> Callable[[Path], object]:
-    return lambda path: str(read_record_file(path, shape))
+    return lambda path: str(read_stored(path, shape))
 
 
 def trace_text() -> bytes:

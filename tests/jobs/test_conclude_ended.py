@@ -28,8 +28,8 @@ from llmb.runs.conditions import faults_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
+from llmb.runs.result import ERROR_AT_END
 from llmb.runs.steps import step_to_json
-from llmb.runs.verdict import ERROR_AT_END
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": "1"}
 

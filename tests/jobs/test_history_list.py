@@ -19,7 +19,7 @@ from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
 from llmb.runs.folder import RunFolder, link_latest
-from llmb.runs.identity import short_id
+from llmb.runs.record import short_id
 
 
 @pytest.fixture

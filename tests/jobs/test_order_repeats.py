@@ -25,10 +25,11 @@ from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remainin
 from llmb.jobs.store import Filter
 from llmb.launch.programs.conclude import EndedRun
 from llmb.runs.choices import Choices
+from llmb.runs.conclusion import RunEvidence, conclude
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.record import new_record, write_record
-from llmb.runs.result import RunEvidence, Status, conclude
+from llmb.runs.result import Status
 from llmb.runs.steps import step_to_json
 
 REQUEST = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1)

@@ -12,8 +12,7 @@ import pytest
 from llmb.jobs.read_run import in_other_window, parsed_run, read_folder, recorded_run
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import short_id
-from llmb.runs.record import read_record
+from llmb.runs.record import read_record, short_id
 
 ROOT = Path(__file__).parents[1] / "data" / "root" / "workloads"
 EXPERIMENT = "pretrain_llama3.1_tiny_fp32_gpus1_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"

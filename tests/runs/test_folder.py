@@ -16,10 +16,9 @@ from llmb.runs import experiment
 from llmb.runs import folder as folders
 from llmb.runs import steps as steps_module
 from llmb.runs.experiment import create_run_folder
-from llmb.runs.folder import InstallRoot, chosen_root, install_root, write_atomically
+from llmb.runs.folder import BrokenRecord, InstallRoot, chosen_root, install_root, read_stored, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import JobEnd
-from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.steps import RankTimes, RankTimesFile, Step, read_rank_times, read_steps, step_from_json, step_to_json
 
 
@@ -129,10 +128,10 @@ def test_a_damaged_record_is_named_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "job_end.json"
     path.write_text('{"exit_code": 1,\n "ended_at"')
     with pytest.raises(BrokenRecord, match=r"it is damaged: Invalid JSON: .* line 2") as raised:
-        read_record_file(path, JobEnd)
+        read_stored(path, JobEnd)
     assert raised.value.where == str(path)
     with pytest.raises(FileNotFoundError):
-        read_record_file(tmp_path / "missing.json", JobEnd)
+        read_stored(tmp_path / "missing.json", JobEnd)
 
 
 def write(path: Path, steps: range, ranks: int = 3, *, of: int | None = None) -> None:

@@ -15,11 +15,11 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.readers.logs.log_files import find_logs
 from llmb.runs.choices import Choices
+from llmb.runs.conclusion import RunEvidence, conclude
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profiling import Profile, Profiling, listed
-from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.steps import Step
 from llmb.runs.trace_reports import report_profile, write_breakdown
 

@@ -12,11 +12,10 @@ from recorded_runs import gpu_record, times_around, write_run
 from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.main import app, exit_code_of
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import RunRecord, read_record, write_record
-from llmb.runs.record_file import BrokenRecord
 
 
 @pytest.fixture

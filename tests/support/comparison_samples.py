@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from llmb.runs.identity import Difference
+from llmb.runs.conditions import Difference
 from llmb.verdict.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 
 

@@ -47,13 +47,12 @@ from llmb.report.predict_report import Foreseen, Proposed, memory_document, pred
 from llmb.report.run_report import run_document
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.choices import Choices
-from llmb.runs.conditions import Drift
+from llmb.runs.conclusion import RunEvidence, conclude
+from llmb.runs.conditions import Drift, RunIdentity
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import RunIdentity
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.rank_account import OWNERS, CollectiveCount, MemoryUse, RankAccount
 from llmb.runs.record import new_record, queued_record
-from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.steps import ExpertLoad, Step, StepNews
 from llmb.setup.install.answers import Answers
 from llmb.setup.install.images import ImportedImage

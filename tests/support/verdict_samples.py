@@ -6,7 +6,7 @@ from typing import Any
 
 from llmb.report.verdict_report import judge_document
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun
-from llmb.runs.identity import RunIdentity
+from llmb.runs.conditions import RunIdentity
 from llmb.verdict.judge_run import Judged
 from llmb.verdict.judgement import without_reference
 

@@ -8,8 +8,8 @@ import pytest
 from fake_steps import step_of
 
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
+from llmb.runs.result import Condition
 from llmb.runs.steps import Step
-from llmb.runs.verdict import Condition
 from llmb.verdict.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
 from llmb.verdict.explain_run import Explanation, explain_evidence
 

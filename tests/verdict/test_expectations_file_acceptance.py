@@ -9,7 +9,7 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.main import load_command
-from llmb.runs.verdict import ConditionRule, condition_rules
+from llmb.runs.conditions import ConditionRule, condition_rules
 from llmb.verdict.expectations_file import acceptance_sets, find_acceptance_set
 from llmb.verdict.judgement import default_tolerance
 

@@ -27,8 +27,8 @@ from llmb.runs.analyzed_run import AnalyzedRun, RunSet
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
+from llmb.runs.result import Reference, Verdict
 from llmb.runs.steps import read_steps, step_to_json
-from llmb.runs.verdict import Reference, Verdict
 from llmb.verdict.compare_runs import compare_runs
 from llmb.verdict.explain_run import Explanation, explain, explain_judged
 from llmb.verdict.judge_run import judge_against

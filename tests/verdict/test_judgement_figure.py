@@ -7,7 +7,8 @@ import pytest
 
 from llmb.base.statistics import describe
 from llmb.catalogue.records import Window
-from llmb.runs.verdict import BETWEEN_RUNS, Condition, Reference, Verdict
+from llmb.runs.conditions import BETWEEN_RUNS
+from llmb.runs.result import Condition, Reference, Verdict
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, headline, judge_against_figure
 
 FIGURE = Reference(kind="published", step_time_s=10.0, source="a document line 54")

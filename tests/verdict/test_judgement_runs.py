@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from llmb.base.statistics import describe
-from llmb.runs.verdict import Reference, Verdict
+from llmb.runs.result import Reference, Verdict
 from llmb.verdict.group_difference import SINGLE_RUNS
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_runs
 

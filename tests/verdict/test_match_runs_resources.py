@@ -8,8 +8,8 @@ from recorded_runs import gpu_record, write_run
 from llmb.jobs.read_run import read_folder, recorded_run
 from llmb.readers.samples.sample_records import ResourceUse
 from llmb.runs.analyzed_run import AnalyzedRun
+from llmb.runs.conditions import Difference
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import Difference
 from llmb.runs.record import read_record, write_record
 from llmb.verdict.compare_runs import resource_differences
 

@@ -13,7 +13,7 @@ from llmb.readers.logs.configuration import experiment_configuration
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.analyzed_run import AnalyzedRun
-from llmb.runs.identity import RunIdentity
+from llmb.runs.conditions import RunIdentity
 from llmb.verdict.catalogue_figures import with_catalogue_figures, with_stated
 from llmb.verdict.parsed_scaling import Scaling, group_runs, scaling_of
 

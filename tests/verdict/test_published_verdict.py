@@ -15,8 +15,7 @@ from llmb.catalogue.resolve import Overrides
 from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome, queued_record
-from llmb.runs.result import NOT_SUCCESSFUL, Result
-from llmb.runs.verdict import Verdict
+from llmb.runs.result import NOT_SUCCESSFUL, Result, Verdict
 from llmb.verdict.judgement import Measured
 from llmb.verdict.published_verdict import figure_of, verdict_of_recipe, ways_of_engine, with_verdict
 

@@ -44,9 +44,8 @@ from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.plan import Plan
-from llmb.runs.result import Result
+from llmb.runs.result import Condition, Result, Verdict
 from llmb.runs.steps import StepNews, read_steps
-from llmb.runs.verdict import Condition, Verdict
 from llmb.verdict.compare_runs import Comparison, Row, compare_runs
 from llmb.verdict.copies import with_copies
 from llmb.verdict.judgement import given_tolerance

@@ -29,7 +29,7 @@ from llmb.report.verdict_report import (
     verdict_tables,
 )
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun
-from llmb.runs.verdict import worst
+from llmb.runs.result import worst
 from llmb.verdict.catalogue_figures import with_stated
 from llmb.verdict.compare_runs import Comparison, compare_runs
 from llmb.verdict.expectations_file import ExpectationEntry, Expectations, ExpectedStepTime, find_acceptance_set

@@ -32,8 +32,8 @@ from llmb.report.sweep_report import fp8_sentences, sweep_rows, sweep_table
 from llmb.report.table import step_chart
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder
+from llmb.runs.result import Verdict
 from llmb.runs.steps import read_steps
-from llmb.runs.verdict import Verdict
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -11,9 +11,8 @@ from llmb.launch.documents.documented_paths import link_as_documented
 from llmb.launch.jobspec.spec import read_spec
 from llmb.launch.programs.port import find_program
 from llmb.launch.scheduler_lookup import find_scheduler
-from llmb.runs.attempts import begin_attempt
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import BegunJob, RunRecord, now, read_record, source_fields, write_record
+from llmb.runs.record import BegunJob, RunRecord, begin_attempt, now, read_record, source_fields, write_record
 
 
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:

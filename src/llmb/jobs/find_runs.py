@@ -35,10 +35,8 @@ from llmb.readers.logs.log_files import parse_file
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet, needs_catalogue, without_unmeasured
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import experiment_name
-from llmb.runs.folder import RunFolder
-from llmb.runs.identity import short_id
-from llmb.runs.record import RunRecord
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.record import RunRecord, short_id
 from llmb.verdict.catalogue_figures import if_possible
 from llmb.verdict.copies import once_in
 from llmb.verdict.match_runs import Earlier

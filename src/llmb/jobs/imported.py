@@ -20,9 +20,8 @@ from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
 from llmb.jobs.states import COMPLETED, FAILED, read_figures
 from llmb.jobs.store import Filter, Store
-from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
+from llmb.runs.folder import RunFolder, new_numbered, read_stored, write_atomically, writing
 from llmb.runs.record import LOCAL, RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of
-from llmb.runs.record_file import read_record_file
 
 PATIENCE_S = 600.0
 STAGING = ".import-"
@@ -81,7 +80,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
                     check_links(group)
                     group.mkdir(parents=True, exist_ok=True)
                     exists = os.path.lexists(group / source.name)
-                    target = (create_numbered(group.parent, group.name, Path.mkdir) if exists else group) / source.name
+                    target = (new_numbered(group.parent, group.name, Path.mkdir) if exists else group) / source.name
                     source.path.rename(target)
                     store.restore([_row(record, submitted, target)])
                     there[run.run_id] = target
@@ -160,7 +159,7 @@ def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
 
 def read_origin(folder: RunFolder) -> ImportOrigin | None:
     """Return the source of an imported run; None for one of this root."""
-    return read_record_file(folder.imported, ImportOrigin) if folder.imported.exists() else None
+    return read_stored(folder.imported, ImportOrigin) if folder.imported.exists() else None
 
 
 def unpacked(path: Path) -> Path:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import short_id
-from llmb.runs.record import RunRecord
+from llmb.runs.record import RunRecord, short_id
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 Kind = Literal["run", "preparation", "benchmark", "check"]

@@ -11,9 +11,9 @@ from llmb.jobs.find_runs import earlier_runs, find_runs, in_window
 from llmb.predict.prediction import predicted_step
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped, without_unmeasured
 from llmb.runs.choices import Choices
-from llmb.runs.identity import Value
+from llmb.runs.conditions import Value
 from llmb.runs.plan import make_plan
-from llmb.runs.verdict import Condition, Reference
+from llmb.runs.result import Condition, Reference
 from llmb.verdict.catalogue_figures import as_catalogued, find_recipe, with_stated
 from llmb.verdict.copies import once_in
 from llmb.verdict.expectations_file import Expectations, read_expectations

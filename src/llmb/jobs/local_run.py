@@ -36,16 +36,15 @@ from llmb.launch.site.site import Machine, Site, check_machine, this_machine
 from llmb.readers.samples.host import NodeProcesses
 from llmb.readers.samples.nvml import find_gpus
 from llmb.readers.samples.other_work import run_text
-from llmb.runs.attempts import newest_checkpoint
 from llmb.runs.checkpoint_use import check_space
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import identity_of_plan
 from llmb.runs.experiment import create_run_folder, experiment_name, run_parent
-from llmb.runs.failure import last_lines, tail
-from llmb.runs.folder import RunFolder, link_latest, writing
+from llmb.runs.failure import last_lines
+from llmb.runs.folder import RunFolder, link_latest, tail, writing
 from llmb.runs.plan import EnginePlan, Plan, pretending
 from llmb.runs.planning import NotPrepared
-from llmb.runs.record import ENGINE, LOCAL, RunRecord, new_record, write_record
+from llmb.runs.record import ENGINE, LOCAL, RunRecord, new_record, newest_checkpoint, write_record
 from llmb.runs.steps import StepNews
 
 LAST_LINES = 12

@@ -31,17 +31,22 @@ from llmb.readers.logs.reader import PlainText
 from llmb.readers.nccl.nccl_network import Network, beginning, read_network
 from llmb.readers.samples.host import usable_cores
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet, log_fields, without_figures
-from llmb.runs.attempts import split_window_reason, window_began, with_steady_window
-from llmb.runs.conditions import conditions_of, faults_of, identity_of
-from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.folder import RunFolder, log_name
-from llmb.runs.identity import RunIdentity, Value, short_id
+from llmb.runs.conclusion import (
+    figures_of,
+    measured_packing,
+    no_measurement,
+    split_window_reason,
+    statistics_of_window,
+    why_contradicting,
+    window_began,
+    with_steady_window,
+)
+from llmb.runs.conditions import RunIdentity, Value, conditions_of, faults_of, identity_of
+from llmb.runs.folder import BrokenRecord, RunFolder, log_name
 from llmb.runs.plan import Plan
-from llmb.runs.record import ENGINE, RunRecord, SubmittedJob, read_job_if_whole, read_record, seconds_of
-from llmb.runs.record_file import BrokenRecord
-from llmb.runs.result import figures_of, measured_packing, no_measurement, statistics_of_window
+from llmb.runs.record import ENGINE, RunRecord, SubmittedJob, read_job_if_whole, read_record, seconds_of, short_id
+from llmb.runs.result import ERROR_AT_END
 from llmb.runs.steps import Step, read_steps
-from llmb.runs.verdict import ERROR_AT_END
 from llmb.verdict.copies import digest_of
 
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")

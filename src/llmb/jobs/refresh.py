@@ -19,7 +19,8 @@ from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions
 from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.launch.scheduler_port import INFRASTRUCTURE, FaultTable, JobState, Phase, Scheduler
-from llmb.runs.failure import failed_host, tail
+from llmb.runs.failure import failed_host
+from llmb.runs.folder import tail
 from llmb.runs.record import LOCAL
 
 TABLE = Path(__file__).parent / "data" / "faults.yaml"

@@ -15,8 +15,8 @@ from llmb.jobs.task import task_outcome
 from llmb.launch.programs.port import StepProgress, find_program
 from llmb.launch.scheduler_lookup import all_schedulers
 from llmb.launch.scheduler_port import FROM_OUTSIDE, JobState
-from llmb.runs.failure import last_lines, tail
-from llmb.runs.folder import RunFolder
+from llmb.runs.failure import last_lines
+from llmb.runs.folder import RunFolder, tail
 from llmb.runs.record import JobEnd, RunRecord, read_job_end, read_record
 from llmb.runs.steps import read_steps
 

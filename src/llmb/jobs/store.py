@@ -19,7 +19,7 @@ from llmb.base.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Job, Kind, Status
 from llmb.jobs.states import job_states
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
-from llmb.runs.identity import may_be_short_id
+from llmb.runs.record import may_be_short_id
 
 SCHEMA_VERSION = 13
 """Lower ones are of development versions before 0.1."""

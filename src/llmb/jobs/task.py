@@ -14,10 +14,8 @@ from llmb.base.trust import STATE_FOLDER, WORKLOADS
 from llmb.jobs.order import JobOrder, mounted_folders, on_site
 from llmb.launch.jobspec.job_options import ContainerSettings, StartMode
 from llmb.launch.jobspec.spec import JobSpec, Placement, Word
-from llmb.runs.failure import tail
-from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.folder import RunFolder, read_stored, tail, write_atomically
 from llmb.runs.record import JobEnd
-from llmb.runs.record_file import read_record_file
 
 PREPARATIONS = "preparations"
 """Folder of a workload."""
@@ -118,7 +116,7 @@ class TaskOrder(JobOrder):
 
 def read_task(folder: RunFolder) -> TaskRecord:
     """Read the record. Raises OSError, and ValueError for a file that is not a record."""
-    return read_record_file(folder.task, TaskRecord)
+    return read_stored(folder.task, TaskRecord)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from llmb.nodes.doctor.checked_nodes import NodesResult
 from llmb.nodes.doctor.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
 from llmb.report.table import Table, result_table, rows_table
 from llmb.runs.conditions import Drift
-from llmb.runs.verdict import rule_of as condition_rule
+from llmb.runs.conditions import rule_of as condition_rule
 
 LONGEST_TITLE = 26
 """How wide a check may be beside its advice, which needs the space."""

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from llmb.base.errors import EnvironmentProblem
 from llmb.nodes.doctor.check_records import ANSWER, NodeReport
 from llmb.runs.folder import write_atomically
-from llmb.runs.verdict import VerdictName
+from llmb.runs.result import VerdictName
 
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
     from llmb.jobs.campaigns.campaign import Campaign

@@ -14,10 +14,10 @@ from llmb.report.recipe_report import identity_document, origin_rows, trained_te
 from llmb.report.table import Table, facts_table, interval_of, number, unknown
 from llmb.runs.attention_choice import fp8_product
 from llmb.runs.choices import logits_text
+from llmb.runs.conclusion import no_measurement
 from llmb.runs.failure import ranks_text
 from llmb.runs.plan import EnginePlan, Plan, PredictedStep, scale_warnings
 from llmb.runs.profiling import Profile
-from llmb.runs.result import no_measurement
 
 
 def plan_document(

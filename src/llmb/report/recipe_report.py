@@ -33,7 +33,7 @@ from llmb.report.table import (
 )
 from llmb.runs.checkpoints.origin import Origin, OriginHere
 from llmb.runs.choices import keeps_logits, logits_gb, logits_text
-from llmb.runs.verdict import title_of
+from llmb.runs.conditions import title_of
 
 BILLION = 1e9
 IDENTITY = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")

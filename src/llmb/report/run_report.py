@@ -34,9 +34,8 @@ from llmb.report.table import (
 from llmb.report.trace_report import network_text, shown_parts
 from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
-from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
+from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result, Verdict
 from llmb.runs.steps import Step
-from llmb.runs.verdict import Verdict
 from llmb.verdict.causes import cause_rules
 from llmb.verdict.judgement import headline
 

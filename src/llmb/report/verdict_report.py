@@ -24,8 +24,8 @@ from llmb.report.table import (
     table_of,
 )
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, by_reason, flaw_of
-from llmb.runs.identity import Difference
-from llmb.runs.verdict import WORST, Condition, Verdict, title_of, worth
+from llmb.runs.conditions import Difference, title_of, worth
+from llmb.runs.result import WORST, Condition, Verdict
 from llmb.verdict.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.explain_run import Cause, Explanation

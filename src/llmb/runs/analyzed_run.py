@@ -17,9 +17,9 @@ from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.readers.nccl.nccl_network import Network
 from llmb.runs.checkpoints.origin import Origin
-from llmb.runs.identity import RunIdentity, Value, key_of
+from llmb.runs.conditions import RunIdentity, Value, key_of
 from llmb.runs.record import RunRecord
-from llmb.runs.verdict import Faults
+from llmb.runs.result import Faults
 
 LOGGED = "logged"
 """The convention of a FLOP rate that the log prints: whatever its framework counts."""

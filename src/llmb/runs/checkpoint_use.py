@@ -21,9 +21,8 @@ from llmb.runs.checkpoints.checkpoint import (
 )
 from llmb.runs.checkpoints.checkpoint_files import Verification
 from llmb.runs.checkpoints.origin import WeightsOrigin, identity_of
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, read_or_missing
 from llmb.runs.plan import Plan
-from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Step
 
 GB = 10**9

@@ -1,21 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity of repeats, by their records; conditions that may differ between repeats; changed settings of nodes, and
-nodes of a run that are unlike the others. Pure."""
+"""The conditions of a run, as values under dotted keys: its identity, which repeats share, and what may differ between
+repeats; what differs between runs, and what that means. Pure but for its data file."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from sys import intern
+from typing import Any, Literal
 
 from llmb.base.missing import Missing
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.readers.samples.node_settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings, together
+from llmb.readers.samples.node_settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings
+from llmb.readers.samples.node_settings import together as nodes_together
 from llmb.runs.environment import Environment, GpuState
-from llmb.runs.identity import KEY_DIGITS, Difference, RunIdentity, Value, differences, flat
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord
-from llmb.runs.result import Result
-from llmb.runs.verdict import ERROR_AT_END, UNLIKE_NODES, Faults, rule_of, title_of
+from llmb.runs.result import (
+    ERROR_AT_END,
+    MACHINE_FAULT,
+    NETWORK_FAULT,
+    OTHER_WORK,
+    UNLIKE_NODES,
+    Condition,
+    Effect,
+    Faults,
+    ReferenceKind,
+    Result,
+)
 
+KEY_DIGITS = 10
+Value = str | int | float | bool | None
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+DATA = Path(__file__).with_name("conditions.yaml")
+ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
+EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
+"""Faults that have to be known to read a difference, and that a command tells more of."""
+_FIGURE = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")
+BETWEEN_RUNS = " | "
+"""Stands between the texts of several runs."""
+Values = Mapping[str, str]
+"""Conditions of one side by dotted key. A key that is missing is not known."""
 SETTINGS = (
     "emulate_fp8",
     "recompute",
@@ -37,6 +66,52 @@ GPU_LIMITS = (
 """Settings of a GPU that all of a run's GPUs should share."""
 SPEED_PREFIXES = (*("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "NVIDIA_"), *("OMP_", "GOMP_", "MKL_", "MALLOC_", "GLOO_"))
 NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES", "_VERSION")
+MOST_NAMED = 3
+"""Nodes; of more the number."""
+MOST_LISTED = 4
+"""Settings that nodes of a run differ in."""
+
+
+def key_of(configuration: Mapping[str, Value]) -> str:
+    """Equal for equal configurations, and only for them."""
+    return hashlib.sha256(_ENCODER.encode(configuration).encode()).hexdigest()[:KEY_DIGITS]
+
+
+class RunIdentity(Record):
+    """The whole configuration of a run: everything that decides what is computed, and how. Keys are dotted."""
+
+    configuration: dict[str, Value]
+
+    @property
+    def key(self) -> str:
+        """Equal for repeats, and only for them."""
+        return key_of(self.configuration)
+
+
+class Difference(Record):
+    """A key whose values differ; a value is None if that side does not have it."""
+
+    key: str
+    before: Value
+    after: Value
+
+
+def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
+    """Nested values under dotted keys; a sequence becomes text."""
+    flat_values: dict[str, Value] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat_values |= flat(value, f"{above}{name}.")
+        else:
+            flat_values[intern(above + name)] = value if isinstance(value, Value) else ",".join(map(str, value))
+    return flat_values
+
+
+def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
+    """Return the differences by key, in alphabetical order."""
+    keys = sorted(before.keys() | after.keys())
+    pairs = ((key, before.get(key), after.get(key)) for key in keys)
+    return tuple(Difference(key=key, before=one, after=other) for key, one, other in pairs if one != other)
 
 
 def identity_of(record: RunRecord) -> RunIdentity:
@@ -137,12 +212,6 @@ def _releases(plan: Plan) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(item.release for item in plan.recipe.expectations)) or None
 
 
-MOST_NAMED = 3
-"""Nodes; of more the number."""
-MOST_LISTED = 4
-"""Settings that nodes of a run differ in."""
-
-
 class Drift(Record):
     """A setting of a node that is not what it was. A value is None if there is none."""
 
@@ -173,7 +242,7 @@ def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
     for gpu in (environment.gpus if environment else None) or ():
         by_node.get(gpu.node, []).append(gpu)
     limits = {node: NodeSettings(values=gpu_limits(gpus), missing={}) for node, gpus in by_node.items()}
-    return settings.with_others(together(limits))
+    return settings.with_others(nodes_together(limits))
 
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
@@ -238,3 +307,129 @@ def _unlike(title: str, groups: dict[str | None, list[str]]) -> str:
 
 def nodes_text(nodes: Sequence[str]) -> str:
     return ", ".join(nodes) if len(nodes) <= MOST_NAMED else f"{len(nodes)} nodes"
+
+
+class ConditionRule(Record):
+    """The meaning of a difference of the keys that fit one of the patterns."""
+
+    keys: tuple[str, ...]
+    title: str
+    """The title for display; empty if it is the key itself."""
+    differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
+    """A prediction has the effect of an expectation: both are of conditions that were stated."""
+    unknown: Effect | Literal["ignored"] = "ignored"
+    important: bool = False
+    """True if a change of the setting of a node is likely to change the time of a step."""
+    why: str
+
+    def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
+        """Return the effect; ``both``: neither side is None. None for ignored keys."""
+        stated: ReferenceKind = "expectation" if kind == "prediction" else kind
+        effect = self.unknown if not both else self.differs
+        effect = effect[stated] if isinstance(effect, dict) else effect
+        return None if effect == "ignored" else effect
+
+
+class ConditionFile(Record):
+    """``conditions.yaml``."""
+
+    rules: tuple[ConditionRule, ...]
+
+
+@cache
+def condition_rules() -> tuple[ConditionRule, ...]:
+    return read_file(DATA, ConditionFile, wrap="rules").rules
+
+
+def rule_of(key: str) -> ConditionRule:
+    """The last rule holds for every key."""
+    return next(rule for rule in condition_rules() if any(fnmatchcase(key, pattern) for pattern in rule.keys))
+
+
+def title_of(key: str) -> str:
+    """Title of a condition, for people."""
+    rule = rule_of(key)
+    exact = not any("*" in pattern for pattern in rule.keys)
+    return rule.title if exact and rule.title else key
+
+
+def differing(conditions: Iterable[Condition]) -> str:
+    """Such as ``program and CUDA graphs (worth 10 to 50 %) differ``."""
+    *first, last = dict.fromkeys(f"{title_of(condition.key)}{worth(condition)}" for condition in conditions)
+    return f"{', '.join(first)} and {last} differ" if first else f"{last} differs"
+
+
+def worth(condition: Condition) -> str:
+    """Format the slowdown of a run by it; empty if that is not known."""
+    return "" if condition.slower_pct is None else " (worth {:g} to {:g} %)".format(*condition.slower_pct)
+
+
+def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tuple[Condition, ...]:
+    """Return differences, and important conditions that only one side has; the most important first."""
+    conditions = []
+    for key in own.keys() | reference.keys():
+        values = own.get(key), reference.get(key)
+        if values[0] == values[1]:
+            continue
+        effect = rule_of(key).effect(kind, both=None not in values)
+        if effect:
+            conditions.append(Condition(key=key, own=values[0], reference=values[1], effect=effect))
+    return tuple(sorted(conditions, key=lambda condition: (ORDER.index(condition.effect), condition.key)))
+
+
+def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
+    """Yield disturbances of either side's runs; even the same one on both sides makes conditions unequal."""
+    for key in dict.fromkeys((*own, *reference)):
+        effect = rule_of(key).effect("baseline", both=False)
+        assert effect, "the data file does not ignore it"
+        yield Condition(key=key, own=own.get(key), reference=reference.get(key), effect=effect)
+
+
+def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
+    """Each as one text, with the command that tells more of the run ``run_id``."""
+    more = f" ('llmb judge {run_id} --explain' tells more)"
+    return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
+
+
+def together(sides: Iterable[Values]) -> dict[str, str]:
+    """Texts of several runs as one by key."""
+    every = list(sides)
+    keys = dict.fromkeys(key for side in every for key in side)
+    texts = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
+    if OTHER_WORK in texts and len(every) > 1:
+        texts[OTHER_WORK] = _ranges([side[OTHER_WORK] for side in every if OTHER_WORK in side], len(every))
+    return texts
+
+
+def _ranges(texts: Iterable[str], runs: int) -> str:
+    """Such as ``other processes used 1.5 to 1.8 of 2 cores during 5 of 6 runs``."""
+    alike: dict[str, list[list[str]]] = {}
+    for part in "; ".join(texts).split("; "):
+        alike.setdefault(_FIGURE.sub("{}", part), []).append(_FIGURE.findall(part))
+    return "; ".join(
+        f"{form.format(*map(_range, zip(*figures, strict=True)))} during {len(figures)} of {runs} runs"
+        for form, figures in alike.items()
+    )
+
+
+def _range(figures: tuple[str, ...]) -> str:
+    return " to ".join(dict.fromkeys((min(figures, key=float), max(figures, key=float))))
+
+
+def condition_values(values: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:
+    """Format values. A None means ``unset``, or that the value is not known."""
+    texts = {key: unset if value is None else _condition_text(value) for key, value in values.items()}
+    return {key: text for key, text in texts.items() if text is not None}
+
+
+def _condition_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def merged(sides: Iterable[Values]) -> dict[str, str]:
+    """Conditions of several runs: the one value of all, or all of theirs; without those that not every run tells."""
+    every = list(sides)
+    keys = set.intersection(*(set(side) for side in every)) if every else set()
+    return {key: ", ".join(sorted({side[key] for side in every})) for key in keys}

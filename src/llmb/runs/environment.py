@@ -3,14 +3,12 @@
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmb.catalogue.records import Record
 from llmb.readers.samples.sample_records import reasons_of
 from llmb.runs.attention_choice import AttentionReport, Fp8Product
 from llmb.runs.plan import ComputePath
-from llmb.runs.record_file import read_record_file
 
 
 class GpuState(Record):
@@ -108,11 +106,6 @@ class Environment(Record):
     """Why results say that this version of torch was never tried; None if it was."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees one; None without GPUs."""
-
-
-def read_environment(path: Path) -> Environment | None:
-    """None if the workers wrote none. Raises OSError, and ValueError for a damaged file."""
-    return read_record_file(path, Environment) if path.exists() else None
 
 
 PROGRAM = "nvidia-smi"

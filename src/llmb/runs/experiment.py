@@ -13,7 +13,7 @@ from llmb.base.errors import EnvironmentProblem
 from llmb.base.trust import WORKLOADS, check_links
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.runs.choices import Choices, Parallelism, keeps_logits
-from llmb.runs.folder import RunFolder, create_numbered, writing
+from llmb.runs.folder import RunFolder, new_numbered, writing
 from llmb.runs.plan import EnginePlan, Plan
 
 ENGINE = "engine"
@@ -159,7 +159,7 @@ def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object]
 
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(create_numbered(parent, f"{name}_{int(time.time())}", create) / name)
+        folder = RunFolder(new_numbered(parent, f"{name}_{int(time.time())}", create) / name)
         folder.path.mkdir()
     return folder
 

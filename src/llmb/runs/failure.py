@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rank that failed first by the end of a run's log, and the one that a hung run waits for."""
 
-import os
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from llmb.base.errors import LlmbError
-from llmb.base.input_files import open_regular
 from llmb.base.options import numbers_of, parse_ranges
 from llmb.catalogue.records import Record
 
@@ -215,24 +212,9 @@ def parse_heartbeats(raw: Mapping[int, tuple[bytes | None, float]]) -> list[Rank
     ]
 
 
-TAIL_BYTES = 64 * 1024
-
-
-def tail(path: Path) -> str:
-    """The last ``TAIL_BYTES`` of a log, of the latest attempt alone; empty when there is none."""
-    if not path.exists():
-        return ""
-    with open_regular(path) as stream:
-        stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES))
-        return latest_attempt(stream.read().decode(errors="replace"))
-
-
-ATTEMPT = "llmb: attempt "
-"""The beginning of the line that separates a run's attempts in its log."""
 LONGEST_MESSAGE = 300
 # Messages of ranks whose peer is gone: they are victims, not the cause.
 VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|NCCL.*abort", re.I)
-
 _STALL_LINE = re.compile(rf"^{STALL}(?:(?P<who>ranks? [\d, -]+) on (?P<host>[\w.-]+) )?(?P<how>.*)$", re.MULTILINE)
 _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
 # Of a node that could not be made ready for its workers. The scheduler's own output may begin its line.
@@ -243,12 +225,10 @@ _ENDED_LINE = re.compile(
     r"(?P<how>ended with exit code \d+|was killed by signal (?P<signal>\d+) \(\w+\))$",
     re.MULTILINE,
 )
-
 # What srun reports of a failed task: a rank, or the launcher of a node's ranks.
 _TASK = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _EXPECTED = ("Exited", "Terminated")
 """Ends that the log describes better elsewhere, or that srun caused itself."""
-
 # What follows a rank that ended with no output: traces of the others.
 _TRACEBACK = re.compile(r"^Traceback \(most recent", re.MULTILINE)
 
@@ -270,12 +250,6 @@ def failed_host(log: str) -> str | None:
     """The node of the rank that failed first; None if only its victims are known."""
     failure = _find(log)
     return failure.host if failure and not VICTIM.search(failure.how) else None
-
-
-def latest_attempt(log: str) -> str:
-    """The part of a log that the run's latest attempt wrote."""
-    began = log.rfind(f"\n{ATTEMPT}")
-    return log if began < 0 else log[began + 1 :]
 
 
 def last_lines(log: str, most: int) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run's folder, and how they are written."""
+"""The files of a run's folder: how they are written, and read, as anything may have damaged them since."""
 
 import errno
 import os
@@ -7,17 +7,28 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.input_files import MOST_JSON_BYTES, check_values, open_regular, read_regular
+from llmb.base.missing import Missing
+from llmb.base.record import first_problem
+from llmb.base.shown_text import printable
 from llmb.base.trust import check_owner
 from llmb.readers.profiles import NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
-
+Shape = TypeVar("Shape")
+Content = TypeVar("Content")
+UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError)
+"""The errors of reading a file that another program wrote, and of counting with its content."""
+MOST_SHOWN = 200
 LATEST = "latest"
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
@@ -272,7 +283,7 @@ def write_newest(path: Path, text: str) -> None:
         write_atomically(path, text)
 
 
-def create_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> Path:
+def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> Path:
     """The first of ``name``, ``name-2``, ... in ``folder`` for which ``create`` raises no FileExistsError."""
     number = 1
     while True:
@@ -297,3 +308,67 @@ def link_latest(install: Path, folder: RunFolder) -> None:
     except OSError:  # such as another user's, in a folder where only its owner may replace it
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+class BrokenRecord(EnvironmentProblem, ValueError):
+    """A file of a run folder does not hold what was written to it."""
+
+
+def read_stored(path: Path, shape: type[Shape]) -> Shape:
+    """The content of a JSON file. Raises BrokenRecord with the place of what is wrong, OSError if it cannot be read."""
+    text = read_regular(path, MOST_JSON_BYTES)
+    try:
+        check_values(text)
+        content: Shape = _adapter(shape).validate_json(text)  # type: ignore[arg-type]  # mypy: no hash of a type[T]
+    except ValidationError as error:
+        place, wrong = first_problem(error)
+        if place == "schema_version":
+            what = "its form is not that of this llmb: a development version before 0.1 wrote it, or a later one"
+            raise BrokenRecord(what, where=str(path)) from error
+        raise BrokenRecord(f"it is damaged: {place}{': ' if place else ''}{wrong}", where=str(path)) from error
+    except ValueError as error:
+        raise BrokenRecord(f"it is damaged: {error}", where=str(path)) from error
+    return content
+
+
+def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing:
+    """Return the result of ``read``, or why it failed: a file beside the steps must not cost a run its result."""
+    try:
+        return read()
+    except UNREADABLE as error:
+        return Missing(f"{what} cannot be read: {why_unreadable(error)}")
+
+
+def why_unreadable(error: Exception) -> str:
+    """One of ``UNREADABLE``, in one line."""
+    if isinstance(error, BrokenRecord):
+        return f"{error.what} ({Path(error.where or '').name})"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return f"{type(error).__name__}: {printable(error)[:MOST_SHOWN]}"
+
+
+@cache
+def _adapter(shape: type[Any]) -> TypeAdapter[Any]:
+    """Made once: to make one takes ten times as long as to read a record with it."""
+    return TypeAdapter(shape)
+
+
+TAIL_BYTES = 64 * 1024
+ATTEMPT = "llmb: attempt "
+"""The beginning of the line that separates a run's attempts in its log."""
+
+
+def tail(path: Path) -> str:
+    """The last ``TAIL_BYTES`` of a log, of the latest attempt alone; empty when there is none."""
+    if not path.exists():
+        return ""
+    with open_regular(path) as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES))
+        return latest_attempt(stream.read().decode(errors="replace"))
+
+
+def latest_attempt(log: str) -> str:
+    """The part of a log that the run's latest attempt wrote."""
+    began = log.rfind(f"\n{ATTEMPT}")
+    return log if began < 0 else log[began + 1 :]

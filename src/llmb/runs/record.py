@@ -1,31 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run.json``: everything that decided a run, and its result."""
+"""``run.json``: everything that decided a run, and its result. And the starts of one run: a scheduler may start its job
+again, and it then resumes from its last checkpoint.
+
+Nothing of an earlier attempt is lost: its steps stay in a file of its own, its log in the run's log, its nodes and its
+end in the record. ``metrics.jsonl`` has every step of the run once, from the last attempt that trained it.
+"""
 
 import errno
+import hashlib
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, WrapValidator, model_validator
 
 from llmb import __version__
-from llmb.base.errors import UsageError
+from llmb.base.errors import InfrastructureError, UsageError
 from llmb.base.missing import Missing
 from llmb.base.record import ReasonedRecord, ValidateOnce
 from llmb.base.trust import foreign_link
 from llmb.catalogue.records import Record, Window
+from llmb.catalogue.window import resolve_window
 from llmb.readers.samples.node_settings import NodesSettings
+from llmb.readers.samples.samples import discard_settings
+from llmb.runs.checkpoints.checkpoint import SavedCheckpoint, saved_checkpoints
 from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
-from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.identity import short_id
+from llmb.runs.folder import ATTEMPT, BrokenRecord, RunFolder, read_stored, write_atomically
 from llmb.runs.plan import EnginePlan, Plan, Start
-from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
+from llmb.runs.steps import read_steps, step_to_json
+
+LETTERS = "klmnopqrstuvwxyz"
+"""One for each hexadecimal digit: an id is never taken for the number of a job, a date or a commit."""
+_AS_LETTERS = str.maketrans("0123456789abcdef", LETTERS)
+LENGTH = 8
 
 
 def _time(text: str) -> str:
@@ -291,13 +305,13 @@ def _check_links(folder: RunFolder) -> None:
 def read_record(folder: RunFolder) -> RunRecord:
     """Read the record. Raises BrokenRecord, or OSError if it cannot be read, or is another user's by way of a link."""
     _check_links(folder)
-    return read_record_file(folder.record, RunRecord)
+    return read_stored(folder.record, RunRecord)
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
     """None if the run was not submitted, or the client was killed before it could record this. Raises as above."""
     _check_links(folder)
-    return read_record_file(folder.job, SubmittedJob) if folder.job.exists() else None
+    return read_stored(folder.job, SubmittedJob) if folder.job.exists() else None
 
 
 def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
@@ -310,7 +324,7 @@ def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
     """None while the job has not ended, or if it was killed with its batch script."""
-    return read_record_file(folder.job_end, JobEnd) if folder.job_end.exists() else None
+    return read_stored(folder.job_end, JobEnd) if folder.job_end.exists() else None
 
 
 def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageError:
@@ -320,3 +334,123 @@ def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageEr
     with suppress(OSError):
         do = f"the log has the run's steps: 'llmb parse {folder.log}'" if folder.log.is_file() else None
     return UsageError(f"the run's record cannot be read: {why}", where=str(folder.record), do=do)
+
+
+def short_id(text: str) -> str:
+    """The id of the run with this ``run_id``, or of what else has a name."""
+    digits = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:LENGTH]
+    return digits.translate(_AS_LETTERS)
+
+
+def may_be_short_id(text: str) -> bool:
+    """True for an id, and for the beginning of one."""
+    return 0 < len(text) <= LENGTH and set(text) <= set(LETTERS)
+
+
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
+def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRecord:
+    """Prepares the run for its next start by ``job``, and writes the record that the workers will read.
+
+    Raises InfrastructureError if the run has no retries left, OSError if nothing can be written.
+    """
+    number = len(record.attempts) + 1
+    if record.retries and number > record.retries + 1:
+        raise InfrastructureError(
+            f"the run was started {number - 1} times, and may be retried {record.retries} times only",
+            where=str(folder.path),
+            do="look for what its nodes have in common: 'llmb jobs nodes'; then submit it again",
+        )
+    if number == 1:
+        first_step, checkpoint = record.plan.first_step, None
+    else:
+        newest = newest_checkpoint(folder, record.plan)
+        checkpoint = newest.path if newest else None
+        first_step = newest.record.step if newest else record.plan.first_step
+        _keep_steps(folder, number - 1, first_step)
+    attempt = Attempt(number=number, started_at=now(), job=job, first_step=first_step, checkpoint=_text(checkpoint))
+    begun = record.model_copy(
+        update={
+            **dict.fromkeys(("reason", "exit_code", "ended_at", "environment", "vboost", "result")),
+            "status": "running",
+            "started_at": record.started_at or attempt.started_at,
+            "job": job,
+            "plan": with_window(record.plan, first_step),
+            "attempts": (*_ended(record.attempts, _left_end(folder)), attempt),
+        }
+    )
+    write_record(folder, begun)
+    folder.job_end.unlink(missing_ok=True)
+    if number > 1:
+        folder.stall.unlink(missing_ok=True)
+        folder.environment.unlink(missing_ok=True)
+        folder.vboost.unlink(missing_ok=True)
+        discard_settings(folder.resources)
+        with folder.log.open("a") as log:
+            log.write(attempt_line(attempt) + "\n")
+    return begun
+
+
+def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
+    """The last complete checkpoint that this run has saved."""
+    checkpoints = saved_checkpoints(folder.checkpoints_of(plan))
+    return checkpoints[-1] if checkpoints else None
+
+
+def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
+    """Statistics are of one attempt: one that begins before the window's end has a warm-up and a window of its own.
+
+    A window that is given by its steps stays: the result reports that it was cut.
+    """
+    if not plan.first_step < first_step <= plan.window.last:
+        return plan
+    try:
+        steps, documented = plan.last_step - first_step + 1, plan.recipe.documented_window
+        window = resolve_window(plan.window.rule, steps, first_step, documented)
+    except UsageError:
+        return plan
+    return plan.model_copy(update={"window": window})
+
+
+def attempt_line(attempt: Attempt) -> str:
+    """Return the first line of an attempt's part of the log."""
+    where = f"from {attempt.checkpoint}" if attempt.checkpoint else "no checkpoint was saved before"
+    return f"{ATTEMPT}{attempt.number} begins at step {attempt.first_step} on {attempt.job.nodes}, {where}"
+
+
+def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
+    """Copies the steps of attempt ``number`` to their own file, and keeps those that the next one does not repeat."""
+    if not folder.steps.exists():
+        return
+    path = folder.steps_of_attempt(number)
+    if not path.exists():  # else this start was itself interrupted here, and the steps were kept before
+        write_atomically(path, folder.steps.read_text())
+    lines = [step_to_json(step) for step in read_steps(path) if step.step < first_step]
+    write_atomically(folder.steps, "".join(f"{line}\n" for line in lines))
+
+
+def _left_end(folder: RunFolder) -> JobEnd | None:
+    """None if the end was not recorded, or not completely."""
+    try:
+        return read_job_end(folder)
+    except ValueError:
+        return None
+
+
+def _ended(attempts: tuple[Attempt, ...], end: JobEnd | None) -> tuple[Attempt, ...]:
+    """The attempts so far, the last one with its end, if that was recorded."""
+    if (
+        end is None
+        or not attempts
+        or (end.job_id, end.restarts) != (attempts[-1].job.job_id, attempts[-1].job.restarts)
+    ):
+        return attempts
+    last = attempts[-1].model_copy(
+        update={"ended_at": end.ended_at, "exit_code": end.exit_code, "signal": end.signal or None}
+    )
+    return (*attempts[:-1], last)
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path else None

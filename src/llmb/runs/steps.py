@@ -18,7 +18,7 @@ from pydantic import FiniteFloat, TypeAdapter
 from pydantic_core import from_json
 
 from llmb.base.input_files import MOST_VALUES_IN_LINE, check_values, open_regular, read_regular
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.folder import BrokenRecord
 
 Line = TypeVar("Line")
 MOST_BYTES = 1 << 29

@@ -10,6 +10,7 @@ from llmb.base.errors import UsageError
 from llmb.base.input_files import open_regular
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted, listed, printable
+from llmb.base.tools import ask_program
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.readers.nccl.nccl_network import NVLINK, TCP, Network, NodesNetwork, beginning, read_network, source_of
@@ -17,9 +18,33 @@ from llmb.readers.profiles import NCCL_LOG_END
 from llmb.readers.profiles.breakdown import StepBreakdown, summarize
 from llmb.readers.profiles.trace_files import REPORT_END, SQLITE_END, read_traces
 from llmb.runs.environment import Environment, RdmaPort
-from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.folder import (
+    UNREADABLE,
+    BrokenRecord,
+    RunFolder,
+    read_or_missing,
+    read_stored,
+    why_unreadable,
+    write_atomically,
+)
 from llmb.runs.plan import Plan
-from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
+
+NSYS = "nsys"
+EXPORT_LIMIT_S = 1800
+# https://docs.nvidia.com/nsight-systems/UserGuide/index.html#cli-profile-command-switch-options. Only what the process
+# marks is recorded, and it continues when the recording stops.
+RECORDING = (
+    NSYS,
+    "profile",
+    "--sample=none",
+    "--trace=nvtx,cuda",
+    "--capture-range=cudaProfilerApi",
+    "--capture-range-end=stop",
+    "--cuda-graph-trace=node",
+    "--wait=primary",
+    "--force-overwrite=true",
+)
+GPU_METRICS = "--gpu-metrics-devices=cuda-visible"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +88,17 @@ def nccl_log(folder: RunFolder, rank: int) -> Path:
     return folder.nccl_trace / f"rank-{rank}{NCCL_LOG_END}"
 
 
-def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = None) -> ProfileReport | None:
+def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
     """None for a run that is not profiled. A breakdown that was saved before is used as it is.
 
-    ``export_failure`` is the reason why an existing report cannot be read.
+    Exports the report of the first rank that has one of Nsight Systems.
     """
     if plan.profile is None:
         return None
     expected = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]
-    there = [path for path in expected if path.exists() and path.stat().st_size]
+    existing = [path for path in expected if path.exists()]
+    export_failure = _export(existing[0]) if existing and plan.profile.profiler == "nsys" else None
+    there = [path for path in existing if path.stat().st_size]
     missing = [path.name for path in expected if path not in there]
     warnings = [plan.profile.reason] if plan.profile.reason else []
     warnings += [f"profiles were not written: {', '.join(missing)}; the log may say why"] if missing else []
@@ -102,7 +129,7 @@ def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
 
 def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
     """The breakdown that was saved when the run ended, if it was. Raises BrokenRecord."""
-    return read_record_file(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
+    return read_stored(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
 
 
 LEAST_SHARE = 0.99
@@ -244,3 +271,11 @@ def _texts(paths: Sequence[Path]) -> Iterator[bytes]:
     for path in paths:
         with open_regular(path) as stream:
             yield from beginning(stream)
+
+
+def _export(report: Path) -> str | None:
+    """Exports a report of Nsight Systems for its breakdown; the reason if it could not, else None."""
+    target = report.with_suffix(SQLITE_END)
+    command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
+    output = ask_program(command, EXPORT_LIMIT_S, cwd=None)
+    return f"{report.name} could not be exported: {output.problem}" if output.problem else None

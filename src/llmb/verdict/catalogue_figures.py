@@ -11,8 +11,7 @@ from llmb.catalogue.resolve import Overrides, Request, find_model, resolve
 from llmb.catalogue.throughput import throughput, why_too_fast
 from llmb.readers.logs.configuration import ARGUMENTS
 from llmb.runs.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
-from llmb.runs.identity import Value
-from llmb.runs.verdict import title_of
+from llmb.runs.conditions import Value, title_of
 
 NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")
 """What a log has to tell so that its recipe is known."""

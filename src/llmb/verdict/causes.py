@@ -20,8 +20,8 @@ from llmb.base.record import Record, Threshold
 from llmb.catalogue.data_files import read_file
 from llmb.readers.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.readers.profiles.breakdown import StepBreakdown
+from llmb.runs.result import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Faults
 from llmb.runs.steps import Step
-from llmb.runs.verdict import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Faults
 
 DATA = Path(__file__).with_name("causes.yaml")
 CauseName = Literal[

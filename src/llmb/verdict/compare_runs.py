@@ -10,9 +10,8 @@ from llmb.base.errors import UsageError
 from llmb.base.shown_text import value_text
 from llmb.catalogue.records import Record
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet, exclusion_reason, without_unmeasured
-from llmb.runs.conditions import definite_differences
-from llmb.runs.identity import Difference, Value, differences
-from llmb.runs.verdict import BETTER, CHANGED_COPY, WORST, VerdictName, rule_of, title_of, together
+from llmb.runs.conditions import Difference, Value, definite_differences, differences, rule_of, title_of, together
+from llmb.runs.result import BETTER, CHANGED_COPY, WORST, VerdictName
 from llmb.verdict.group_difference import RunMean, decide, group_difference
 from llmb.verdict.judgement import Tolerance, default_tolerance
 from llmb.verdict.match_runs import (

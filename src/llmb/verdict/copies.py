@@ -16,7 +16,7 @@ from llmb.catalogue.window import DEFAULT_RULE
 from llmb.readers.logs.log_files import parse_file
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet
 from llmb.runs.folder import RunFolder
-from llmb.runs.verdict import CHANGED_COPY
+from llmb.runs.result import CHANGED_COPY
 
 CHANGED = "copies of one run have different steps, one was cut or edited: "
 DECIDE = "; remove those that are wrong"

@@ -17,7 +17,8 @@ from llmb.catalogue.records import Convention, Dtype, Recipe, Record
 from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
 from llmb.catalogue.throughput import throughput
 from llmb.catalogue.window import DEFAULT_RULE, STEADY, check_rule
-from llmb.runs.verdict import Interval, Reference, Values, condition_values
+from llmb.runs.conditions import Values, condition_values
+from llmb.runs.result import Interval, Reference
 from llmb.verdict.judgement import Tolerance, default_tolerance
 
 MOST_RATIO = 4.0

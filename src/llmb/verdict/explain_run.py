@@ -10,17 +10,14 @@ from llmb.catalogue.records import Recipe, Record, Window
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.readers.samples.sample_records import GpuUse
 from llmb.runs.analyzed_run import AnalyzedRun
-from llmb.runs.conditions import definite_differences
+from llmb.runs.conditions import Difference, Value, definite_differences, differences, rule_of
 from llmb.runs.environment import Environment, GpuState
-from llmb.runs.folder import RunFolder
-from llmb.runs.identity import Difference, Value, differences
+from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import LOCAL
-from llmb.runs.record_file import BrokenRecord
-from llmb.runs.result import Result
+from llmb.runs.result import Condition, Result, Verdict
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import read_breakdown
-from llmb.runs.verdict import Condition, Verdict, rule_of
 from llmb.verdict.causes import (
     FINDERS,
     Bound,

@@ -18,11 +18,8 @@ from llmb.catalogue.resolve import releases_of
 from llmb.catalogue.window import STEADY
 from llmb.readers.samples.node_settings import PREFIXES
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of, grouped
-from llmb.runs.folder import write_atomically
-from llmb.runs.identity import Value
-from llmb.runs.verdict import (
-    Reference,
-    Verdict,
+from llmb.runs.conditions import (
+    Value,
     condition_values,
     fault_texts,
     find_conditions,
@@ -31,6 +28,8 @@ from llmb.runs.verdict import (
     title_of,
     together,
 )
+from llmb.runs.folder import write_atomically
+from llmb.runs.result import Reference, Verdict
 from llmb.verdict.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
 from llmb.verdict.expectations_file import (
     AcceptanceRecipe,

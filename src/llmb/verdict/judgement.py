@@ -17,26 +17,28 @@ from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.runs.verdict import (
-    BETTER,
+from llmb.runs.conditions import (
     BETWEEN_RUNS,
+    EXPLAINED,
+    Values,
+    differing,
+    disturbances,
+    find_conditions,
+    merged,
+    together,
+)
+from llmb.runs.result import (
+    BETTER,
     CHANGED_COPY,
     ERROR_AT_END,
-    EXPLAINED,
     OTHER_WORK,
     UNLIKE_NODES,
     Condition,
     Interval,
     Reference,
     ReferenceKind,
-    Values,
     Verdict,
     VerdictName,
-    differing,
-    disturbances,
-    find_conditions,
-    merged,
-    together,
 )
 from llmb.verdict.group_difference import (
     ASSUMED_SPREAD_PCT,

@@ -14,7 +14,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.readers.logs.configuration import ARGUMENTS
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped
-from llmb.runs.identity import Value, differences
+from llmb.runs.conditions import Value, differences
 from llmb.verdict.group_difference import KnownSpread, known_spread
 from llmb.verdict.judgement import Tolerance
 

@@ -19,7 +19,7 @@ from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, all_scales
 from llmb.catalogue.throughput import SECONDS_PER_DAY
 from llmb.runs.analyzed_run import BATCH, AnalyzedRun, layout_text
-from llmb.runs.identity import Value
+from llmb.runs.conditions import Value
 from llmb.verdict.catalogue_figures import other_sizes
 
 MOST_DIFFERENCES = 3

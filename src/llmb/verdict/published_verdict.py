@@ -11,11 +11,10 @@ from llmb.catalogue.records import Recipe, Window
 from llmb.catalogue.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.checkpoints.origin import dataset_title
 from llmb.runs.choices import shares_parameters
-from llmb.runs.conditions import faults_of
+from llmb.runs.conditions import condition_values, fault_texts, faults_of, find_conditions
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
-from llmb.runs.result import Result
-from llmb.runs.verdict import Condition, Reference, Verdict, condition_values, fault_texts, find_conditions
+from llmb.runs.result import Condition, Reference, Result, Verdict
 from llmb.verdict.group_difference import NORMAL_QUANTILE
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_figure
 

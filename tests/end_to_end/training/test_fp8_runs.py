@@ -11,8 +11,9 @@ import pytest
 from llmb.report.plan_report import plan_title, start_lines
 from llmb.report.run_report import run_table
 from llmb.runs.attention_choice import fp8_product
+from llmb.runs.conclusion import RunEvidence, conclude
 from llmb.runs.plan import Plan
-from llmb.runs.result import Fp8Report, RunEvidence, conclude
+from llmb.runs.result import Fp8Report
 
 Finished = Callable[..., dict[str, Any]]
 

@@ -31,7 +31,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.planning import NotPrepared
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import queued_record
-from llmb.runs.verdict import Verdict
+from llmb.runs.result import Verdict
 from llmb.verdict.published_verdict import with_verdict
 
 CATALOGUE = Catalogue()

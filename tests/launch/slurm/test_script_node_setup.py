@@ -17,9 +17,8 @@ from llmb.launch.jobspec.job_options import Binding, Boost
 from llmb.launch.jobspec.spec import JobSpec, Placement
 from llmb.launch.slurm.script import batch_script
 from llmb.readers.samples.samples import read_samples
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, read_stored
 from llmb.runs.record import VboostOutcome
-from llmb.runs.record_file import read_record_file
 
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 FAKE_SMI = """echo "$SLURMD_NODENAME $*" >>"$SMI_CALLS"; [ "$SLURMD_NODENAME" != "$SMI_FAILS" ]"""
@@ -152,7 +151,7 @@ def test_vboost_of_a_recipe_is_told_where_a_node_does_not_allow_it(
     assert ended(slurm, job) == "COMPLETED 0"
     assert "llmb: node node2 trains without vboost 1" in (folder.path / "log.out").read_text()
     assert smi.with_name("calls.worked").exists()
-    assert read_record_file(folder.vboost, VboostOutcome) == VboostOutcome(level=1, nodes_set=1, nodes=2)
+    assert read_stored(folder.vboost, VboostOutcome) == VboostOutcome(level=1, nodes_set=1, nodes=2)
     assert [line for line in smi.read_text().splitlines() if line.endswith(" 0")] == ["node1 boost-slider --vboost 0"]
 
 

@@ -9,10 +9,9 @@ from recorded_runs import gpu_record
 
 from llmb.base.input_files import SystemFiles
 from llmb.readers.samples.node_settings import NodeSettings, NodesSettings, read_settings, together
-from llmb.runs.conditions import Drift, find_drift, settings_of_run, unlike_nodes
+from llmb.runs.conditions import Drift, find_drift, rule_of, settings_of_run, unlike_nodes
 from llmb.runs.environment import GpuState
 from llmb.runs.record import RunRecord
-from llmb.runs.verdict import rule_of
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\nGCC version:  gcc 12\n"
 BDF = "0000:00:00.0"

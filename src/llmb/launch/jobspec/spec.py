@@ -12,8 +12,7 @@ from llmb.base.errors import UsageError, itemized
 from llmb.base.secrets import HIDDEN, has_secret, holds_secret, without_secrets
 from llmb.catalogue.records import Record
 from llmb.launch.jobspec.job_options import Binding, Boost, ContainerSettings, StartMode
-from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.record_file import read_record_file
+from llmb.runs.folder import RunFolder, read_stored, write_atomically
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The launcher sets the first; the others are read-only in bash.
@@ -244,4 +243,4 @@ def write_spec(folder: RunFolder, spec: JobSpec) -> None:
 
 def read_spec(folder: RunFolder) -> JobSpec:
     """Read the specification. Raises ValueError for a file that is not one, OSError without one."""
-    return read_record_file(folder.job_spec, JobSpec)
+    return read_stored(folder.job_spec, JobSpec)

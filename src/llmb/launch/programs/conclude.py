@@ -14,12 +14,11 @@ from llmb.launch.jobspec.spec import JobSpec
 from llmb.launch.programs.port import End, find_program
 from llmb.readers.samples.node_settings import NodesSettings
 from llmb.readers.samples.samples import discard_settings, settings_of_nodes
-from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.environment import read_environment
-from llmb.runs.folder import RunFolder
+from llmb.runs.conclusion import why_contradicting
+from llmb.runs.environment import Environment
+from llmb.runs.folder import UNREADABLE, BrokenRecord, RunFolder, read_or_missing, read_stored, why_unreadable
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
-from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
 from llmb.runs.result import Result, without_figures
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import report_network, write_breakdown
@@ -94,13 +93,12 @@ def remove_merged_files(folder: RunFolder, result: Result) -> None:
 def _left_beside(folder: RunFolder) -> dict[str, Any]:
     """Read the files that workers and the batch script wrote for the record."""
     fields: dict[str, Any] = {}
-    if (
-        environment := read_or_missing("what the workers wrote", lambda: read_environment(folder.environment))
-    ) is not None:
-        fields["environment"] = environment
+    if folder.environment.exists():
+        wrote = "what the workers wrote"
+        fields["environment"] = read_or_missing(wrote, lambda: read_stored(folder.environment, Environment))
     if folder.vboost.exists():
         wrote = "what the batch script wrote"
-        fields["vboost"] = read_or_missing(wrote, lambda: read_record_file(folder.vboost, VboostOutcome))
+        fields["vboost"] = read_or_missing(wrote, lambda: read_stored(folder.vboost, VboostOutcome))
     return fields
 
 

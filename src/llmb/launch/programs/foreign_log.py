@@ -19,10 +19,10 @@ from llmb.readers.logs.outcome import FINISHED, LogOutcome, judge_log
 from llmb.readers.logs.reader import read_log
 from llmb.readers.samples.sample_records import ResourceUse
 from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, samples_of_ended
-from llmb.runs.failure import ATTEMPT
-from llmb.runs.folder import RunFolder
+from llmb.runs.conclusion import figures_of, if_possible, machine_report, resource_use
+from llmb.runs.folder import ATTEMPT, RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of, if_possible, machine_report, resource_use
+from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status
 from llmb.runs.steps import StepNews
 from llmb.runs.trace_reports import ProfileReport
 

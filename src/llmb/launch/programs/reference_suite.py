@@ -42,9 +42,8 @@ from llmb.readers.logs.formats.format import Format
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
 from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.choices import DEFAULT_SEED, Choices
-from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.failure import tail
-from llmb.runs.folder import RunFolder
+from llmb.runs.conclusion import why_contradicting
+from llmb.runs.folder import RunFolder, tail
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import RunRecord, read_job, read_record

@@ -30,7 +30,7 @@ from llmb.nodes.doctor.checked_nodes import (
     unchecked,
     write_result,
 )
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.folder import BrokenRecord
 
 ASK_S = 20.0
 NODES_EVERY_S = 30.0

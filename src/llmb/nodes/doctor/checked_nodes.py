@@ -27,9 +27,8 @@ from llmb.launch.scheduler_port import Cluster
 from llmb.nodes.doctor.check_records import ANSWER, Check, CheckOptions, NodeReport, Status, worst
 from llmb.nodes.doctor.rules import SAME_PCT, rule, rules
 from llmb.readers.samples.node_settings import NodeSettings
-from llmb.runs.folder import RunFolder, create_numbered, write_atomically, write_newest, writing
+from llmb.runs.folder import BrokenRecord, RunFolder, new_numbered, read_stored, write_atomically, write_newest, writing
 from llmb.runs.record import now
-from llmb.runs.record_file import BrokenRecord, read_record_file
 
 Value = str | float
 
@@ -106,15 +105,15 @@ class CheckFolder:
 
     def read_settings(self, node: str) -> NodeSettings:
         """Read the settings. Raises OSError and BrokenRecord."""
-        return read_record_file(self.settings(node), NodeSettings)
+        return read_stored(self.settings(node), NodeSettings)
 
     def read_report(self, node: str) -> NodeReport:
         """Read the report. Raises OSError and BrokenRecord."""
-        return read_record_file(self.report(node), NodeReport)
+        return read_stored(self.report(node), NodeReport)
 
     def read_request(self) -> NodesRequest:
         """Read the request. Raises OSError and BrokenRecord."""
-        return read_record_file(self.request, NodesRequest)
+        return read_stored(self.request, NodesRequest)
 
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
@@ -124,7 +123,7 @@ def new_check(install: Path, request: NodesRequest) -> CheckFolder:
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        folder = CheckFolder(create_numbered(parent, name, Path.mkdir))
+        folder = CheckFolder(new_numbered(parent, name, Path.mkdir))
         write_atomically(folder.request, request.model_dump_json(indent=2) + "\n")
     ended = [path for path in _checks(install, settings=request.settings) if CheckFolder(path).result.exists()]
     for path in ended[:-1]:
@@ -153,7 +152,7 @@ def write_judged(install: Path, judged: JudgedNodes) -> Path:
 def last_judged(install: Path) -> JudgedNodes | None:
     """None if nothing is kept. Raises BrokenRecord, and OSError for a file that cannot be read."""
     path = install / PAIRWISE
-    return read_record_file(path, JudgedNodes) if path.exists() else None
+    return read_stored(path, JudgedNodes) if path.exists() else None
 
 
 def last_check(install: Path) -> CheckFolder:
@@ -202,7 +201,7 @@ def stored(folder: CheckFolder) -> NodesResult:
     Raises OSError and BrokenRecord.
     """
     with contextlib.suppress(FileNotFoundError):
-        return read_record_file(folder.result, NodesResult)
+        return read_stored(folder.result, NodesResult)
     request = folder.read_request()
     return NodesResult(started_at=request.started_at, reports=tuple(compared([*_reported(folder, request.nodes)])))
 

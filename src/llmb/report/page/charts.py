@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
     from llmb.readers.anomalies import Level
-    from llmb.runs.verdict import Interval, VerdictName
+    from llmb.runs.result import Interval, VerdictName
 
 INK, MUTED, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"

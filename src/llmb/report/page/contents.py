@@ -21,12 +21,12 @@ from llmb.report.table import Column, Table, known, number_column, result_table,
 from llmb.report.trace_report import network_table
 from llmb.report.verdict_report import explanation_tables, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, by_reason, flaw_of, grouped
+from llmb.runs.conditions import Value
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import Value
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import LOCAL, RunRecord
-from llmb.runs.verdict import WORST, VerdictName
+from llmb.runs.result import WORST, VerdictName
 from llmb.verdict.explain_run import explain_judged
 from llmb.verdict.judge_run import Judged, title_of_run
 from llmb.verdict.judgement import headline

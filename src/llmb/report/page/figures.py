@@ -38,12 +38,10 @@ from llmb.report.page.charts import (
 from llmb.report.table import Table, cut, interval_of, known, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
-from llmb.runs.conditions import definite_differences
-from llmb.runs.folder import RunFolder
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.conditions import definite_differences, rule_of
+from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.runs.trace_reports import read_breakdown
-from llmb.runs.verdict import rule_of
 from llmb.verdict.judge_run import Judged
 from llmb.verdict.judgement import percent
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmb.base.errors import EnvironmentProblem, pip_install
-from llmb.launch.programs.nsys_options import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
-from llmb.runs.trace_reports import new_report
+from llmb.runs.trace_reports import GPU_METRICS, NSYS, RECORDING, new_report
 
 WORKER, PROFILED_WORKER = "llmb.engine.worker", "llmb.launch.programs.engine.nsys_command"
 

@@ -15,7 +15,6 @@ from llmb.catalogue.records import Recipe
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
 from llmb.launch.jobspec.spec import PYTHON, RUN_FOLDER, VariableLayer
 from llmb.launch.programs.engine.nsys_command import with_profiler, worker_module
-from llmb.launch.programs.nsys_options import export_report
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
 from llmb.predict.memory import clearly_fits, estimate, estimate_here, settle_sharding
@@ -24,17 +23,23 @@ from llmb.predict.search import remedies
 from llmb.readers.logs.error_text import fault_at_end
 from llmb.readers.samples.host import Device
 from llmb.readers.samples.samples import samples_of_ended
-from llmb.runs.attempts import is_done, split_window_reason, window_began, with_steady_window
 from llmb.runs.checkpoint_use import report_checkpoints
+from llmb.runs.checkpoints.checkpoint import RECORD, checkpoint_name
 from llmb.runs.choices import Choices
-from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.failure import tail
-from llmb.runs.folder import RunFolder
+from llmb.runs.conclusion import (
+    RunEvidence,
+    conclude,
+    split_window_reason,
+    why_contradicting,
+    window_began,
+    with_steady_window,
+)
+from llmb.runs.folder import RunFolder, tail
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.rank_account import GIB, PROGRAM, SURE_MARGIN_GIB, AccountJob, MemoryUse, RankAccount, countable
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
-from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
+from llmb.runs.result import NOT_SAMPLED, Result
 from llmb.runs.steps import StepFollower, read_steps
 from llmb.runs.trace_reports import report_profile
 
@@ -81,7 +86,7 @@ class EngineProgram(Program):
                 log_tail,
                 end.cause,
                 checkpoint=report_checkpoints(folder, plan, steps),
-                profile=report_profile(folder, plan, export_report(plan, folder)),
+                profile=report_profile(folder, plan),
                 no_window=unsteady or split_window_reason(record),
                 began=window_began(record),
                 contradiction=contradiction,
@@ -91,6 +96,14 @@ class EngineProgram(Program):
         )
         error = fault_at_end(log_tail.encode()) if result.status == "success" else ""
         return result.model_copy(update={"error_at_end": error}) if error else result
+
+
+def is_done(folder: RunFolder, plan: Plan) -> bool:
+    """Return whether every step is done, and saved if requested: from here the run is complete whatever ends it."""
+    if len(read_steps(folder.steps)) < plan.steps:
+        return False
+    last = checkpoint_name(plan.last_step + 1, plan.samples_before(plan.last_step + 1))
+    return not plan.save_checkpoint or (folder.checkpoints_of(plan) / last / RECORD).is_file()
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:

@@ -24,14 +24,13 @@ from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.catalogue.window import resolve_window
 from llmb.launch.jobspec.spec import RUN_FOLDER, Word
-from llmb.launch.programs.nsys_options import GPU_METRICS, NSYS, RECORDING
 from llmb.readers.profiles import NSYS_FOLDER
 from llmb.readers.profiles.trace_files import REPORT_END
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.plan import Plan
-from llmb.runs.trace_reports import report_name
+from llmb.runs.trace_reports import GPU_METRICS, NSYS, RECORDING, report_name
 
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
 _NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d)(?!\d)")

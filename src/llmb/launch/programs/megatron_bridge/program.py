@@ -24,14 +24,13 @@ from llmb.launch.programs.megatron_bridge.command import (
     prepared_squad,
     trains_packed,
 )
-from llmb.launch.programs.nsys_options import export_report
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
 from llmb.predict.prediction import predicted_step
 from llmb.readers.logs.formats.megatron import FORMAT
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.choices import Choices
-from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.conclusion import why_contradicting
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.record import RunRecord
@@ -91,7 +90,7 @@ class MegatronBridge(Program):
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
         plan = record.plan
-        profile = report_profile(folder, plan, export_report(plan, folder))
+        profile = report_profile(folder, plan)
         outcome = judge_latest_attempt(folder.log, plan.window, FORMAT)
         contradiction = why_contradicting(record, (), log_gpus=outcome.gpus, log_gbs=outcome.gbs)
         gpu = Catalogue().gpus.get(plan.recipe.gpu_type)

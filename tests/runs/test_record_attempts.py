@@ -11,14 +11,14 @@ from llmb import __version__
 from llmb.base.errors import InfrastructureError
 from llmb.base.missing import Missing
 from llmb.launch.programs.conclude import finish_run
+from llmb.launch.programs.engine.program import is_done
 from llmb.launch.programs.port import End
-from llmb.runs.attempts import begin_attempt, is_done
 from llmb.runs.checkpoints.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.runs.experiment import create_run_folder
-from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt, tail
-from llmb.runs.folder import RunFolder
+from llmb.runs.failure import failed_host, failure_line, first_failure
+from llmb.runs.folder import RunFolder, latest_attempt, tail
 from llmb.runs.plan import Plan
-from llmb.runs.record import BegunJob, JobEnd, attempt_plan, queued_record, read_record
+from llmb.runs.record import BegunJob, JobEnd, attempt_plan, begin_attempt, queued_record, read_record
 from llmb.runs.steps import read_steps, step_to_json
 
 

@@ -15,11 +15,10 @@ from llmb.launch.programs.engine.program import EngineProgram
 from llmb.launch.programs.port import End
 from llmb.readers.anomalies import NO_STEADY_STATE
 from llmb.report.run_report import run_document, run_table
-from llmb.runs.attempts import with_steady_window, with_window
+from llmb.runs.conclusion import RunEvidence, conclude, with_steady_window
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan
-from llmb.runs.record import Attempt, BegunJob, RunRecord, queued_record
-from llmb.runs.result import RunEvidence, conclude
+from llmb.runs.record import Attempt, BegunJob, RunRecord, queued_record, with_window
 from llmb.runs.steps import Step, step_to_json
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmb.runs.verdict import Condition, Reference, Verdict
+from llmb.runs.result import Condition, Reference, Verdict
 from llmb.verdict.judgement import headline, percent, with_sentence
 
 WINDOW = Condition(key="window", own="35-44", reference="last", effect="weakens")

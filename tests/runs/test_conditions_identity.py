@@ -11,13 +11,12 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, gpu_types_of, listed_scales, releases_of, resolve, sizes_of
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices
-from llmb.runs.conditions import conditions_of, identity_of, identity_of_plan, speed_variables
+from llmb.runs.conditions import conditions_of, differences, identity_of, identity_of_plan, speed_variables
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import differences, may_be_short_id, short_id
 from llmb.runs.plan import EnginePlan, Plan, make_plan
-from llmb.runs.record import BegunJob, RunRecord, new_record, queued_record
+from llmb.runs.record import BegunJob, RunRecord, may_be_short_id, new_record, queued_record, short_id
 
 SQUAD = DataOrigin(kind="dataset", name="SQuAD, packed to 4096")
 

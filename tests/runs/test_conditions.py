@@ -6,8 +6,7 @@ from typing import get_args
 
 import pytest
 
-from llmb.runs.verdict import (
-    ReferenceKind,
+from llmb.runs.conditions import (
     condition_rules,
     condition_values,
     differing,
@@ -16,6 +15,7 @@ from llmb.runs.verdict import (
     rule_of,
     title_of,
 )
+from llmb.runs.result import ReferenceKind
 
 KINDS = get_args(ReferenceKind)
 SAME = {"workload": "w", "layout.gpus": "8", "seed": "1"}
