@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 STRICT = ConfigDict(strict=True)
 MOST_RUNS = 2**63 - 1
-"""What the history can count to."""
+"""The largest limit that the history can count."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,7 +85,7 @@ class Run:
         return html_table(run_table(self.plan, self.result, read_steps(RunFolder(self.folder).steps)))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Its steps, one a row, with the columns of ``llmb export``."""
+        """Return its steps, one per row, with the columns of ``llmb export``."""
         return data_frame(STEPS, step_rows(iter([exported_run(RunFolder(self.folder))])))
 
 
@@ -95,7 +95,7 @@ class Runs(tuple[Run, ...]):
     __slots__ = ()
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """One run a row, with the columns of ``llmb export``."""
+        """Return one run per row, with the columns of ``llmb export``."""
         return data_frame(RESULTS, (exported_run(RunFolder(run.folder)) for run in self))
 
     def _repr_html_(self) -> str:
@@ -109,7 +109,7 @@ class RunVerdict(Verdict):
         return html_table(notebook_table(self))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """What differs between the run and its reference, one condition a row."""
+        """Return the conditions that differ between the run and its reference, one per row."""
         return frame_of([one.model_dump() for one in self.conditions], [*Condition.model_fields])
 
 
@@ -120,7 +120,7 @@ class RunComparison(Comparison):
         return "".join(map(html_table, compare_tables(self)))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """One recipe a row, with the columns of ``llmb compare --json``."""
+        """Return one recipe per row, with the columns of ``llmb compare --json``."""
         return frame_of([row.model_dump(mode="json") for row in self.rows], [*Row.model_fields])
 
 
@@ -138,7 +138,7 @@ _MOST_SHOWN = 80
 
 
 def _checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """The function, which raises UsageError for an argument of a type that it does not take."""
+    """Wrap a function so that it raises UsageError for an argument of the wrong type."""
     expected = signature(function)
 
     @cache
@@ -164,7 +164,7 @@ def _checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, R
 
 
 def _type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
-    """A type of an argument, for people."""
+    """Format the type of an argument for an error message."""
     if origin := get_origin(annotation):
         if origin is UnionType:
             return " or ".join(map(_type_text, get_args(annotation)))
@@ -192,7 +192,7 @@ def _run_of(run: EndedRun) -> Run:
 
 @_checked
 def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
-    """A recipe of the catalogue with its layout and published figures, as ``llmb show``. Raises UsageError."""
+    """Return a recipe with its layout and published figures, as ``llmb show``. Raises UsageError."""
     values = _known(options, Request, workload, size)
     return resolve_request(Catalogue(), build(Request, values))
 
@@ -207,7 +207,7 @@ def run(
     force: bool = False,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> Run:
-    """Trains on this machine, as ``llmb run``; call it from the main thread. ``force``: even if it does not fit a GPU.
+    """Train on this machine, as ``llmb run``; call it from the main thread. ``force``: even if it does not fit a GPU.
 
     Raises UsageError and EnvironmentProblem before the training, RunFailed and InvalidRun after it.
     """
@@ -223,7 +223,7 @@ def run(
 
 @_checked
 def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: None) -> Run:
-    """A run that has ended, as ``llmb result``; also one that failed. Raises UsageError.
+    """Return a run that has ended, also one that failed, as ``llmb result``. Raises UsageError.
 
     ``run`` is its id, ``"latest"`` for the newest that ended successfully, its label if no other run has it, or its
     folder.
@@ -245,9 +245,9 @@ def list_runs(
     limit: int | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Runs:
-    """The runs that have ended, the newest last, as ``llmb runs``. Raises UsageError.
+    """Return the runs that have ended, the newest last, as ``llmb runs``. Raises UsageError.
 
-    ``on_message`` gets those that are left out: runs that have not ended, or that cannot be read.
+    ``on_message`` receives a message about each run that is skipped because it has not ended or cannot be read.
     """
     if limit is not None and not 0 <= limit <= MOST_RUNS:
         raise UsageError(f"limit is {str(limit)[:_MOST_SHOWN]}; it must be a whole number from 0 to {MOST_RUNS}")
@@ -281,11 +281,11 @@ def judge(
     window: str | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> RunVerdict:
-    """Whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
+    """Judge whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
 
-    Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in
-    %, ``gpu_type`` that of a log that does not report it, ``window`` the steps to average. Raises UsageError if no
-    run has ended, or if there would be several verdicts.
+    Repeats with a label or in a folder get one verdict ``against`` other runs. ``tolerance`` is in percent,
+    ``gpu_type`` is for logs that do not report theirs, ``window`` is the steps to average. Raises UsageError if no run
+    has ended, or if there would be several verdicts.
     """
     limit = given_tolerance(tolerance, "tolerance")
     if window is not None:
@@ -310,7 +310,7 @@ def judge(
 
 @_checked
 def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
-    """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
+    """Return the outcome of every log in a folder, or of one file, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
     found = find_logs(parse_path(path))
     read = (parsed_run(log, window) for log in found.logs)
@@ -327,10 +327,10 @@ def compare(
     tolerance: float | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> RunComparison:
-    """Two groups of runs, as ``llmb compare``: folders, labels, campaigns, ids or dates. Raises UsageError.
+    """Compare two groups of runs, as ``llmb compare``: folders, labels, campaigns, ids or dates. Raises UsageError.
 
-    Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict
-    raises nothing: see ``rows``.
+    Without ``after``, groups within ``before`` that differ in ``vary`` are compared. ``tolerance`` is in percent. A
+    regression raises no error: see ``rows``.
     """
     limit = given_tolerance(tolerance, "tolerance")
     install = install_root(os.environ, Path.cwd())
@@ -340,7 +340,7 @@ def compare(
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:
-    """Values by option. Raises UsageError for an option that does not exist or has a value of another type."""
+    """Return the values by option. Raises UsageError for an option that does not exist or has the wrong type."""
     known = {key: option for option in options_of(request, *more).values() for key in option.keys}
     values: dict[str, Any] = {}
     for name, value in {**options, "workload": workload, "size": size}.items():

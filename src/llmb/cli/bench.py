@@ -65,7 +65,7 @@ Sizes = Annotated[list[str] | None, typer.Option("--size", help="Bytes with a un
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What the commands that measure have in common."""
+    """Options that all measuring commands share."""
 
     repeat: Annotated[
         int | None,
@@ -74,7 +74,7 @@ class Measuring:
     json: Json = False
 
     def run(self, device: Device, cases: Sequence[TimedCase], title: str, recipe: Recipe | None = None) -> None:
-        """Raises RunFailed, after the result, if memory ran out or nothing could be measured."""
+        """Measure and print. Raises RunFailed after that if memory ran out or nothing could be measured."""
         install, settings = install_here(), BenchSettings(device, self.repeat, command_line())
         with CaseProgress() as progress:
             measured = measure(Catalogue(), cases, settings, progress.case, recipe)
@@ -87,7 +87,7 @@ class Measuring:
         raise_if_incomplete(measured)
 
     def recipe(self, device: Device, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
-        """The one that was asked for, or a default one, which the first line names."""
+        """Return the requested recipe, or a default one, which the first line names."""
         catalogue, values, by_default = Catalogue(), dict(shapes), not shapes["workload"]
         if by_default and values["size"]:
             raise UsageError("--size needs --workload", do="name the workload too; see 'llmb list'")
@@ -227,7 +227,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """What was measured on each node, and the change against the previous measurement of the same case.
+    """List the measurements of each node, and the change since the previous one of the same case.
 
     Examples:
 

@@ -19,7 +19,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.progress import CaseProgress, JobStates
 from llmb.cli.root import install_here, say
-from llmb.cli.shared_options import given_of, takes, value_options, with_excluded
+from llmb.cli.shared_options import flags_of, takes, value_options, with_excluded
 from llmb.jobs.history import open_history
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
@@ -75,7 +75,7 @@ from llmb.runs.record import now
 
 
 def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:
-    """Where they were saved. Raises NotWritable after the result is shown: minutes of measuring may be in it."""
+    """Save the files, show the result, and return the paths. Raises NotWritable only after the result is shown."""
     try:
         return tuple(str(write_measurements(install, file)) for file in files)
     finally:
@@ -83,16 +83,18 @@ def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callabl
 
 
 OF_RUNS = frozenset(("retries", "start", "segment", "signal_before"))
-"""Options of the scheduler that measurements have no use for."""
-SAID_HERE: Mapping[str, Mapping[str, Any]] = {
+"""Options of the scheduler that do not apply to measurements."""
+OPTION_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "nodes": {"help": "Nodes of the job. Default: 1.", "basic": True},
     "time_limit": {"help": f"Minutes, hh:mm:ss or d-hh:mm:ss. Default: {TIME_LIMIT_MIN} minutes."},
     "gpus_per_node": {"help": "GPUs, or processes on a CPU. Default: cluster_config.yaml, else the GPU type's."},
     "exclude": {"basic": True},
 }
-"""What options of the scheduler mean for measurements."""
+"""Changes to options of the scheduler for measurements, by name."""
 OF_JOBS: dict[str, Option] = {
-    name: replace(item, **SAID_HERE.get(name, {})) for name, item in scheduler_options().items() if name not in OF_RUNS
+    name: replace(item, **OPTION_CHANGES.get(name, {}))
+    for name, item in scheduler_options().items()
+    if name not in OF_RUNS
 }
 JOB = value_options(OF_JOBS.values(), envvar=False)
 
@@ -112,14 +114,14 @@ class Placed:
     json: Json = False
 
     def is_job(self, given: Mapping[str, Any]) -> bool:
-        """Any option of the scheduler makes a measurement a job. Raises UsageError for options of a job without one."""
+        """Return whether an option of the scheduler is set. Raises UsageError for options of a job without one."""
         for flag, chosen in {"--wait": self.wait, "--dry-run": self.dry_run}.items():
             if chosen and not given:
                 raise UsageError(f"{flag} is for jobs that are queued", do="add --nodes, such as --nodes 2")
         return bool(given)
 
     def here(self, on_cpu: int) -> tuple[Device, int]:
-        """The device and the processes of a measurement on this machine. Raises EnvironmentProblem for too few GPUs."""
+        """Return the device and the number of processes here. Raises EnvironmentProblem for too few GPUs."""
         machine = this_machine()
         device = device_here(self.device, machine)
         here = len(machine.gpu_names) if device == "cuda" else on_cpu
@@ -133,7 +135,7 @@ class BenchJobRequest:
     """A job that a command asks for."""
 
     def __init__(self, values: Mapping[str, Any], placed: Placed, here: JobOptions | None = None) -> None:
-        """``here``: of the job that this process runs in, whose nodes are to be measured. Raises UsageError."""
+        """``here``: the job that this process runs in, if its nodes are to be measured. Raises UsageError."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in OF_JOBS})
@@ -151,7 +153,7 @@ class BenchJobRequest:
 
 
 def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None:
-    """What the job measured and its folder, if it was waited for; else the job is shown. Raises RunFailed."""
+    """Queue the job. With --wait return its measurements and folder, else show it and return None. Raises RunFailed."""
     script, install = order.script(), order.site.install
     if placed.dry_run:
         print_output({"script": script} if placed.json else script)
@@ -177,13 +179,13 @@ def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None
 
 
 def job_here() -> JobOptions | None:
-    """The nodes of the scheduler's job that this process runs in; None outside of one."""
+    """Return the nodes of the scheduler's job that this process runs in; None outside of one."""
     here = scheduler_of(read_cluster_site(Catalogue(), install_here(), os.environ)).options_here(os.environ)
     return here if here.nodes else None
 
 
 def command_line() -> tuple[str, ...]:
-    """As it is kept beside what was measured."""
+    """Return the command line as it is stored with measurements."""
     return ("llmb", *sys.argv[1:])
 
 
@@ -211,7 +213,7 @@ def gpus(
 
     - `llmb bench gpus --nodes 16 --partition batch --wait`
     """
-    if placed.is_job(given_of(ctx, values)):
+    if placed.is_job(flags_of(ctx, values)):
         request = BenchJobRequest(values, placed)
         job = gpus_job(request.device, seconds)
         program = BenchProgram("gpus", GPUS_PROGRAM, "task-per-gpu", {GPUS_FILE: job.model_dump_json()})
@@ -234,7 +236,7 @@ def _show_parts(parts: Parts, *, json: bool) -> None:
 
 
 def _conclude_parts(parts: Parts, kept: Sequence[str]) -> None:
-    """Raises RunFailed if a node is unfit."""
+    """Report the files. Raises RunFailed if a GPU is slow or was not measured."""
     if kept:
         say(f"saved to {listed(map(str, kept), 1)}")
     slow = ", ".join(f"{part.row.node} rank {part.row.rank}" for part in parts.slow)
@@ -262,7 +264,7 @@ class Sweep:
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls before the timed ones.")] = 5
 
     def request(self, names: list[str]) -> CollectiveRequest:
-        """Raises UsageError."""
+        """Return the request of these collectives. Raises UsageError."""
         return CollectiveRequest(
             collectives=parse_collectives(names),
             least=bytes_of(self.min_size),
@@ -320,9 +322,9 @@ def collectives(
 
     - `salloc --nodes 16 llmb bench collectives --pairwise`
     """
-    given = given_of(ctx, values)
+    given = flags_of(ctx, values)
     if pairwise:
-        if own := ["COLLECTIVE" if name == "names" else f"--{name.replace('_', '-')}" for name in given_of(ctx, SWEEP)]:
+        if own := ["COLLECTIVE" if name == "names" else f"--{name.replace('_', '-')}" for name in flags_of(ctx, SWEEP)]:
             raise UsageError(f"--pairwise has sizes of its own, and does not take {', '.join(own)}", do="omit them")
         here = None if placed.is_job(given) else job_here()
         if not given and here is None:
@@ -376,7 +378,7 @@ def _show(measured: MeasurementFile, table: str, *, json: bool) -> None:
 
 
 def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
-    """Raises RunFailed for a result that is wrong, or that memory ran out for."""
+    """Report the files. Raises RunFailed if a result is wrong, or if memory ran out."""
     say(f"saved to {', '.join(kept)}")
     raise_if_wrong(measured)
     raise_if_incomplete(measured)

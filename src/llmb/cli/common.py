@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command has: options for its result and the messages beside it, these messages, the complete help, groups,
-and errors of typer's parser as the program's own, with the option that was meant.
+"""Parts that all commands share: options for results and messages, printing of messages, the complete help, groups, and
+errors of typer's parser as the program's own, with the option that was probably meant.
 """
 
 import os
@@ -33,7 +33,7 @@ Force = Annotated[bool, typer.Option("--force", help="Go on even if a GPU has to
 
 
 def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)
-    """Adds them to a command, or to all commands of a group."""
+    """Add the common options to a command, or to all commands of a group."""
     if hasattr(command, "commands"):
         for child in command.commands.values():
             add_common_options(child)
@@ -46,7 +46,7 @@ def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its c
 
 
 def hide_types_of_flags(parameters: Iterable[Any]) -> None:
-    """Typer would show ``<bool>`` as what a flag takes."""
+    """Hide the type ``<bool>`` that typer would show for flags."""
     for item in parameters:
         if getattr(item, "is_flag", False):
             item.metavar = ""
@@ -57,7 +57,7 @@ def is_verbose(ctx: typer.Context) -> bool:
 
 
 def print_message(text: str) -> None:
-    """Writes to standard error; on a terminal, long lines are wrapped between words, but no command that is copied."""
+    """Write to standard error. On a terminal, long lines are wrapped, except commands that users copy."""
     if sys.stderr.isatty():
         width = get_terminal_size().columns
         text = "\n".join(_wrapped(line, width) for line in text.split("\n"))
@@ -83,7 +83,7 @@ def _quietly(ctx: typer.Context, requested: bool) -> None:
 
 
 def _until_the_end(ctx: typer.Context, resource: AbstractContextManager[Any]) -> None:
-    """Until the program has ended, before it reports an error; a context of typer may stay open at one."""
+    """Enter ``resource`` until the command ends, before its error is printed; typer may leave contexts open then."""
     stack = ctx.obj
     if isinstance(stack, ExitStack):
         stack.enter_context(resource)
@@ -96,7 +96,7 @@ def _verbosely(ctx: typer.Context, requested: bool) -> None:
 
 
 def _help_all(ctx: typer.Context, requested: bool) -> None:
-    """Without panels, in which a terminal of 80 columns has no room for long names of options."""
+    """Print the complete help, without panels, in which long option names do not fit on 80 columns."""
     if requested:
         ctx.command.rich_markup_mode = None  # type: ignore[attr-defined]
         for item in ctx.command.params:
@@ -149,12 +149,12 @@ def _common(
         bool, _kept_here("--help", "-h", help="Show this message and exit.", callback=_help, is_eager=True)
     ] = False,
 ) -> None:
-    """Declares the options, with names that no command's own have; it is never called."""
+    """Declare the common options. It is never called; its parameter names must not clash with those of a command."""
 
 
 @contextmanager
 def _result_in(path: Path) -> Iterator[None]:
-    """Standard output goes to ``path``, which is replaced when the command has ended, if it has printed anything.
+    """Redirect standard output to ``path``, which is replaced at the end of the command if it has printed anything.
 
     A link is followed, and a device or a pipe is written to. Raises EnvironmentProblem at once if that is impossible,
     not after the work.
@@ -187,7 +187,7 @@ def _result_in(path: Path) -> Iterator[None]:
 
 
 class CommandGroup(TyperGroup):
-    """``--help-all`` is ``--help``: a group has few options."""
+    """A group of commands. It has few options, so its ``--help-all`` is ``--help``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (typer keeps its context type private)
         return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
@@ -233,11 +233,11 @@ MEANT: dict[str, tuple[str, ...]] = {
     "--window": ("--steps", "--range"),
     "--dry-run": ("--plan", "--print-only", "--no-run", "--check"),
 }
-"""The options of llmb, and what other programs and people call them."""
+"""Options of llmb, with the names that other programs and users have for them."""
 
 
 def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the classes of its parser private)
-    """The error with the command, and the option that was meant or where options are explained."""
+    """Return the error with the command, and the option that was probably meant or a pointer to the help."""
     path = error.ctx.command_path if error.ctx else "llmb"
     if not hasattr(error, "possibilities"):
         what = error.format_message().removesuffix(".").replace("Value error, ", "")

@@ -33,7 +33,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Dotted, such as slurm.a
 
 @app.callback()
 def config() -> None:
-    """The settings of this cluster and your own, and where each comes from.
+    """Show and change the settings of this cluster and your own.
 
     A cluster's are in cluster_config.yaml in the root of installation, yours in ~/.config/llmb/config.yaml. For each
     setting the first of these that has it decides: an option, a variable of the shell, your defaults,
@@ -65,7 +65,7 @@ def show(
     show_all: Annotated[bool, typer.Option("--all", help="Also llmb's own defaults.")] = False,
     json: Json = False,
 ) -> None:
-    """Every setting that holds here, with the file and line, the variable or the entry that it comes from.
+    """Show the effective settings, each with the file and line, the variable or the entry that it comes from.
 
     Secrets are never shown.
 
@@ -105,8 +105,8 @@ def check(
 ) -> None:
     """Compare a checkout of the reference suite with the release that llmb knows, file by file.
 
-    What llmb relies on, such as the variables of a launch script and the commits of its software, is named where it
-    differs. `--framework reference_suite` makes the same check before it queues a job. Ends with exit code 6 if
+    Lists the differences in anything that llmb relies on, such as the variables of a launch script and the commits of
+    its software. `--framework reference_suite` makes the same check before it queues a job. The exit code is 6 if
     anything differs.
 
     Examples:
@@ -164,9 +164,9 @@ def unset(key: Key, user: User = False) -> None:
 def migrate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new file, and write nothing.")] = False,
 ) -> None:
-    """Write the reference suite's cluster_config.yaml in llmb's form; the old one is kept beside it.
+    """Convert the reference suite's cluster_config.yaml to llmb's format, and keep the old file next to it.
 
-    Secrets in it are named and left out.
+    Secrets in it are reported and not copied.
 
     Example:
 
@@ -186,7 +186,7 @@ def migrate(
 
 
 def _schema(key: str, *, user: bool) -> type[BaseModel]:
-    """The path of the file that ``key`` is for. Raises UsageError for an unknown key, and for one of the other file."""
+    """Return the schema of the file that has ``key``. Raises UsageError for an unknown key or one of the other file."""
     own, other = (user_schema(), cluster_schema()) if user else (cluster_schema(), user_schema())
     if not is_key(own, key) and is_key(other, key):
         whose, do = ("the cluster's", "leave --user out") if user else ("one of your own defaults", "add --user")
@@ -195,7 +195,7 @@ def _schema(key: str, *, user: bool) -> type[BaseModel]:
 
 
 def _path(*, user: bool) -> Path:
-    """Raises EnvironmentProblem for a user without a home."""
+    """Return the path of a settings file. Raises EnvironmentProblem for a user without a home folder."""
     if not user:
         return install_here() / CLUSTER_CONFIG
     path = user_config(os.environ)

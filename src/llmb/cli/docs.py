@@ -32,19 +32,19 @@ from llmb.report.table import rows_table
 FOLDER = Path(__file__).parents[1] / "docs"
 _TASK = re.compile(r"^## (.*)$((?:.|\n(?!## ))*)", re.MULTILINE)
 _LISTED = re.compile(r"^- \[.*?\]\((.*?)\):((?:.|\n(?!-|\n))*)", re.MULTILINE)
-"""A page in the list of pages: its file, and what it is about."""
+"""A page in the list of pages: its file, and its subject."""
 
 
-MOST_FOUND = 8
+MOST_PAGES = 8
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
 class DocPage:
     name: str
-    """Name of its file without the ending; unique over all folders."""
+    """The name of its file without the suffix; unique across folders."""
     task: str
-    """What it helps with: a heading of the list of pages."""
+    """The heading above it in the list of pages."""
     title: str
     about: str
     path: Path
@@ -55,7 +55,7 @@ class DocPage:
 
 @cache
 def doc_pages() -> tuple[DocPage, ...]:
-    """As ``README.md`` lists them, by task."""
+    """Return the pages in the order of ``README.md``, which lists them by task."""
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     listed = [(task[1], *found.groups()) for task in _TASK.finditer(text) for found in _LISTED.finditer(task[2])]
     return tuple(_read_page(task, FOLDER / place, " ".join(about.split())) for task, place, about in listed)
@@ -68,9 +68,9 @@ def _read_page(task: str, path: Path, about: str) -> DocPage:
 
 
 def search_pages(text: str) -> list[tuple[DocPage, str]]:
-    """The pages with all of the words, and the heading above the place with most of them.
+    """Return the pages with all of the words, each with the heading above the place with most of them.
 
-    Those come first that have more of the words in the title, then those that have more.
+    Pages with more of the words in the title come first, then those with more words.
     """
     words = text.lower().split()
     found = []
@@ -85,7 +85,7 @@ def search_pages(text: str) -> list[tuple[DocPage, str]]:
 
 
 def _held(text: str, words: list[str]) -> int:
-    """How many of the words the text has."""
+    """Count the words that the text has."""
     return sum(word in text.lower() for word in words)
 
 
@@ -147,7 +147,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _find(words: str, *, as_json: bool) -> None:
-    found = search_pages(words)[:MOST_FOUND]
+    found = search_pages(words)[:MOST_PAGES]
     if as_json:
         print_output({"pages": [page.document(heading=heading) for page, heading in found]})
         return
@@ -159,7 +159,7 @@ def _find(words: str, *, as_json: bool) -> None:
 
 
 def _print(name: str, *, only_path: bool, as_json: bool) -> None:
-    """Raises UsageError with similar names."""
+    """Print a page, its path or its JSON. Raises UsageError with similar names if there is no such page."""
     pages = {page.name: page for page in doc_pages()}
     if name not in pages:
         raise unknown("page", name, pages, do="'llmb docs' lists all pages")
@@ -190,11 +190,11 @@ STORED = {
         for name in ("Workload", "Model", "Published", "Documents", "Hardware", "Fabrics", "Rates")
     ),
 }
-"""By the name of the file, the records that it may hold; of ``.jsonl`` a line holds it."""
+"""The records that a file may hold, by its name; in ``.jsonl``, each line holds one."""
 
 
 class _Described(GenerateJsonSchema):
-    """With the docstrings of fields as their descriptions, and with reasons as files have them."""
+    """A generator that uses the docstrings of fields as descriptions, and reasons as files have them."""
 
     def model_schema(self, schema: Any) -> dict[str, Any]:  # noqa: ANN401 (pydantic's own type is not of its interface)
         return _described(schema["cls"], super().model_schema(schema))
@@ -210,7 +210,7 @@ class _Described(GenerateJsonSchema):
 
 
 def stored_schema(name: str) -> dict[str, Any]:
-    """Raises UsageError for a file that has none."""
+    """Return the JSON Schema of a stored file. Raises UsageError for a file without one."""
     if name not in STORED:
         raise unknown("stored file", name, STORED)
     records = [_record(place) for place in STORED[name]]

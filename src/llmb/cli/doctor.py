@@ -62,7 +62,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is checked of a node."""
+    """The checks of a node."""
 
     only: Annotated[
         list[str] | None,
@@ -92,14 +92,14 @@ class Checked:
     )
 
     def options(self) -> CheckOptions:
-        """Raises UsageError."""
+        """Return the options of the checks. Raises UsageError."""
         if self.no_disk and self.disk_size != DISK_BYTES // MIB:
             raise UsageError("--no-disk and --disk-size cannot be combined", do="give one of them")
         size = 0 if self.no_disk else self.disk_size * MIB
         return CheckOptions(gpu_type=self.gpu_type, gpus=self.gpus, disk_bytes=size, only=tuple(self._names()))
 
     def _names(self) -> Iterator[str]:
-        """Areas and checks. Raises UsageError for one that is unknown."""
+        """Yield the areas and checks. Raises UsageError for one that is unknown."""
         known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
         for name in (name.strip() for text in self.only or () for name in text.split(",") if name.strip()):
             if name not in known:
@@ -144,7 +144,7 @@ class Several:
 
     @property
     def listed(self) -> str | None:
-        """Raises UsageError where several lists are given, or the file cannot be read."""
+        """Return the list of nodes, if any. Raises UsageError for several lists, or a file that cannot be read."""
         if sum((self.nodes is not None, self.nodelist_file is not None, self.every)) > 1:
             raise UsageError("--nodes, --nodelist-file and --all cannot be combined", do="give one of them")
         return listed_in(self.nodelist_file) if self.nodelist_file else self.nodes
@@ -173,18 +173,18 @@ def doctor(
     against: AgainstRun = None,
     fail_on_drift: FailOnDrift = False,
 ) -> None:
-    """Check whether this node, or a list of nodes, is fit to train, with advice on what is not.
+    """Check whether this node, or a list of nodes, is fit to train, with advice on what is wrong.
 
     GPUs, CPUs, memory, kernel, limits, network, scheduler, containers, file systems, whether Python, torch, CUDA,
     driver and NCCL fit together, and the clock. Each check passes, warns or fails; what does not exist here is listed
     as not checked, with the reason. Nothing is changed; on each file system, a file is written and removed.
 
-    A list of nodes is checked through the scheduler, by a job for each that waits for no other. A node that is down,
-    does not answer or dies is unfit, with the reason; so the others are reported all the same. Nodes unlike most are
-    named. The result is kept, and `llmb submit --exclude unfit` leaves its unfit nodes out.
+    A list of nodes is checked through the scheduler, by an independent job for each node. A node that is down, does not
+    answer or dies is unfit, with the reason, and the others are still reported. Nodes that differ from the majority are
+    listed. The result is stored, and `llmb submit --exclude unfit` excludes the unfit nodes.
 
-    With --against nothing is checked: settings of nodes that may change how fast a step is, such as driver, firmware,
-    sysctl, links and NCCL's variables, are compared with those that a run has kept.
+    With --against nothing is checked: settings of nodes that may affect the speed of a step, such as driver, firmware,
+    sysctl, links and NCCL's variables, are compared with those recorded in a run.
 
     Exit codes: 0 every check passes or warns, 4 one fails.
 
@@ -238,8 +238,8 @@ def _check_here(install: Path, asked: CheckOptions, output: ReportOptions, *, fo
     raise_unless_fit([report], request.scheduler)
 
 
-class AskedNodes(NamedTuple):
-    """What came of the nodes that were asked; not ``complete`` if it was interrupted."""
+class NodeResults(NamedTuple):
+    """The results of jobs on several nodes; not ``complete`` if interrupted."""
 
     result: NodesResult
     folder: CheckFolder
@@ -247,14 +247,14 @@ class AskedNodes(NamedTuple):
     complete: bool
 
     def raise_if_interrupted(self, do: str) -> None:
-        """Raises UserInterrupt."""
+        """Raise UserInterrupt unless the results are complete."""
         if not self.complete:
             count, whole = len(self.result.unchecked), len(self.result.reports)
             raise UserInterrupt(f"interrupted; {count} of {whole} nodes were not checked", do=do)
 
 
-def ask_nodes(install: Path, several: Several, request: NodesRequest) -> AskedNodes:
-    """By a job for each node. Raises UsageError and InfrastructureError."""
+def ask_nodes(install: Path, several: Several, request: NodesRequest) -> NodeResults:
+    """Run the request in a job on each node. Raises UsageError and InfrastructureError."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
@@ -281,11 +281,11 @@ def ask_nodes(install: Path, several: Several, request: NodesRequest) -> AskedNo
             say=say,
         )
         complete = check.run()
-    return AskedNodes(check.result(request.started_at), folder, scheduler, complete)
+    return NodeResults(check.result(request.started_at), folder, scheduler, complete)
 
 
 def show_last(install: Path, several: Several, output: ReportOptions) -> None:
-    """Raises UsageError if there is none, and RunFailed if a node is unfit."""
+    """Print the last result. Raises UsageError if there is none, and RunFailed if a node is unfit."""
     if several.partition or several.every:
         raise UsageError("--last shows a check again, and takes --nodes alone", do="omit --partition and --all")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
@@ -304,7 +304,7 @@ def show_last(install: Path, several: Several, output: ReportOptions) -> None:
 
 
 def _states(scheduler: Scheduler, several: Several) -> dict[str, NodeState]:
-    """All nodes of a list, or the usable ones of a partition or the cluster; then the others are named."""
+    """Return all nodes of a list, or the usable ones of a partition or the cluster, and report the others."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
     if listed is not None:
@@ -326,7 +326,7 @@ def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, outpu
 
 
 def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> None:
-    """Raises RunFailed if a check of a node fails."""
+    """Raise RunFailed if a check of a node fails."""
     unfit = [report for report in reports if report.status == "fail"]
     if len(unfit) == 1:
         failed = [check.name for check in unfit[0].checks if check.status == "fail"]
@@ -338,7 +338,7 @@ def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> Non
 
 
 class ReadNodes(NamedTuple):
-    """What was read of the nodes that were asked for, and why others were not."""
+    """The settings of the requested nodes, and why those of some are missing."""
 
     settings: NodesSettings
     not_read: dict[str, str]
@@ -346,7 +346,7 @@ class ReadNodes(NamedTuple):
 
 
 def read_nodes(install: Path, several: Several) -> ReadNodes:
-    """Settings of this node, or of several. Raises UsageError, InfrastructureError and UserInterrupt."""
+    """Read the settings of this node, or of several. Raises UsageError, InfrastructureError and UserInterrupt."""
     if not several.any:
         return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
     request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)
@@ -359,7 +359,8 @@ def read_nodes(install: Path, several: Several) -> ReadNodes:
 
 
 def compare_settings(install: Path, against: str, several: Several, *, fail_on_drift: bool, json: bool) -> None:
-    """Raises UsageError, and with ``fail_on_drift`` RunFailed for important drift, and for a node that was not read."""
+    """Print the drift of settings. Raises UsageError; with ``fail_on_drift``, RunFailed for important drift or a node
+    that could not be read."""
     run, reference = find_reference(install, against)
     found = read_nodes(install, several)
     report = DriftReport(
@@ -382,7 +383,7 @@ def compare_settings(install: Path, against: str, several: Several, *, fail_on_d
 
 
 def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
-    """The newest run that ``text`` stands for and that has settings. Raises UsageError if there is none."""
+    """Return the newest run with settings that ``text`` selects. Raises UsageError if there is none."""
     for run in reversed(find_ended_runs(text, install, say).runs):
         if run.record and (settings := settings_of_run(run.record)):
             if run.record.image:

@@ -43,7 +43,7 @@ from llmb.setup.prepare.hub import can_check
 
 
 def ask(question: Question, problem: str | None) -> str:
-    """An answer without a problem; ``problem`` is that of the one so far. Raises UserInterrupt if there are no more."""
+    """Ask for a valid answer; ``problem`` is that of the last one. Raises UserInterrupt at the end of input."""
     width = shutil.get_terminal_size().columns
     choices, assumed = tuple(question.choices()), question.assumed()
     if problem:
@@ -66,7 +66,7 @@ def ask(question: Question, problem: str | None) -> str:
 
 
 def ask_line(prompt: str) -> str:
-    """A line that is typed. Raises UserInterrupt at the end of the input."""
+    """Read a line from the terminal. Raises UserInterrupt at the end of the input."""
     _write(prompt)
     try:
         line = sys.stdin.readline()
@@ -100,8 +100,8 @@ CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, 
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Answers beside those of the options."""
+class Sources:
+    """Sources of answers beside the options."""
 
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options come before it.")] = None
@@ -110,7 +110,7 @@ class Given:
     ] = None
 
     def answers(self, values: dict[str, Any]) -> Answers:
-        """What the command line gives, above what the file gives."""
+        """Return the answers of the command line and, for the others, of the file."""
         given = parse_answers({**values, "workloads": [*(values["workloads"] or []), *(self.add_workload or [])]})
         if self.path_argument:
             given = parse_answers({"path": str(self.path_argument)}).above(given)
@@ -118,10 +118,10 @@ class Given:
 
 
 @app.command()
-@takes(value_options(OPTIONS.values(), envvar=False), Given)
+@takes(value_options(OPTIONS.values(), envvar=False), Sources)
 def install(
     values: dict[str, Any],
-    given: Given,
+    sources: Sources,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the answers to this file, without secrets.")
     ] = None,
@@ -138,13 +138,13 @@ def install(
 ) -> None:
     """Install on a cluster or a machine: folders, environment, settings, launch scripts, data and checkpoints.
 
-    On a terminal it asks for what options and --config leave open, and checks every answer at once: accounts and
-    partitions are those that the scheduler has. Without a terminal it never asks. What is missing is then named, with
-    the option and the valid values.
+    On a terminal it asks for everything that options and --config leave open, and checks every answer at once: accounts
+    and partitions are those that the scheduler has. Without a terminal it never asks, but lists the missing answers
+    with their options and valid values.
 
-    It can be repeated: only what is missing is done, and an installation that was interrupted is resumed. The file of
-    --config is also the headless file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION
-    are answers, too, where options and file give none.
+    It can be repeated: only what is missing is done, and an interrupted installation is resumed. --config also accepts
+    the headless file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION are used if
+    neither options nor file have an answer.
 
     Examples:
 
@@ -161,7 +161,7 @@ def install(
     - `llmb install /shared/llmb --remove`
     """
     around, asks = look_around(Catalogue()), can_ask() and not yes
-    known = given.answers(values).above(answers_of_shell(os.environ, SCHEDULERS.keys() - around.unusable.keys()))
+    known = sources.answers(values).above(answers_of_shell(os.environ, SCHEDULERS.keys() - around.unusable.keys()))
     known = completed_path(known, around, ask if asks else None)
     root = Path(os.path.normpath(absolute(str(known.path))))
     if asks:
@@ -186,7 +186,7 @@ def install(
 
 
 def _answers(given: Answers, around: Surroundings, *, asks: bool, confirm: bool) -> Answers:
-    """All answers, after whoever is asked has seen them."""
+    """Return all answers, confirmed by the user if ``confirm``."""
     answers = completed(given, around, ask if asks else None)
     if not confirm:
         return answers
@@ -202,7 +202,7 @@ def _import_image(source: str, folder: Path, runtime: str, architecture: str | N
 
 
 def _confirmed(answers: Answers, around: Surroundings) -> Answers:
-    """The answers after their user has seen them all, and changed some. Raises UserInterrupt."""
+    """Return the answers as reviewed and changed by the user. Raises UserInterrupt."""
     while True:
         lines = table_lines(answers_table(answers), shutil.get_terminal_size().columns)
         sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")

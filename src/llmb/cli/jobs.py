@@ -52,7 +52,7 @@ ExpectS = Annotated[
 
 
 class StepLines:
-    """A line of a run's steps at intervals and as its state changes, and one when its pace leaves what was expected."""
+    """Lines about a run's steps, at intervals, when its state changes, and when its pace is not the expected one."""
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
@@ -73,7 +73,7 @@ class StepLines:
 
 
 def lines_of(job: Job, expected_s: float | None) -> StepLines:
-    """Raises UsageError if the run's record cannot be read."""
+    """Return the lines of a job's run. Raises UsageError if the run's record cannot be read."""
     folder = RunFolder(Path(job.run_dir))
     try:
         return StepLines(WatchedRun(folder, expected_s))
@@ -119,7 +119,7 @@ class Selected:
     def find(
         self, states: Iterable[str], kind: Kind | None = None, *, runs_only: bool = False
     ) -> tuple[list[Job], int]:
-        """The jobs of the history that are selected, and how many there are without a limit."""
+        """Return the selected jobs of the history, and their number without the limit."""
         selection = Filter(
             states=tuple(states),
             workload=self.workload,
@@ -181,7 +181,7 @@ def list_(
 
 @app.command()
 def show(job_id: JobId, json: Json = False) -> None:
-    """One job: its state, why, where it ran, its attempts, its files, and the last lines of a failed run.
+    """Show one job: its state and the reason, its nodes, attempts and files, and the last lines of a failed run.
 
     Examples:
 
@@ -201,7 +201,7 @@ def show(job_id: JobId, json: Json = False) -> None:
 
 
 def _newest_with_label(store: Store, text: str) -> str:
-    """The id of the newest run with that label; another text as it is."""
+    """Return the id of the newest run with that label; any other text unchanged."""
     runs = [] if store.find_named(text) else store.jobs(Filter(label=text, runs_only=True))
     if len(runs) > 1:
         say(f"{len(runs)} runs have the label '{text}': this is the newest, 'llmb runs --label {text}' shows all")
@@ -217,8 +217,7 @@ def log(
 ) -> None:
     """The log of a job's run; if its workers never started, the output of its batch script.
 
-    With --follow, the pace of a run and the time left are written beside it, and a line when the pace leaves what was
-    expected.
+    --follow adds the pace of the run and the time left, and a line when the pace is no longer the expected one.
 
     Examples:
 
@@ -249,8 +248,8 @@ def wait(
     """Wait for jobs to end; the exit code is that of the worst.
 
     4 failed, 7 failed because of the infrastructure, 6 invalid or not ended in time, 130 cancelled, 0 success. Jobs
-    that were submitted with --retries are retried meanwhile, and the last attempt counts. A scheduler may fail to
-    answer for at most ten minutes.
+    that were submitted with --retries are retried, and the last attempt counts. A scheduler that does not answer is
+    queried for up to ten minutes.
 
     Examples:
 
@@ -311,7 +310,7 @@ def refresh(json: Json = False) -> None:
 def rebuild(json: Json = False) -> None:
     """Read the run folders, and add jobs that are missing from the history.
 
-    Jobs in the history are not changed or removed. A damaged history is renamed, and made again.
+    Jobs in the history are not changed or removed. A damaged history is renamed and rebuilt.
 
     Example:
 
@@ -346,7 +345,7 @@ def nodes(
 
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
-    """With the steps of a single job shown meanwhile."""
+    """Wait for jobs, showing the steps of a single one."""
     if len(keys) > 1:
         return wait_for(store, _install(), keys, os.environ, say, timeout)
     job = last_try(store, keys[0])
@@ -364,7 +363,7 @@ def _install() -> Path:
 
 
 def bring_up_to_date(store: Store) -> None:
-    """Queries schedulers if states are old; without an answer it reports that they are."""
+    """Query schedulers if states are old; warn about old states if there is no answer."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return

@@ -48,12 +48,12 @@ Runs = Annotated[
     ),
 ]
 BAD, SKIP = 1, 125
-"""Exit codes by which ``git bisect run`` knows a bad commit, and one that cannot be judged."""
+"""Exit codes of ``git bisect run`` for a bad commit, and for one that cannot be judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOptions:
-    """What runs are judged against, and how."""
+    """The reference that runs are judged against, and the tolerance."""
 
     against: Annotated[
         str | None,
@@ -94,7 +94,7 @@ class ReferenceOptions:
     ] = None
 
     def options(self, *, explain: bool, bisect: bool) -> Against:
-        """Raises UsageError for what cannot be combined: some options take no tolerance and are not explained."""
+        """Return the reference. Raises UsageError for options that cannot be combined."""
         limit = given_tolerance(self.tolerance, "--tolerance")
         alone = {"--write-expectations": self.write_expectations, "--acceptance": self.acceptance}
         chosen: dict[str, object] = {"--against": self.against, "--expect": self.expect, **alone}
@@ -113,7 +113,7 @@ class ReferenceOptions:
 
 
 def _expected(text: str | None) -> Path | Expectations | None:
-    """A file, or what is expected of every run. Raises UsageError."""
+    """Return a file, or the expectation of every run. Raises UsageError."""
     try:
         seconds = float(text or "")
     except ValueError:
@@ -142,12 +142,12 @@ def judge(
     *,
     ctx: typer.Context,
 ) -> None:
-    """Say whether runs are as fast as they should be, and what differs from what they are compared with.
+    """Judge whether runs are as fast as they should be, and show how they differ from their reference.
 
-    Against a published figure or an expectation, each run has a verdict of its own; with --against, repeats are judged
-    together, because the next run may have other nodes and other temperatures. Exit codes: 0 every verdict is 'pass' or
-    'improved', 5 one is 'regressed', 6 none of these and one is 'inconclusive', 'not comparable' or 'invalid'. With
-    --bisect, 1 replaces 5 and 125 replaces 6. Several verdicts are summed up, a row per recipe; -v shows each.
+    Against a published figure or an expectation, each run has its own verdict; with --against, repeats are judged
+    together, because the next run may have other nodes and temperatures. Exit codes: 0 every verdict is 'pass' or
+    'improved'; 5 one is 'regressed'; otherwise 6, one is 'inconclusive', 'not comparable' or 'invalid'. With --bisect,
+    1 replaces 5 and 125 replaces 6. Several verdicts are summarized, one row per recipe; -v shows each.
 
     Examples:
 
@@ -190,7 +190,7 @@ def judge(
 def _runs_to_judge(
     runs: list[str] | None, install: Path, window: str | None, logs: dict[str, Any]
 ) -> tuple[Sequence[AnalyzedRun], Sequence[ExcludedRun]]:
-    """The runs, in the window, and those that are left out. Raises UsageError if there is none."""
+    """Return the runs in the window, and those that are left out. Raises UsageError if there is none."""
     selected = find_all_runs(runs, install, say)
     found = with_stated(in_window(selected.runs, window), logs, Catalogue())
     if not found:
@@ -200,7 +200,7 @@ def _runs_to_judge(
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:
-    """Raises Regressed or NoVerdict; ``published``: nothing but published figures was asked for."""
+    """Raise Regressed or NoVerdict unless all passed; ``published``: only published figures were requested."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return
@@ -256,10 +256,10 @@ def compare(
 ) -> None:
     """Compare two groups of runs, recipe by recipe: is one faster than the other, beyond their noise?
 
-    Runs are repeats of each other if their records have the same configuration, whatever they are called. A row has the
-    medians of the runs' means, the change with its 95 % interval, the noise between repeats, and the verdict. Beneath
-    it: what differs in the records, and the runs that were left out. Where a step is not the same work on both sides,
-    throughput per GPU is compared.
+    Runs are repeats of each other if their records have the same configuration, whatever their names. A row has the
+    medians of the runs' means, the change with its 95 % interval, the noise between repeats, and the verdict. Below
+    are the differences between the records, and the runs that were left out. If a step is not the same work on both
+    sides, throughput per GPU is compared.
 
     Exit codes: 0 no row is slower, 5 a row regressed, 6 a row is inconclusive or not comparable.
 
@@ -295,7 +295,7 @@ def compare(
 
 
 def raise_unless_passed(comparison: Comparison) -> None:
-    """Raises Regressed if any row did, NoVerdict if the comparison allows no conclusion."""
+    """Raise Regressed if any row regressed, NoVerdict if the comparison is not conclusive."""
     slower = [row.recipe for row in comparison.rows if row.verdict == "regressed"]
     if slower:
         raise Regressed(f"{len(slower)} of {len(comparison.rows)} recipes regressed: {'; '.join(slower)}")

@@ -72,15 +72,15 @@ PANELS = {
         "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe.")
     },
 }
-"""The commands by the panels of ``--help``: the module of each, and what it is for."""
+"""The commands by the panels of ``--help``: the module of each, and its help."""
 COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
 
 ALIASES = {"single": "submit"}
-"""Names of the reference suite's launcher."""
+"""Command names of the reference suite's launcher."""
 VERBOSE, QUIET = ("-v", "--verbose"), ("-q", "--quiet")
 ANYWHERE = (*VERBOSE, *QUIET, "--json")
 PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
-"""What typer raises for arguments that it cannot parse; it is not exported."""
+"""The error of typer for arguments that it cannot parse; it is not exported."""
 
 EPILOG = """Examples:
 
@@ -111,7 +111,7 @@ class LazyGroup(CommandGroup):
         return name, stub and load_command(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
-        """Typer would say nothing of an interrupt; until here, ``llmb.__main__`` ends the program at one."""
+        """Report interrupts, which typer would not; before this call, ``llmb.__main__`` handles them."""
         if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -121,7 +121,7 @@ class LazyGroup(CommandGroup):
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401
-    """Makes one command: those of one subject share a module, and the options of each take long to make."""
+    """Load one command of its module: building the options of a command takes time."""
     shared: typer.Typer = import_module(COMMANDS[name][0]).app
     alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     named = {one.name or getattr(one.callback, "__name__", ""): one for one in shared.registered_commands}
@@ -185,8 +185,8 @@ def install_main() -> NoReturn:
 
 
 def as_spoken(arguments: list[str]) -> list[str]:
-    """Arguments with ``help`` and ``version`` as options, where they stand for a command, and behind the command what
-    comes before it and is an option of each.
+    """Return the arguments with the commands ``help`` and ``version`` as options, and common options behind the
+    command.
     """
     first = next((place for place, word in enumerate(arguments) if word not in ANYWHERE), 0)
     if first and not arguments[first].startswith("-"):
@@ -201,7 +201,7 @@ def as_spoken(arguments: list[str]) -> list[str]:
 
 
 def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
-    """Runs a command. Errors are printed, as JSON if the result is printed so."""
+    """Run a command and return its exit code. Errors are printed, as JSON if results are."""
     as_json = "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     try:
         _check_arguments(arguments)
@@ -230,8 +230,8 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Raises UsageError for options that contradict each other, and for what is a secret by its form: every user of a
-    machine sees arguments of processes.
+    """Raise UsageError for contradicting options, and for a text that looks like a secret: every user of a machine can
+    see the arguments of processes.
     """
     if not ({*VERBOSE}.isdisjoint(arguments) or {*QUIET}.isdisjoint(arguments)):
         raise UsageError("--quiet and --verbose cannot be combined", do="give one of them")

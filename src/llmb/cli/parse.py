@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb parse``; with ``--compat`` in place of the reference suite's ``parse_train_timing.sh``."""
+"""``llmb parse``; with ``--compat`` a replacement for the reference suite's ``parse_train_timing.sh``."""
 
 import sys
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
-KNOWN = (
+LOG_FORMATS = (
     "llmb, NeMo 1 and 2, Megatron-LM, -Bridge and -DeepSpeed, Primus, DeepSpeed, torchtitan, MaxText, nanotron or the "
     "Hugging Face Trainer"
 )
@@ -65,7 +65,7 @@ class CompatError(LlmbError):
 
 
 class ParseCommand(TyperCommand):
-    """Options that cannot be parsed have the exit code of what is called."""
+    """A command whose option errors have the exit code of the reference suite's script with ``--compat``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (typer keeps its context type private)
         from llmb.cli.main import PARSER_ERROR
@@ -84,7 +84,7 @@ class ParseCommand(TyperCommand):
 def _print_as_reference(
     folders: list[Path], window: str | None, form: Form, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
-    """Raises RunFailed if no run is a success."""
+    """Print as the reference suite's script does. Raises RunFailed if no run is a success."""
     check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
         raise UsageError(f"--compat takes steps, not the window '{window}'", do=f"give A-B, such as {WINDOW}")
@@ -104,7 +104,7 @@ def _print_as_reference(
 
 
 def _documented_window(logs: Iterable[Path]) -> str:
-    """The one that the documents take which logs are known to be of; that of the newest releases if they differ."""
+    """Return the window of the release that the logs are from; that of the newest if they differ or are unknown."""
     found = sorted({document.window for path in logs if (document := document_of_log(path))})
     if len(found) > 1:
         say(f"these logs are of documents with different windows ({', '.join(found)}): {WINDOW} is taken of all")
@@ -113,7 +113,7 @@ def _documented_window(logs: Iterable[Path]) -> str:
 
 
 def _regular(found: LogFiles) -> LogFiles:
-    """The logs that the reference suite's script reads. It follows no links, which may lead to the same file twice."""
+    """Return the logs that the reference suite's script reads: it follows no links."""
     logs = tuple(path for path in found.logs if path.suffix == ".out" and not path.is_symlink())
     return LogFiles(logs, found.total_bytes, found.refused)
 
@@ -176,8 +176,8 @@ def parse(
     and its loss was finite throughout. Statistics use the sample standard deviation; the interval is that of the mean,
     95 %. Exit code 4: no run was a success.
 
-    With --compat a log is read as the reference suite's script does: default folder 'experiments', the window of the
-    release that the logs are of, else 35-44, standard deviation of the population, exit code 1 for every error.
+    With --compat logs are read as the reference suite's script reads them: default folder 'experiments', the window of
+    the logs' release, else 35-44, standard deviation of the population, exit code 1 for every error.
 
     Examples:
 
@@ -212,14 +212,14 @@ def parse(
         say(f"{counted(found.unread, '*.log file')} not read; give each by its name")
     where = ", ".join(str(root.absolute()) for root in roots)
     if form == "table" and all(map(Path.is_file, roots)) and all(run.status == "not_training_log" for run in runs):
-        raise RunFailed("no known format", where=where, do=f"give a log of {KNOWN}")
+        raise RunFailed("no known format", where=where, do=f"specify a log of {LOG_FORMATS}")
     print_output(_groups(report, form, scaling=scaling) if group or scaling else _logs(report, form, wide=wide))
     if not report.counts["success"]:
         raise RunFailed(f"none of {report.files} logs is from a successful run", where=where)
 
 
 def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:
-    """With what the other runs and the catalogue tell of them."""
+    """Complete runs with facts from the other runs and the catalogue."""
     runs = with_copies(read)
     say(*sorted({run.copy_of for run in runs if run.copy_of}))
     for run in runs:
@@ -237,7 +237,7 @@ def _catalogued(runs: list[AnalyzedRun], stated: dict[str, Any]) -> list[Analyze
 
 
 def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
-    """What is ``read`` of files, with a bar on stderr if there are many or large ones."""
+    """Show a progress bar on stderr while many or large files are ``read``."""
     if (len(found.logs) < MANY_FILES and found.total_bytes < MANY_BYTES) or not sys.stderr.isatty():
         return read
     from rich.console import Console
@@ -247,7 +247,7 @@ def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
 
 
 def _default_root() -> Path:
-    """Default folder of logs: ``experiments`` in the current folder, else where ``llmb run`` saves results."""
+    """Return the default folder of logs: ``experiments`` in the current folder, else that of ``llmb run``."""
     here = Path("experiments")
     if here.is_dir():
         return here

@@ -19,7 +19,7 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, print_for_recipe, say
-from llmb.cli.shared_options import given_of, recipe_options, record_options, request_of, selection_options, takes
+from llmb.cli.shared_options import flags_of, recipe_options, record_options, request_of, selection_options, takes
 from llmb.launch.programs.engine.program import count_ranks
 from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
 from llmb.predict.prediction import (
@@ -72,9 +72,9 @@ Layouts = Annotated[
     typer.Option("--file", metavar="FILE", help="A CSV file with a recipe and sizes in each line; prints one."),
 ]
 WORK = ("gbs", "seq_len", "layers")
-"""Sizes of what is trained; the others are of the layout."""
+"""Sizes that define the work; the others define the layout."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
-"""Options that go with a file; its lines have the others."""
+"""Options that can be combined with a file; its lines have the others."""
 AtScales = Annotated[
     Scaling | None,
     typer.Option("--scaling", help="Also at more GPUs: weak, with a batch that grows, or strong, with this one."),
@@ -103,14 +103,14 @@ def predict(
     *,
     ctx: typer.Context,
 ) -> None:
-    """How long a training step will take, and why, before anything is queued.
+    """Predict the time of a training step, by cause, before anything is queued.
 
-    From the sizes of the model's parts, the layout, and the rates that GPUs and links attain, in milliseconds and
-    without a GPU. Rates were fitted to published steps on H100; the interval says how far off held-out ones were. A
-    run of your own makes it narrower, best a small one of the same recipe.
+    It is computed from the sizes of the model's parts, the layout, and the rates that GPUs and links attain, in
+    milliseconds and without a GPU. Rates were fitted to published steps on H100; the interval covers the errors on
+    held-out steps. A run of your own makes it narrower, ideally a small one of the same recipe.
 
     A file has the columns workload, size, dtype, gpu_type, scale, release, gpus, tp, pp, vp, cp, ep, etp, mbs, gbs,
-    seq_len, layers, first_stage_layers and last_stage_layers, of which all but the first two may be missing or empty.
+    seq_len, layers, first_stage_layers and last_stage_layers; all but the first two may be missing or empty.
 
     Examples:
 
@@ -126,7 +126,7 @@ def predict(
     """
     catalogue = Catalogue(hardware=hardware)
     if file is not None:
-        if asked := [name for name in given_of(ctx, ctx.params) if name not in BESIDE_FILE]:
+        if asked := [name for name in flags_of(ctx, ctx.params) if name not in BESIDE_FILE]:
             what = f"--{asked[0].replace('_', '-')} and --file exclude each other"
             raise UsageError(what, do="leave one of them out")
         _predict_file(catalogue, file, json=json)
@@ -168,7 +168,7 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
 
 
 def _predictor(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -> Callable[[EnginePlan], Prediction]:
-    """What predicts plans on the GPUs of this one, calibrated by what was selected."""
+    """Return a function that predicts plans for the same GPUs, calibrated by the selected run or measurements."""
     calibration, gpu = _calibration(catalogue, selector, plan), catalogue.gpus[plan.recipe.gpu_type]
     return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
@@ -235,13 +235,13 @@ def plan(
     *,
     ctx: typer.Context,
 ) -> None:
-    """The fastest layouts of a training, before anything is queued.
+    """Find the fastest layouts of a recipe before anything is queued.
 
-    All layouts that are valid are searched: tensor, pipeline, virtual, context and expert parallel sizes,
-    micro-batches, recomputation and sharding. A size that is specified, and --recompute and --dp-sharding, hold for
-    every layout. Those that do not fit by the estimate of memory, with some doubt to spare, are left out; the others
-    are listed by their predicted step above the recipe's own, and the first is compared with that term by term. A
-    campaign of the list settles which one it is.
+    All valid layouts are searched: tensor, pipeline, virtual, context and expert parallel sizes, micro-batches,
+    recomputation and sharding. Sizes that are specified, --recompute and --dp-sharding apply to every layout. Layouts
+    that do not fit, by the estimate of memory with a margin, are left out; the others are listed by predicted step,
+    above the recipe's own, and the first is compared with that term by term. Run the list as a campaign to measure
+    them.
 
     Examples:
 
@@ -262,7 +262,7 @@ def plan(
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and "it needs sequence parallelism"):
         raise UsageError(f"layouts cannot be compared: {why}", do="leave out what is not estimated")
     ways = {
-        "recompute": choices.recompute if "recompute" in given_of(ctx, ctx.params) else None,
+        "recompute": choices.recompute if "recompute" in flags_of(ctx, ctx.params) else None,
         **parallelism.model_dump(),
         "max_memory_gib": wanted.max_memory_gib,
     }
@@ -296,12 +296,12 @@ def memory(
     ] = False,
     json: Json = False,
 ) -> None:
-    """The memory, FLOPs and collectives of a rank in a training step, before anything is queued.
+    """Count the memory, FLOPs and collectives of a rank in a training step, before anything is queued.
 
-    The engine's own step runs without values, on this machine's CPU and in a minute or so, whatever the layout. By
-    default those ranks are counted among which the fullest is. With `--estimate` their memory follows from the sizes
-    of the model's parts, in milliseconds and within a few percent. If they do not fit, up to three changes are named
-    with which the estimate says that they do, and what each costs.
+    The engine's own step runs without values on this machine's CPU, in a minute or so for any layout. By default only
+    the ranks that can be the fullest are counted. `--estimate` computes their memory from the sizes of the model's
+    parts, in milliseconds and within a few percent. If they do not fit, up to three changes with which they do, by the
+    estimate, are listed with their cost.
 
     Examples:
 

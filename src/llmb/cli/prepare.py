@@ -23,9 +23,9 @@ from llmb.cli.progress import ByteProgress, CountProgress
 from llmb.cli.root import agree, can_ask, install_here, say, warn
 from llmb.cli.shared_options import (
     COMPLETIONS,
-    given_of,
-    given_once,
+    flags_of,
     model_options,
+    only_value,
     takes,
     value_options,
     with_excluded,
@@ -88,11 +88,11 @@ STORED = "the token is used by this command alone; 'hf auth login' stores one fo
 
 
 def access(workload: Workload, size: Size = None, json: Json = False) -> None:
-    """Check access to the repositories that a fine-tuning downloads from, before anything is downloaded or queued.
+    """Check access to the repositories that fine-tuning downloads from, before anything is downloaded or queued.
 
-    The token is that of HF_TOKEN or of 'hf auth login'. Without one, a terminal is asked for it; it is then kept for
-    this command alone. The exit code is 3 if a repository cannot be read; the error names the page to request access
-    at. A hub that cannot be reached is a warning.
+    The token is that of HF_TOKEN or of 'hf auth login'. Without one, you are asked for it on a terminal; it is used for
+    this command only. The exit code is 3 if a repository cannot be read; the error has the page to request access at.
+    If the hub cannot be reached, there is only a warning.
 
     Examples:
 
@@ -111,7 +111,7 @@ def access(workload: Workload, size: Size = None, json: Json = False) -> None:
 
 
 def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str, str]]:
-    """All sizes but the tiny one where none is given."""
+    """Return the models of a size, or of all sizes but the tiny one if ``size`` is None."""
     workload, own_size = split_model(catalogue, name)
     if size or own_size:
         return [model_of(catalogue, name, size)]
@@ -120,7 +120,7 @@ def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str
 
 
 def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[RepositoryAccess]:
-    """Asks a terminal for a token where the one that is there does not do, and checks once more."""
+    """Check access; if the token is not sufficient, ask for one on a terminal and check once more."""
     found = check_access(repositories)
     problem = access_problem(found)
     if problem is None or not lacks_token(found) or not can_ask():
@@ -138,7 +138,7 @@ def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[Reposit
 
 
 NOT_OF_PREPARATION = frozenset(("nodes", "retries", "start", "segment", "signal_before"))
-"""Options of the scheduler that a preparation has no use for."""
+"""Options of the scheduler that do not apply to preparations."""
 PREPARE_CHOICES = options_of(PrepareChoices)
 JOB_OPTIONS = {name: item for name, item in scheduler_options().items() if name not in NOT_OF_PREPARATION}
 SUBMIT_OPTIONS = value_options({**PREPARE_CHOICES, **JOB_OPTIONS}.values(), envvar=False)
@@ -182,10 +182,10 @@ def submit(
     """
     catalogue, environ = Catalogue(), os.environ
     warn(near_misses(documented_variables(), environ))
-    name = given_once("workload", workload_argument, workload)
+    name = only_value("workload", workload_argument, workload)
     if name is None:
         raise UsageError("the workload is not specified", do="give it with --workload; see 'llmb list'")
-    given = with_excluded(given_of(ctx, values))
+    given = with_excluded(flags_of(ctx, values))
     given |= {"size": size} if size else {}
     orders = _orders(catalogue, name.lower(), values, given, environ)
     scripts = [order.script() for order in orders]
@@ -201,7 +201,7 @@ def submit(
 def _orders(
     catalogue: Catalogue, name: str, values: Mapping[str, Any], given: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[TaskOrder]:
-    """The jobs that options and variables ask for. Raises UsageError."""
+    """Return the jobs that options and variables request. Raises UsageError."""
     workload, own_size = split_model(catalogue, name)
     known = {**PREPARE_CHOICES, **scheduler_options()}
     reading = read_preparation_variables(documented_variables(), environ, workload, known, given)
@@ -241,7 +241,7 @@ def _confirm(orders: list[TaskOrder], *, yes: bool) -> None:
 
 
 def _queued(orders: list[TaskOrder], environ: Mapping[str, str]) -> list[Job]:
-    """Queues what no job prepares already."""
+    """Queue the orders that no job is already working on."""
     install = orders[0].site.install
     with open_history(install, say) as store:
         same = same_jobs(store, install, orders)
@@ -276,10 +276,10 @@ def image(
 ) -> None:
     """Import a container image into a file that all nodes can start: squashfs for Pyxis, SIF for Apptainer.
 
-    The command is printed and called. The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is complete;
-    a file of this name is kept.
+    The command is printed and run. The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is complete; an
+    existing file of this name is kept.
 
-    It needs enroot or apptainer, and its credentials for private registries: never a password in SOURCE.
+    Requires enroot or apptainer, with its own credentials for private registries: never put a password in SOURCE.
 
     Examples:
 
@@ -310,7 +310,7 @@ def _folder(site: Site, root: Path) -> Path:
 
 
 def _runtime(site: Site, source: str) -> str:
-    """Raises UsageError if it is not clear."""
+    """Return the container runtime of the source or the site. Raises UsageError if neither decides it."""
     if site.config.container.runtime != "none":
         return site.config.container.runtime
     by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]
@@ -335,9 +335,9 @@ def checkpoint(
     max_file_size: MaxFileSize = "1GB",
     json: Json = False,
 ) -> None:
-    """Prepare the weights of fine-tuning: a Hugging Face model as a sharded checkpoint, in the dtype that it has.
+    """Prepare the weights of fine-tuning: a Hugging Face model as a sharded checkpoint, in its own dtype.
 
-    A call that was interrupted or killed is resumed by the next one; when all is prepared, another call does nothing.
+    A call that was interrupted or killed is resumed by the next one; if everything is prepared, a call does nothing.
 
     Examples:
 
@@ -371,9 +371,9 @@ def verify(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Verify that the data and weights of a fine-tuning are prepared: what is there, how large, and what is missing.
+    """Verify that the data and weights of fine-tuning are prepared, and list what is missing.
 
-    The exit code is 0 only if everything is complete, and 3 if not; the commands that prepare the rest are printed.
+    The exit code is 0 if everything is complete, otherwise 3, and the commands that prepare the rest are printed.
 
     Examples:
 
@@ -395,7 +395,7 @@ def verify(
 
 @app.callback()
 def prepare() -> None:
-    """Data and weights that fine-tuning starts from, and container images.
+    """Prepare data and weights for fine-tuning, and container images.
 
     Examples, first with small files that llmb makes:
 
@@ -405,7 +405,7 @@ def prepare() -> None:
 
     - `llmb prepare dataset finetune_llama3 tiny --source small/squad.jsonl`
 
-    - `llmb prepare verify finetune_llama3 70b`: what is there, and the commands for the rest
+    - `llmb prepare verify finetune_llama3 70b`: what is prepared, and the commands for the rest
 
     - `llmb prepare submit finetune_llama3`: the same as jobs of a cluster
 
@@ -445,9 +445,8 @@ def dataset(
 ) -> None:
     """Prepare SQuAD for fine-tuning: samples in the prompt template, as tokens, packed to the sequence length.
 
-    Only what is missing is made: a call that was interrupted is completed by the next one. Samples may be local: the
-    original's JSON; JSON lines, parquet or arrow with context, question and answers; or JSON lines with input and
-    output.
+    Only what is missing is made: an interrupted call is completed by the next one. Samples may be local: the original
+    JSON; JSON lines, parquet or arrow with context, question and answers; or JSON lines with input and output.
 
     Examples:
 
@@ -509,7 +508,7 @@ def sample(
 
 
 def _split(name: str) -> Split:
-    """Raises UsageError for an unknown name."""
+    """Return the split of that name. Raises UsageError for an unknown one."""
     for split in SPLITS:
         if split == name:
             return split

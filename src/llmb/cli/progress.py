@@ -32,7 +32,7 @@ GB = 10**9
 
 
 def clock(seconds: float) -> str:
-    """Such as 0:46 or 1:02:03."""
+    """Format seconds, such as 0:46 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -67,7 +67,7 @@ class _LongWork:
             self.bar.stop()
 
     def _show(self, done: int, total: int | None, text: str, line: str) -> None:
-        """``text`` beside the bar, or ``line`` without one."""
+        """Show ``text`` beside the bar, or ``line`` without one."""
         if self.bar:
             self.bar.update(self.task, completed=done, total=total, description=text)
         elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == total:
@@ -92,7 +92,7 @@ class RunProgress(_LongWork):
 
 
 class JobStates:
-    """Tells each state of a job once."""
+    """Reports each state of a job once."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self.tell = tell
@@ -129,7 +129,7 @@ class ByteProgress(_LongWork):
         self.what = what
         self.total = 0
         self.done_before = 0
-        """What was done when the work began: it may be resumed."""
+        """The bytes that were done at the start: work may be resumed."""
 
     def bytes(self, done: int, total: int) -> None:
         if total != self.total:
@@ -148,7 +148,7 @@ class ByteProgress(_LongWork):
 
 
 class CountProgress(_LongWork):
-    """Shows how many of one thing after another are done; of how many may be unknown."""
+    """Shows how many items are done; their total may be unknown."""
 
     def __init__(self) -> None:
         super().__init__("", None, MofNCompleteColumn())
@@ -168,13 +168,13 @@ class CountProgress(_LongWork):
 
 
 class CaseProgress(_LongWork):
-    """Shows which of several measurements is going on."""
+    """Shows which of several measurements is running."""
 
     def __init__(self) -> None:
         super().__init__("starting", None, MofNCompleteColumn())
 
     def case(self, case: BenchProgress) -> None:
-        """The line comes at once if the case takes long."""
+        """Show the case; at once if it takes long."""
         if case.seconds and case.seconds > LINE_EVERY_S:
             self.spoke_at = -LINE_EVERY_S
         text = f"measuring {case.number + 1} of {case.total}: {case.name}"
@@ -182,7 +182,7 @@ class CaseProgress(_LongWork):
 
 
 class PhaseProgress:
-    """Shows what is done now: beside a spinner in a terminal, elsewhere a line for what takes long."""
+    """Shows the current phase: beside a spinner in a terminal, elsewhere as a line if it takes long."""
 
     def __init__(self, verb: str) -> None:
         self.verb = verb

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb list``, ``llmb show`` and ``llmb metrics``: what the catalogue has, without running anything."""
+"""``llmb list``, ``llmb show`` and ``llmb metrics``: the content of the catalogue, without running anything."""
 
 from itertools import chain
 from typing import Annotated
@@ -15,7 +15,7 @@ from llmb.catalogue.schema import WorkloadFile
 from llmb.catalogue.throughput import throughput, why_too_fast
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, print_for_recipe
-from llmb.cli.shared_options import COMPLETIONS, given_once, recipe_options, takes
+from llmb.cli.shared_options import COMPLETIONS, only_value, recipe_options, takes
 from llmb.readers.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.report.output import print_output
 from llmb.report.recipe_report import (
@@ -48,7 +48,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Workloads, sizes, dtypes, GPU types and scales of the catalogue.
+    """List the workloads, sizes, dtypes, GPU types and scales of the catalogue.
 
     Scales in brackets are proxies: models with fewer layers, which fit few GPUs. A plus sign means that doublings of
     the largest scale are also available.
@@ -59,13 +59,13 @@ def list_(
 
     - `llmb list -w pretrain_nemotron4 --json`
     """
-    catalogue, name = Catalogue(), given_once("workload", place, workload)
+    catalogue, name = Catalogue(), only_value("workload", place, workload)
     chosen = [_chosen(catalogue, name.lower())] if name else list(catalogue.workloads.values())
     print_output(list_document(chosen) if json else list_table(chosen, catalogue.gpus))
 
 
 def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:
-    """A workload, with only one of its sizes if ``name`` ends in it."""
+    """Return a workload, with only one of its sizes if ``name`` ends in it."""
     workload, size = split_model(catalogue, name)
     found = catalogue.workloads[workload]
     layouts = tuple(table for table in found.layouts if size in (None, table.size))
@@ -82,7 +82,7 @@ def show(
     ] = False,
     json: Json = False,
 ) -> None:
-    """One recipe, fully resolved: model, layout, FLOPs, published figures and job resources.
+    """Show one recipe, fully resolved: model, layout, FLOPs, published figures and job resources.
 
     Examples:
 
@@ -122,7 +122,7 @@ def metrics(
     step_time: Annotated[float, typer.Option("--step-time", help="Seconds per training step.")],
     json: Json = False,
 ) -> None:
-    """Throughput, TFLOPS per GPU, MFU and time to train for a given step time.
+    """Compute throughput, TFLOPS per GPU, MFU and time to train from a step time.
 
     MFU is printed in every FLOP convention: 'published' as in the reference document, 'full' with the full attention
     matrix, 'causal' with only the half that is needed.

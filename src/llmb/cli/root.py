@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 
 def print_for_recipe(choices: Sequence[Unspecified], result: dict[str, Any] | Table | Iterable[Table]) -> None:
-    """A result; above its tables what the request left open, which a document holds itself."""
+    """Print a result. Tables are preceded by the defaults of the request; a JSON document contains them."""
     if not isinstance(result, dict):
         print_unspecified(choices)
     print_output(result)
 
 
 def print_unspecified(choices: Sequence[Unspecified]) -> None:
-    """The first line of a result: what the request left open."""
+    """Print the first line of a result: the defaults of the request."""
     if choices:
         print_line(unspecified_text(choices))
 
 
 def can_ask() -> bool:
-    """Whether a question is seen and can be answered; with --quiet it is not seen."""
+    """Return whether a question would be shown and can be answered; --quiet hides it."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def agree(question: str, *, default: bool, do: str = "add --yes", refused: str = "nothing was queued") -> None:
-    """Raises UserInterrupt if the answer is no, UsageError if there is no terminal to ask on."""
+    """Ask for confirmation. Raises UserInterrupt if the answer is no, UsageError without a terminal to ask on."""
     if not can_ask():
         raise UsageError(f"there is no terminal to ask on, so this cannot be confirmed: {question}", do=do)
     if not typer.confirm(question, default=default, err=True):
@@ -47,20 +47,20 @@ def agree(question: str, *, default: bool, do: str = "add --yes", refused: str =
 
 
 def say(*texts: str) -> None:
-    """Lines on standard error."""
+    """Print lines on standard error."""
     for text in texts:
         print_message(f"llmb: {text}")
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Each warning once."""
+    """Print each warning once."""
     say(*(f"warning: {warning}" for warning in dict.fromkeys(warnings)))
 
 
 def context_here(*, dry_run: bool = False) -> "CampaignContext":
-    """Where this command plans and queues jobs; says what is to be known of the cluster's settings.
+    """Return the context in which this command plans and queues jobs; print warnings about the cluster's settings.
 
-    Raises UsageError with all problems of these.
+    Raises UsageError with all problems of the settings.
     """
     from llmb.jobs.campaigns.proposal import campaign_context  # takes longer than all that other commands need
 
@@ -70,7 +70,7 @@ def context_here(*, dry_run: bool = False) -> "CampaignContext":
 
 
 def write_named(path: Path, content: str | bytes, option: str) -> None:
-    """Writes the file of an option. Raises EnvironmentProblem."""
+    """Write the file of an option. Raises EnvironmentProblem."""
     try:
         write_atomically(path, content)
     except OSError as error:
@@ -80,7 +80,7 @@ def write_named(path: Path, content: str | bytes, option: str) -> None:
 
 
 def run_paths(paths: Iterable[Path]) -> list[Path]:
-    """Paths as they are; for the word of a run, or of several, such as a label or 'latest', their folders."""
+    """Replace names of runs, such as labels or 'latest', by their folders; paths stay as they are."""
     from llmb.jobs.find_runs import run_folders  # slow to load
 
     found: list[Path] = []
@@ -94,9 +94,9 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
 
 
 def install_here() -> Path:
-    """Where this command keeps and finds everything, which is printed if neither the default nor LLMB_INSTALL is it.
+    """Return the install root, and print it if it is neither the default nor LLMB_INSTALL.
 
-    Raises UsageError if the environment names two.
+    Raises UsageError if the environment has two.
     """
     root = chosen_root(os.environ, Path.cwd())
     if root.chosen_by not in (None, ROOT_VARIABLES[0]):

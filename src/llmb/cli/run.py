@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class Pretended:
-    """Ranks of a run at a scale that is pretended, which run alone."""
+    """Ranks that run alone, as if at a larger scale."""
 
     pretend_scale: Annotated[
         int | None,
@@ -59,7 +59,7 @@ class Pretended:
     ] = None
 
     def ranks_of(self, request: Request) -> tuple[Request, Sequence[int | None]]:
-        """The request at the scale that is pretended, and the ranks that run alone; None for a run of all.
+        """Return the request at the pretended scale, and the ranks that run alone; None for a run of all.
 
         Raises UsageError.
         """
@@ -82,7 +82,7 @@ class Pretended:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """How often recipes run, and whether they do."""
+    """Options of runs with repeats."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False
     repeats: Annotated[
@@ -106,10 +106,10 @@ def run(
     """Train on this machine, now, with a progress bar, and print the result.
 
     `--repeats`, and options with commas between their values (`--mbs 1,2,4`), make several runs, one after another, and
-    a table that compares them; with `--label` the same command runs what is missing.
+    a table that compares them; with `--label` the same command continues where it was interrupted.
 
-    One run that a GPU has too little memory for is refused before it starts, by the estimate and then the count of
-    `llmb memory`; `--force` starts it all the same.
+    A run that does not fit a GPU, by the estimate and the count of `llmb memory`, is refused before it starts, unless
+    `--force` is set.
 
     Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
     the complete settings of the run.
@@ -171,7 +171,7 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
 
 
 def _same_run(request: Request, choices: Choices, plan: EnginePlan) -> str:
-    """A command that leaves nothing open, for the shell."""
+    """Return a shell command for the same run, with every option specified."""
     pinned, rank = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES}), []
     if plan.recipe.pretended_rank is not None:
         rank = ["--pretend-scale", str(plan.recipe.scale), "--rank", str(plan.recipe.pretended_rank)]
@@ -190,9 +190,9 @@ def _print_plan(local: LocalRun, same: str, *, json: bool) -> None:
 
 
 def combined(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The values of options for each run: all combinations of what has commas between its values, converted from text.
+    """Yield the values of options for each run: all combinations of lists with commas, converted from text.
 
-    Raises UsageError for a list with an empty or a double value, and for a value that is not valid.
+    Raises UsageError for a list with an empty or a duplicate value, and for a value that is not valid.
     """
     options = {**options_of(Request), **options_of(Choices)}
     texts = {name: value for name, value in values.items() if options[name].swept and isinstance(value, str)}
@@ -214,7 +214,7 @@ def _values(option: Option, text: str) -> list[Any]:
 def run_or_print(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, dry_run: bool, start_new: bool, json: bool
 ) -> None:
-    """Makes several runs, or prints what they would be."""
+    """Make several runs, or with --dry-run print them."""
     if dry_run:
         print_order(locals_, repeats, start_new=start_new, json=json)
     else:
@@ -222,7 +222,7 @@ def run_or_print(
 
 
 def run_several(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool) -> None:
-    """Runs every recipe as often as its ``repeats``, in turn, and prints all that ended, also when it is interrupted.
+    """Run all recipes in turn, each ``repeats`` times, and print all that ended, also after an interrupt.
 
     With a label, successful runs of an earlier call count, unless ``start_new``. Another client of the install root
     waits. Raises RunFailed or InvalidRun if one was not successful.
@@ -255,7 +255,7 @@ def run_several(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_ne
 def _turns(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool
 ) -> tuple[list[list[EndedRun]], list[Turn]]:
-    """The runs of an earlier call that count, by recipe, and what is left to run, in its order."""
+    """Return the runs of an earlier call that count, by recipe, and the remaining runs in order."""
     ended: list[list[EndedRun]] = []
     titles = titles_of([local.plan for local in locals_])
     for local, title, count in zip(locals_, titles, repeats, strict=True):
@@ -269,7 +269,7 @@ def _turns(
 
 
 def print_order(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool) -> None:
-    """What ``run_several`` would run now, in its order."""
+    """Print the runs that ``run_several`` would make, in order."""
     _, turns = _turns(locals_, repeats, start_new=start_new)
     if json:
         print_output(
@@ -302,6 +302,6 @@ def _run_repeat(local: LocalRun) -> EndedRun:
 
 
 def _print_ended(ended: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
-    """What ended before an error, which is the one to be raised."""
+    """Print the runs that ended before an error; errors while printing are ignored, so that this error is raised."""
     with suppress(RunFailed, InvalidRun):
         print_repeats(ended, json=json)

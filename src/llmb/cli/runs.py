@@ -111,7 +111,7 @@ def result(
 
 
 def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
-    """Runs that ended, those of a recipe together. Raises UsageError if none has."""
+    """Return the runs that ended, grouped by recipe. Raises UsageError if none has."""
     recipes: dict[str, list[EndedRun]] = {}
     problem: LlmbError | None = None
     for folder in folders:
@@ -128,7 +128,7 @@ def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
 
 
 def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
-    """Raises RunFailed or InvalidRun if one was not successful."""
+    """Print runs by recipe. Raises RunFailed or InvalidRun if one was not successful."""
     rows = sweep_rows(recipes)
     if json:
         print_output({**repeats_document(recipes), "rows": rows})
@@ -147,7 +147,7 @@ def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
 
 
 def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
-    """Raises InvalidRun or RunFailed if the run was not successful."""
+    """Print a run's result. Raises InvalidRun or RunFailed if the run was not successful."""
     if json:
         print_output(run_document(run))
     else:
@@ -171,7 +171,7 @@ def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
 
 
 def _verdict_of(run: EndedRun) -> Verdict | None:
-    """Against the published figure, else against earlier runs; None for a run that measured nothing."""
+    """Judge against the published figure, else against earlier runs; None for a run without a measurement."""
     if run.result.verdict or run.result.flaw:
         return run.result.verdict or None
     install = install_here()

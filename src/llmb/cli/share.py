@@ -59,10 +59,10 @@ def report(
         bool, typer.Option("--full", help="Show home folders, and names of users and hosts. Never secrets.")
     ] = False,
 ) -> None:
-    """Make a page of runs that ended: verdicts, plots, tables, settings, in one file that needs no network.
+    """Make a page about runs that ended: verdicts, plots, tables and settings in one file that needs no network.
 
-    Of each recipe the newest measurement is judged and shown, or with `--against` all its runs are judged together.
-    The page can be sent to others: it has no secrets, and without `--full` no home folders, user or host names.
+    The newest measurement of each recipe is judged and shown; with `--against` all its runs are judged together. The
+    page can be shared: it has no secrets, and without `--full` no home folders, user names or host names.
 
     Examples:
 
@@ -136,8 +136,8 @@ def export(
 ) -> None:
     """Write results and steps of runs for other tools. Files of an earlier export are replaced.
 
-    Results are those of `llmb result --json`, steps those of `metrics.jsonl`, under the same names in every form: what
-    is not known is empty. The names of the files that were written are printed.
+    Results are those of `llmb result --json`, steps those of `metrics.jsonl`, with the same names in every format;
+    unknown values are empty. The names of the written files are printed.
 
     Examples:
 
@@ -159,9 +159,9 @@ def export(
 
 
 def _recorded_runs(selectors: list[str] | None) -> list[Path]:
-    """The folders of the runs that were selected, else of every one; says which are left out.
+    """Return the folders of the selected runs, else of all; report the runs without a record, which are skipped.
 
-    Of a run without a record only a log is known. Raises UsageError if none has one.
+    Raises UsageError if none has a record.
     """
     found = find_all_runs(selectors, install_here(), say)
     say(*left_out_lines(found.left_out))
@@ -185,10 +185,10 @@ def archive(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Pack runs into one file that `llmb import`, `llmb judge` and `llmb compare` take on another machine.
+    """Pack runs into one file for `llmb import`, `llmb judge` and `llmb compare` on another machine.
 
-    It has records, steps, logs and samples, with checksums. Checkpoints, batch scripts and specifications of jobs stay
-    here. Lines of logs that may hold a secret are replaced.
+    It contains records, steps, logs and samples, with checksums, but no checkpoints, batch scripts and specifications
+    of jobs. Lines of logs that may hold a secret are replaced.
 
     Examples:
 
@@ -215,10 +215,10 @@ def archive(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'llmb archive' wrote.")], json: Json = False
 ) -> None:
-    """Add the runs of an archive to those of this machine. Runs that are there already are left as they are.
+    """Add the runs of an archive to those of this machine. Existing runs are not changed.
 
-    All of it is checked first: an archive with other files than those of runs, with wrong checksums or of unusual size
-    is refused. `llmb jobs show` has where a run comes from.
+    The archive is checked first: it is refused if it has files other than those of runs, wrong checksums or an unusual
+    size. `llmb jobs show` shows where a run comes from.
 
     Example:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters for typer, most of them derived from the options that records declare, and what a shell completes."""
+"""Parameters for typer, most of them derived from the options that records declare, and shell completion."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ MOST_RUNS = 200
 
 
 def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """A function that completes a name, or the last name of a list with commas."""
+    """Return a function that completes a name, or the last name of a list with commas."""
     return lambda incomplete: _begun(names(), incomplete)
 
 
@@ -37,7 +37,7 @@ def _begun(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def complete_size(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The sizes of the workload that was given, else of all."""
+    """Complete the sizes of the specified workload, else of all workloads."""
     found = Catalogue().workloads
     given = str(ctx.params.get("workload") or ctx.params.get("workload_argument"))
     chosen = [found[given]] if given in found else found.values()
@@ -45,7 +45,7 @@ def complete_size(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Ids and labels of the latest runs and jobs, and names of run folders once the beginning of one is there."""
+    """Complete ids and labels of the latest runs and jobs, and names of run folders after their first letter."""
     jobs = _latest_jobs()
     names = ["latest"] if jobs else []
     for job in jobs:
@@ -54,7 +54,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def _latest_jobs() -> list["Job"]:
-    """The newest one first; none where they cannot be read: there is nowhere to report that."""
+    """Return the latest jobs, the newest first; none if they cannot be read, because completion cannot report it."""
     from llmb.jobs.history import read_history  # only a completion needs it
     from llmb.jobs.store import Filter
 
@@ -73,19 +73,19 @@ COMPLETIONS: Mapping[str, Callable[..., list[str]]] = {
     "release": completion(lambda: sorted({document.release for document in Catalogue().documents.values()})),
     "label": completion(lambda: [job.label for job in _latest_jobs() if job.label]),
 }
-"""By name of the option. Typer passes the parameters that a function names."""
+"""Completion functions by option. Typer passes the parameters that a function declares."""
 
 Maker = Callable[..., Any]
 SHORT_PANELS = (None, "Selection")
 """Panels of ``--help``; ``--help-all`` shows all."""
 PLACES = ("workload", "size")
-"""Options that may also be given by their place."""
+"""Options that may also be positional arguments."""
 OBVIOUS = ("at least 0", "at least 1")
-"""Limits that go without saying."""
+"""Limits that are not worth showing."""
 
 
 def parameter(option: Option, *, envvar: bool = True, swept: bool = False) -> inspect.Parameter:
-    """The typer parameter of an option. Limits are shown, but checked later, with all other problems.
+    """Return the typer parameter of an option. Limits are shown, but checked later with all other problems.
 
     With ``swept`` an option that may have several values is text.
     """
@@ -118,26 +118,26 @@ def _keyword(name: str, default: object, annotation: Any) -> inspect.Parameter: 
 
 
 def record_options(record: type) -> Maker:
-    """A function that makes ``record`` from its options."""
+    """Return a function that makes ``record`` from its options."""
     return _maker(map(parameter, options_of(record).values()), lambda **values: build(record, values))
 
 
 def value_options(options: Iterable[Option], *, envvar: bool = True, swept: bool = False) -> Maker:
-    """A function that returns the options' values by name; without ``envvar`` it reads no environment variables."""
+    """Return a function that returns the options' values by name, without ``envvar`` ignoring the environment."""
     return _maker([parameter(option, envvar=envvar, swept=swept) for option in options], lambda **values: values)
 
 
 def recipe_options() -> Maker:
-    """A function that makes a Request; workload and size may be given without their flags."""
+    """Return a function that makes a Request; workload and size may also be positional."""
     return selection_options(options_of(Request).values(), request_of)
 
 
 STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"scale": "layout.gpus"}
-"""Options that say what a log is of, by the keys of its configuration."""
+"""Options that describe the run of a log, with the keys of its configuration."""
 
 
 def log_options() -> Maker:
-    """A function that returns what logs are of that do not report it, by the keys of their configuration."""
+    """Return a function that returns the configuration of logs that do not report it."""
     panel = "Logs that do not report it"
     options = [replace(options_of(Request)[name], panel=panel, basic=True, help=f"Their {name}.") for name in STATED]
     parameters = (parameter(option, envvar=False).replace(default=None) for option in options)
@@ -145,14 +145,14 @@ def log_options() -> Maker:
     def stated(**values: str | None) -> dict[str, str]:
         if workload := values["workload"]:
             values["workload"], own = split_model(Catalogue(), workload.lower())
-            values["size"] = given_once("size", own, values["size"])
+            values["size"] = only_value("size", own, values["size"])
         return {STATED[name]: text for name, text in values.items() if text}
 
     return _maker(parameters, stated)
 
 
 def model_options() -> Maker:
-    """A function that returns workload and size, both of which may be given without their flags."""
+    """Return a function that returns workload and size; both may also be positional."""
     options = [options_of(Request)[name] for name in PLACES]
     return selection_options(options, lambda values: tuple(map(_completed(values).get, PLACES)))
 
@@ -160,11 +160,11 @@ def model_options() -> Maker:
 def selection_options(
     options: Iterable[Option], make: Callable[[dict[str, Any]], Any] = dict, *, swept: bool = False
 ) -> Maker:
-    """A function of options that select recipes, whose workload and size may be arguments; by default of values."""
+    """Return a function of options that select recipes; workload and size may also be positional."""
 
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         for name in PLACES:
-            values[name] = given_once(name, values.pop(f"{name}_argument"), values[name])
+            values[name] = only_value(name, values.pop(f"{name}_argument"), values[name])
         return make(values)
 
     flags = [parameter(option, swept=swept) for option in options]
@@ -185,12 +185,12 @@ def _maker(parameters: Iterable[inspect.Parameter], make: Maker) -> Maker:
 
 
 def request_of(values: Mapping[str, Any]) -> Request:
-    """Raises UsageError without workload and size, which may be in one word."""
+    """Return the request. Raises UsageError without workload and size, which may be one word."""
     return build(Request, _completed(values))
 
 
 def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With workload and size, which may be in one word. Raises UsageError with the names that are possible."""
+    """Split a workload and size in one word. Raises UsageError with the possible names if one is missing."""
     workload, size = values["workload"], values["size"]
     if workload is not None and size is not None and "_" not in workload.partition("_")[2]:
         return values  # no size is in the name of the workload: the catalogue is not needed
@@ -201,17 +201,17 @@ def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, **dict(zip(PLACES, parse_model(catalogue, workload.lower(), size and size.lower()), strict=True))}
 
 
-def given_once(name: str, placed: str | None, flagged: str | None) -> str | None:
-    """The value that was given by place or by flag. Raises UsageError if there are two."""
+def only_value(name: str, placed: str | None, flagged: str | None) -> str | None:
+    """Return the value of the argument or of the flag. Raises UsageError if there are two."""
     if placed and flagged and placed != flagged:
         raise UsageError(f"the {name} has two values: '{placed}' and --{name} {flagged}", do="give one of them")
     return placed or flagged
 
 
 def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces the first parameters of a command, which are results of makers, by the options of the makers.
+    """Replace the first parameters of a command, which receive results of makers, by the options of the makers.
 
-    A record whose fields are annotated as typer's options is a maker, too.
+    A record whose fields are annotated as typer's options is also a maker.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -234,21 +234,21 @@ def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]
     return decorate
 
 
-def given_of(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options specified on the command line, not by a default or an environment variable."""
+def flags_of(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options from the command line, without defaults and environment variables."""
     return {
         name: value for name, value in values.items() if str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")
     }
 
 
 def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of options, with the nodes that ``--exclude`` stands for. Raises UsageError."""
+    """Expand ``--exclude`` to names of nodes. Raises UsageError."""
     text = values.get("exclude")
     return {**values, "exclude": excluded_here(text)} if text else {**values}
 
 
 def excluded_here(text: str) -> str:
-    """Raises UsageError."""
+    """Return the names of the nodes that ``--exclude`` selects. Raises UsageError."""
     from llmb.launch.scheduler_lookup import read_cluster_site, scheduler_of
     from llmb.nodes.doctor.checked_nodes import excluded_nodes  # few jobs avoid nodes
 

@@ -21,7 +21,7 @@ from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
 from llmb.cli.run import run_or_print
 from llmb.cli.runs import print_result
-from llmb.cli.shared_options import excluded_here, given_of, selection_options, takes, value_options, with_excluded
+from llmb.cli.shared_options import excluded_here, flags_of, selection_options, takes, value_options, with_excluded
 from llmb.jobs.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.jobs.campaigns.campaign_files import read_campaign_file
 from llmb.jobs.campaigns.expansion import MOST_RECIPES, Entry, Selection, campaign_keys
@@ -77,7 +77,7 @@ JOB = value_options([option for name, option in job_options().items() if name no
 
 @dataclass(frozen=True, slots=True)
 class Queueing:
-    """How a command that queues jobs asks and prints."""
+    """Confirmation and output options of a command that queues jobs."""
 
     dry_run: DryRun = False
     yes: Yes = False
@@ -86,7 +86,7 @@ class Queueing:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """How a campaign resumes an earlier one."""
+    """Options to resume an earlier campaign."""
 
     resume: Annotated[
         bool,
@@ -97,7 +97,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class OneJob:
-    """What is for a single job alone."""
+    """Options of a single job."""
 
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False
     force: Force = False
@@ -106,7 +106,7 @@ class OneJob:
 def run_campaign(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
 ) -> None:
-    """Shows a campaign, asks for confirmation, and queues it.
+    """Show a campaign, ask for confirmation, and queue it.
 
     Raises UsageError with all problems, and if jobs are rejected.
     """
@@ -147,7 +147,7 @@ def _queued_before(campaign: Campaign) -> str:
 
 
 def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Proposal) -> list[str]:
-    """What the jobs take that neither the request nor the cluster's settings name."""
+    """Return the values of jobs that neither the request nor the cluster's settings specify."""
     found = {choice.name: choice.text() for job in proposal.jobs for choice in job.recipe.unspecified}
     if context.gpu_type(requested.values) is None and not all(entry.selection.gpu_type for entry in requested.entries):
         types = ", ".join(dict.fromkeys(job.recipe.gpu_type for job in proposal.jobs))
@@ -156,7 +156,7 @@ def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Pro
 
 
 def _without_figure(proposal: Proposal) -> Iterator[str]:
-    """The jobs that nothing published can be compared with."""
+    """Yield the jobs without a published figure to compare with."""
     without = [recipe for job in proposal.jobs if not figure_of(recipe := job.recipe)]
     if without:
         of = f"{len(without)} of {len(proposal.jobs)} jobs"
@@ -185,7 +185,7 @@ def _confirm_campaign(proposal: Proposal, *, yes: bool) -> None:
 
 
 def _raise_refusals(outcome: SubmissionOutcome) -> None:
-    """Raises UsageError if the scheduler rejected jobs."""
+    """Raise UsageError if the scheduler rejected jobs."""
     if outcome.refusals:
         jobs = outcome.campaign.jobs
         refused = sum(job.state == "refused" for job in jobs)
@@ -195,7 +195,7 @@ def _raise_refusals(outcome: SubmissionOutcome) -> None:
 
 
 def _show_job(campaign: Campaign, job: CampaignJob) -> None:
-    """Reports a job that was submitted or rejected."""
+    """Report a job that was submitted or rejected."""
     count = len(campaign.jobs)
     number = int(job.key.rpartition("-")[2])
     what = f"job {job.job_id}  {job.folder}" if job.state == "submitted" else f"rejected: {job.reason}"
@@ -226,13 +226,12 @@ def submit(
 
     One recipe is one job; `--dry-run` prints its batch script. Lists with commas, limits of the scale and repeats make
     a campaign: all combinations, the largest first. Workloads, sizes, dtypes and scales that are not specified default
-    to all that the cluster's GPU type has. A campaign is shown and confirmed. A client that is killed loses nothing:
-    the same command resumes, and no job is queued twice. With `--profile` a campaign has one additional, profiled run
-    of each recipe.
+    to all that the cluster's GPU type has. A campaign is shown and confirmed. If the client is killed, the same command
+    resumes, and no job is queued twice. With `--profile` a campaign has one additional, profiled run of each recipe.
 
-    Every plan is checked before submission, also whether it fits: a job that a GPU has too little memory for is refused
-    without `--force`, and one of a campaign is named. The run folder is created immediately: it contains the batch
-    script and, later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION,
+    Every plan is checked before submission, including its memory: a job that does not fit a GPU is refused without
+    `--force`, and one of a campaign is reported. The run folder is created immediately: it contains the batch script
+    and, later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION,
     TIME_LIMIT, GPUS_PER_NODE, ADDITIONAL_SLURM_PARAMS), variables override cluster_config.yaml in $LLMB_INSTALL, and
     that file overrides the recipe's defaults.
 
@@ -248,7 +247,7 @@ def submit(
 
     - `llmb submit -w pretrain_llama3.1,pretrain_nemotron4 --dtype bf16,fp8 --max-scale 512 --repeats 3`
     """
-    selection, given = selection_of(selecting), given_of(ctx, values)
+    selection, given = selection_of(selecting), flags_of(ctx, values)
     values = with_excluded(values)
     if file and not one.wait:
         _queue_file(file, selecting, values, given, queueing, again)
@@ -273,7 +272,7 @@ def submit(
 
 
 def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> None:
-    """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
+    """Show one job, ask for confirmation, and queue it; with ``wait`` print its result."""
     context = context_here(dry_run=queueing.dry_run)
     if context.site.config.scheduler == LOCAL:
         raise UsageError("the settings name no scheduler that queues jobs", do="'llmb run' makes the run here, now")
@@ -337,7 +336,7 @@ def launch(
     catalogue = Catalogue()
     for warning in near_misses(documented_variables(), os.environ):
         sys.stderr.write(f"llmb: warning: {warning}\n")
-    given = with_excluded(given_of(ctx, values))
+    given = with_excluded(flags_of(ctx, values))
     given |= {"size": size} if size else {}
     launched = read_launch(catalogue, job_options(), os.environ, workload, values, given)
     for note in launched.notes:
@@ -347,7 +346,7 @@ def launch(
 
 
 def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:
-    """Raises UsageError where the document requires it: those of fine-tuning do."""
+    """Raise UsageError if the GPU type is missing and the document requires it, as those of fine-tuning do."""
     workload = find_workload(catalogue, str(values["workload"]))
     if workload.task == "pretrain" or values.get("gpu_type"):
         return
@@ -369,9 +368,9 @@ def bulk(
 ) -> None:
     """Queue the jobs of a file on a cluster, the largest first; without a scheduler, run them here in turn.
 
-    The campaign is shown and confirmed. A client that is killed loses nothing: the same command resumes, and no job
-    is queued twice. Options of the command line override those of the file; options that select
-    recipes restrict the file's jobs. Format of files: `llmb docs run-many-recipes`.
+    The campaign is shown and confirmed. If the client is killed, the same command resumes, and no job is queued twice.
+    Options of the command line override those of the file; options that select recipes restrict the file's jobs. The
+    format of files: `llmb docs run-many-recipes`.
 
     Examples:
 
@@ -381,7 +380,7 @@ def bulk(
 
     - `llmb bulk sweep.yaml --dtype fp8 --max-scale 256 --resume`
     """
-    _queue_file(file, selecting, with_excluded(values), given_of(ctx, values), queueing, again, junit)
+    _queue_file(file, selecting, with_excluded(values), flags_of(ctx, values), queueing, again, junit)
 
 
 def _queue_file(
@@ -401,7 +400,7 @@ def _queue_file(
 def _make_campaign(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
 ) -> None:
-    """Queues the jobs, or runs them here where there is no scheduler."""
+    """Queue the jobs, or run them here if there is no scheduler."""
     if is_local(context):
         _run_here(context, requested, queueing, again, junit)
     else:
@@ -411,7 +410,7 @@ def _make_campaign(
 def _run_here(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None
 ) -> None:
-    """Makes the runs of a campaign on this machine, one after another; the same command runs what is missing."""
+    """Make the runs of a campaign here, one after another; the same command resumes."""
     found = campaign_here(context, requested)
     labels = list(dict.fromkeys(str(local.label) for local in found.runs))
     if junit:
@@ -428,7 +427,7 @@ def _run_here(
 def jobs_of_file(
     file: Path, selecting: Mapping[str, Any], values: Mapping[str, Any], given: Iterable[str]
 ) -> RequestedJobs:
-    """The jobs of a campaign's file, of the recipes that options select; ``given`` names those of the command line.
+    """Return the jobs of a campaign's file for the selected recipes; ``given`` has the options of the command line.
 
     Raises UsageError for a file that cannot be read.
     """
@@ -448,7 +447,7 @@ def jobs_of_file(
 
 
 def _avoiding(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, with the nodes that their ``exclude`` stands for; each text is looked up once."""
+    """Expand ``exclude`` of the entries to names of nodes; each text is looked up once."""
     texts = {text for entry in entries for text in entry.options.get(OPTION, ())}
     nodes = {text: excluded_here(text) for text in sorted(texts)}
     found = []

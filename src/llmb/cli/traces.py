@@ -33,11 +33,11 @@ def trace(
     ] = None,
     json: Json = False,
 ) -> None:
-    """The time of each training step by activity: matrix products, attention, communication, idle.
+    """Break down the time of each training step: matrix products, attention, communication, idle.
 
     Reads traces of the PyTorch profiler and SQLite exports of Nsight Systems, one file per rank. Every instant of a
-    step is counted once, so the parts sum to the step time; overlapped communication is reported as hidden.
-    In a trace without marked steps, iterations are those of the optimizer, or the whole is one step; a note says so.
+    step is counted once, so the parts sum to the step time; overlapped communication is reported as hidden. Without
+    marked steps, iterations of the optimizer are used, or else the whole trace is one step; a note says so.
 
     Examples:
 
@@ -59,11 +59,11 @@ def nccl(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs, or folders of runs.")],
     json: Json = False,
 ) -> None:
-    """The network and the collectives in NCCL's logs, and bandwidths of nccl-tests.
+    """Show the network and the collectives in NCCL's logs, and bandwidths of nccl-tests.
 
-    Logs of NCCL_DEBUG=INFO are read together, as those of one run. With NCCL_DEBUG_SUBSYS=INIT,NET they tell which
-    network NCCL used, with COLL the collectives with number of ranks, size and count, and the bytes of each step if
-    steps are known. Runs on several nodes have the former in their folder.
+    Logs of NCCL_DEBUG=INFO are read together, as those of one run. With NCCL_DEBUG_SUBSYS=INIT,NET they show the
+    network that NCCL used; with COLL, the collectives with number of ranks, size and count, and the bytes of each step
+    if steps are known. Runs on several nodes have INIT,NET logs in their folder.
     Tables and JSON of nccl-tests are recognized by their content; those of the same test in several files are compared.
 
     Examples:

@@ -39,7 +39,7 @@ LAST_LINES = 10
 
 @contextmanager
 def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
-    """The job of a run, and what brings it up to date. Raises UsageError if ``text`` names nothing, or no run."""
+    """Yield the job of a run, and the function that updates it. Raises UsageError if ``text`` names no run."""
     path = Path(text).expanduser() if text and text != LATEST else None
     if path and ("/" in str(text) or path.exists()):
         with _of_folder(_run_folder(path.resolve())) as found:
@@ -53,7 +53,7 @@ def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
 
 @contextmanager
 def _of_folder(folder: RunFolder) -> Iterator[tuple[Job, Ask]]:
-    """With its job in the history of the install root that it is in; a copy has none."""
+    """Yield the job of a folder, from the history of its install root; a copy has none."""
     install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
     if install:
         with read_history(install, say) as store:
@@ -74,7 +74,7 @@ def _named(store: Store, text: str | None, ask: Ask) -> Job:
 
 
 def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
-    """The run with that label that is still running, or the newest; None if none has it, or if it is an id too."""
+    """Return the running job with that label, or the newest; None if none has it, or if it is also an id."""
     jobs = store.jobs(Filter(label=text, runs_only=True))
     if not jobs or store.find_named(text) or store.with_short_id(text):
         return None
@@ -82,13 +82,13 @@ def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
 
 
 def _living(jobs: Iterable[Job], ask: Ask) -> Job | None:
-    """The first run that has not ended since: running ones are asked first, then the newest."""
+    """Return the first job that has not ended: running ones are queried first, then the newest."""
     ordered = sorted(jobs, key=lambda job: (job.status == "running", job.submitted_s), reverse=True)
     return next((now for job in ordered if job.kind == "run" and (now := ask(job)).live), None)
 
 
 def _run_folder(path: Path) -> RunFolder:
-    """A run folder, a file in one, or the only run folder in a folder."""
+    """Return the folder of a run from a run folder, a file in one, or a folder with only one."""
     check_reachable(path)
     folder = RunFolder(path if path.is_dir() else path.parent)
     if path.is_dir() and not folder.record.exists():
@@ -120,7 +120,7 @@ def watch(
 ) -> None:
     """Follow the log of a run until it ends, as 'llmb jobs log --follow' does, with its pace and the time left.
 
-    A line on stderr tells when the pace leaves what was expected. The exit code is that of the run. Ctrl-C ends the
+    A line on stderr reports when the pace is no longer the expected one. The exit code is that of the run. Ctrl-C stops
     watching; the run continues.
 
     Examples:
@@ -152,11 +152,11 @@ def watch(
 
 
 def _drop(_: bytes) -> None:
-    """The log, beside a JSON document."""
+    """Discard the log, if a JSON document is printed instead."""
 
 
 def _end(job: Job, run: WatchedRun, seen: RunView, *, json: bool) -> None:
-    """The result as ``llmb result`` prints it; raises and exits as the run ended."""
+    """Print the result as ``llmb result`` does, and exit or raise accordingly."""
     record = run.record
     ended = read_ended_run(run.folder) if record.status not in ("queued", "running") else None
     if json:
