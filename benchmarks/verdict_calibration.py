@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmb.base.statistics import describe
-from llmb.verdict.group_difference import KnownSpread, RunMean, decide, group_difference, known_spread
+from llmb.verdict.group_difference import RunMean, RunSpread, decide, group_difference, run_spread
 
 DATA = Path(__file__).parent / "data" / "step_series.json"
 SEED = 1234
@@ -206,22 +206,20 @@ def measure_power(repeats: int, seed: int = SEED) -> Iterator[Case]:
         yield Case("smallest change found, others", case, other / repeats, repeats)
 
 
-def _seems_slower(
-    before: Sequence[RunMean], after: Sequence[RunMean], factor: float, known: KnownSpread | None
-) -> bool:
+def _seems_slower(before: Sequence[RunMean], after: Sequence[RunMean], factor: float, known: RunSpread | None) -> bool:
     slower = [RunMean(run.mean_s * factor) for run in after]
     return (group_difference(before, slower, known).ci95_pct or (0.0,))[0] > 0
 
 
 def _drawn(
     rng: np.random.Generator, cell: Cell, repeats: int, spread: float
-) -> Iterator[tuple[tuple[list[RunMean], list[RunMean]], KnownSpread | None]]:
+) -> Iterator[tuple[tuple[list[RunMean], list[RunMean]], RunSpread | None]]:
     """Two groups of run means, and what earlier runs tell of their spread."""
     for _ in range(repeats):
         count = cell.before + cell.after
         means = 10 * np.exp(spread * rng.standard_normal(count + cell.earlier))
         runs = [RunMean(float(mean)) for mean in means[:count]]
-        known = known_spread(means[count:].tolist()) if cell.earlier else None
+        known = run_spread(means[count:].tolist()) if cell.earlier else None
         yield (runs[: cell.before], runs[cell.before :]), known
 
 
@@ -248,7 +246,7 @@ def _decisions(
     for groups in _pairs(
         rng, noise, repeats, cell.before, cell.after, between=between, factor=factor, cv=cv, with_intervals=alone
     ):
-        known = known_spread([run.mean_s for run in next(earlier)[0]]) if earlier else None
+        known = run_spread([run.mean_s for run in next(earlier)[0]]) if earlier else None
         yield decide(group_difference(*groups, known=known), TOLERANCE_PCT).verdict
 
 

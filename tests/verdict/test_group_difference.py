@@ -15,8 +15,8 @@ from llmb.verdict.group_difference import (
     RunMean,
     decide,
     group_difference,
-    known_spread,
     more_runs,
+    run_spread,
     smallest_change,
 )
 from llmb.verdict.judgement import single_difference
@@ -88,14 +88,14 @@ def test_two_single_runs_that_differ_by_noise_are_inconclusive():
 
 def test_earlier_runs_tell_how_much_two_single_runs_differ():
     before, after = RunMean(10.0, (9.99, 10.01)), RunMean(10.15, (10.14, 10.16))
-    known = known_spread([10.0, 10.01, 9.99, 10.0, 10.01])
+    known = run_spread([10.0, 10.01, 9.99, 10.0, 10.01])
     found = group_difference([before], [after], known)
     assert (found.earlier_runs, found.noise_pct) == (5, pytest.approx(0.0837, rel=0.01))
     assert decide(found, 1.0).verdict == "regressed"
     assert decide(found, 1.0).reason == "one run on each side: repeats differ as much as 5 earlier runs did"
     assert group_difference([before] * 2, [after], known).earlier_runs == 0
-    assert known_spread([10.0, 10.01]) is None
-    assert known_spread([10.0, 10.01, 0.0]) is None
+    assert run_spread([10.0, 10.01]) is None
+    assert run_spread([10.0, 10.01, 0.0]) is None
 
 
 def test_a_run_of_a_single_step_beside_longer_ones_decides_nothing():

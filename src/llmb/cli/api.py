@@ -48,7 +48,7 @@ from llmb.runs.result import Condition, Result, Verdict
 from llmb.runs.steps import StepNews, read_steps
 from llmb.verdict.compare_runs import Comparison, Row, compare_runs
 from llmb.verdict.copies import with_copies
-from llmb.verdict.judgement import given_tolerance
+from llmb.verdict.judgement import tolerance_of
 
 if TYPE_CHECKING:
     import pandas
@@ -287,7 +287,7 @@ def judge(
     ``gpu_type`` is for logs that do not report theirs, ``window`` is the steps to average. Raises UsageError if no run
     has ended, or if there would be several verdicts.
     """
-    limit = given_tolerance(tolerance, "tolerance")
+    limit = tolerance_of(tolerance, "tolerance")
     if window is not None:
         check_rule(window)
     if expect is not None and against is not None:
@@ -332,7 +332,7 @@ def compare(
     Without ``after``, groups within ``before`` that differ in ``vary`` are compared. ``tolerance`` is in percent. A
     regression raises no error: see ``rows``.
     """
-    limit = given_tolerance(tolerance, "tolerance")
+    limit = tolerance_of(tolerance, "tolerance")
     install = install_root(os.environ, Path.cwd())
     sides = find_sides(str(before), None if after is None else str(after), install, on_message)
     earlier = earlier_runs(install, on_message)

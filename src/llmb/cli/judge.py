@@ -35,7 +35,7 @@ from llmb.verdict.compare_runs import Comparison, compare_runs
 from llmb.verdict.expectations_file import ExpectationEntry, Expectations, ExpectedStepTime, find_acceptance_set
 from llmb.verdict.explain_run import explain_judged
 from llmb.verdict.judge_run import Judged, is_pretended, judge_acceptance, write_expectations
-from llmb.verdict.judgement import given_tolerance
+from llmb.verdict.judgement import tolerance_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -95,7 +95,7 @@ class ReferenceOptions:
 
     def options(self, *, explain: bool, bisect: bool) -> Against:
         """Return the reference. Raises UsageError for options that cannot be combined."""
-        limit = given_tolerance(self.tolerance, "--tolerance")
+        limit = tolerance_of(self.tolerance, "--tolerance")
         alone = {"--write-expectations": self.write_expectations, "--acceptance": self.acceptance}
         chosen: dict[str, object] = {"--against": self.against, "--expect": self.expect, **alone}
         given = [name for name, value in chosen.items() if value is not None]
@@ -277,7 +277,7 @@ def compare(
 
     - `llmb compare engines.json --vary program`: engine with engine
     """
-    limit = given_tolerance(tolerance, "--tolerance")
+    limit = tolerance_of(tolerance, "--tolerance")
     names = tuple(name.strip() for text in vary or () for name in text.split(",") if name.strip())
     install = install_here()
     sides = find_sides(before, after, install, say)

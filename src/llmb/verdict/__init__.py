@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run is as fast as it should be, whether two groups of runs differ, and why a run is slow. Pure."""
+"""Judge runs, compare groups of runs, and explain why a run is slow. Pure."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the catalogue knows of logs without a record: throughput and MFU of the recipe that they are of."""
+"""The catalogue's figures for logs without a record: throughput and MFU of their recipe."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,14 +14,14 @@ from llmb.runs.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
 from llmb.runs.conditions import Value, title_of
 
 NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")
-"""What a log has to tell so that its recipe is known."""
+"""Keys that a log must report for its recipe to be known."""
 _SIZES = (*PARALLEL, *BATCH, "seq_len", "layers")
 
 
 def with_stated(
     runs: Iterable[AnalyzedRun], stated: Mapping[str, Value], catalogue: Catalogue
 ) -> tuple[AnalyzedRun, ...]:
-    """Add what the user states of logs, by the keys of a configuration, to what they report.
+    """Complete the configurations that logs report with the one that the user states.
 
     Raises UsageError for a name that the catalogue does not have, and for a log that reports another.
     """
@@ -53,9 +53,9 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
 
 
 def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
-    """A log's configuration with the catalogue's names of its workload and size, and the GPUs of its nodes.
+    """Return a log's configuration with the catalogue's workload and size, and the GPUs of its nodes.
 
-    If nothing else tells how many GPUs there are, they are all that nodes with that GPU type have.
+    If the number of GPUs is not reported, nodes are assumed to have all GPUs that their type has.
     """
     gpu, nodes = catalogue.gpus.get(str(configuration.get("gpu_type"))), configuration.get("nodes")
     known = dict(configuration)
@@ -77,7 +77,7 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
 
 
 def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) -> list[AnalyzedRun]:
-    """Logs of a recipe of the catalogue get its figures; for others, the FLOP rate that they print gives an MFU."""
+    """Add the figures of a log's recipe in the catalogue; for other logs, an MFU from the FLOP rate that they print."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:
@@ -91,14 +91,14 @@ def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) ->
 
 
 def if_possible(run: AnalyzedRun, catalogue: Catalogue) -> AnalyzedRun:
-    """Return a log's run as it is; invalid if a GPU of its type is not so fast."""
+    """Return a log's run unchanged; invalid if a GPU of its type cannot be that fast."""
     (found,) = with_catalogue_figures([run], catalogue)
     return run if found.status == run.status else run.invalid(found.outcome.reason)
 
 
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own_sizes: bool = False) -> Recipe | None:
-    """The recipe with the layout of a configuration, whose keys are those of a run's identity; None if the catalogue
-    has none, or the configuration does not tell enough."""
+    """Return the recipe with the layout of a configuration, whose keys are those of a run's identity; None if the
+    catalogue has none, or if the configuration is not specific enough."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None
@@ -125,7 +125,7 @@ def _own_sizes(configuration: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def other_sizes(configuration: Mapping[str, object], recipe: Recipe) -> dict[str, int]:
-    """The recipe's sizes that a configuration has another value of, by its keys."""
+    """Return the sizes in which a configuration differs from the recipe, by its keys."""
     sizes = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
     return {key: size for key, size in sizes.items() if configuration.get(key, size) != size}
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of slowness: their rules, what is known of a run to which they are applied, and those that show in what was
-measured of one run. Unknown figures are None. Pure but for the data file of the rules.
+"""Causes of slowness: their rules, the evidence that they are applied to, and the causes that the measurements of one
+run show. Unknown figures are None. Pure but for the data file of the rules.
 
-A finder returns what it found, None if the evidence shows that it is not a cause, or why that is not known.
+A finder returns the cause, None if the evidence excludes it, or Missing with the reason if neither is known.
 """
 
 import math
@@ -58,12 +58,12 @@ class CauseRule(Record):
     name: CauseName
     title: str
     confirm: str
-    """A command that shows it; ``{run}`` is the run's folder, ``{command}`` what runs the recipe."""
+    """A command that shows it; ``{run}`` is the run's folder, ``{command}`` the command that runs the recipe."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
-    """Whether a difference changes the time of a step."""
+    """A difference changes the time of a step."""
     first: bool = False
-    """Whether it is named before others, whatever they cost: it may be behind each of them."""
+    """The cause is listed before others, whatever their cost, because it may be behind each of them."""
 
 
 class CauseFile(Record):
@@ -74,14 +74,14 @@ class CauseFile(Record):
     slower_layer_pct: Threshold
     host_ahead_pct: Threshold
     idle_reasons: tuple[str, ...]
-    """For which a GPU's clocks are low while it computes nothing."""
+    """Reasons of low clocks while a GPU is idle."""
     causes: tuple[CauseRule, ...]
 
     def rule(self, name: CauseName) -> CauseRule:
         return next(rule for rule in self.causes if rule.name == name)
 
     def rule_of_key(self, key: str) -> CauseRule | None:
-        """None for what does not make a run slow."""
+        """Return the rule of a key; None if the key does not affect speed."""
         fitting = (rule for rule in self.causes if any(fnmatchcase(key, pattern) for pattern in rule.keys))
         return next(fitting, None)
 
@@ -98,12 +98,12 @@ class Work:
     layer_passes: float
     """Forward passes of a layer: layers of a rank times micro-batches."""
     comparable_layers: bool
-    """Whether layers of one rank take as long as those of another."""
+    """Layers of all ranks take the same time."""
     shared_by: int = 1
     """Ranks that compute the same layers together, and so wait for each other within a layer."""
     recompute: str | None = None
     saves: bool = False
-    """Whether it saves checkpoints while it trains."""
+    """The run saves checkpoints while it trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class Evidence:
     """None for a run that is known by its log alone."""
     trace: StepBreakdown | None = None
     node_of: Mapping[int, str] = field(default_factory=dict)
-    """By rank."""
+    """The node of each rank."""
     throttled: tuple[Throttle, ...] | None = None
     faults: Faults = field(default_factory=dict)
-    """What is known to have disturbed it."""
+    """The known disturbances."""
     trained_s: float | None = None
     """All steps of the run."""
 
@@ -170,8 +170,8 @@ NO_STEPS = "the run has no metrics.jsonl with steps of its window"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCause:
-    """A cause. share_s: seconds per step; None if it is there, but its share is not known.
+class CauseShare:
+    """A cause. share_s: seconds per step; None if its share is unknown.
 
     in_step: how much of that is part of the step time; the rest is between steps.
     """
@@ -182,15 +182,15 @@ class FoundCause:
     evidence: tuple[str, ...]
 
 
-Finder = Callable[[Evidence], FoundCause | Missing | None]
+Finder = Callable[[Evidence], CauseShare | Missing | None]
 
 
-def _fault(run: Evidence, key: str) -> FoundCause | None:
+def _fault(run: Evidence, key: str) -> CauseShare | None:
     texts = run.faults.get(key)
-    return FoundCause(share_s=None, evidence=texts) if texts else None
+    return CauseShare(share_s=None, evidence=texts) if texts else None
 
 
-def slow_rank(run: Evidence) -> FoundCause | Missing | None:
+def slow_rank(run: Evidence) -> CauseShare | Missing | None:
     """All ranks wait for the one whose own layers take longer."""
     work = run.work
     if work and work.ranks == 1:
@@ -208,7 +208,7 @@ def slow_rank(run: Evidence) -> FoundCause | Missing | None:
         return None
     node = f" on {run.node_of[rank]}" if rank in run.node_of else ""
     together = f"{work.shared_by} ranks compute its layers together: any of them may be the slow one"
-    return FoundCause(
+    return CauseShare(
         share_s=excess_s * work.layer_passes,
         bound="at least",
         evidence=(
@@ -220,8 +220,8 @@ def slow_rank(run: Evidence) -> FoundCause | Missing | None:
     )
 
 
-def exposed_communication(run: Evidence) -> FoundCause | Missing | None:
-    """By a trace; without one by the time around the layers of a forward pass, in which parameters are gathered."""
+def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
+    """Find it in a trace, else in the time around the layers of a forward pass, in which parameters are gathered."""
     if run.work and run.work.ranks == 1:
         return None
     if run.trace:
@@ -231,7 +231,7 @@ def exposed_communication(run: Evidence) -> FoundCause | Missing | None:
         return Missing("no step was traced")
     if host_is_late(run):
         return Missing("no step was traced, and the GPU also waits for the host")
-    return FoundCause(
+    return CauseShare(
         share_s=median(outside),
         bound="at least",
         evidence=(
@@ -241,19 +241,19 @@ def exposed_communication(run: Evidence) -> FoundCause | Missing | None:
     )
 
 
-def _traced_communication(run: Evidence) -> FoundCause | None:
+def _traced_communication(run: Evidence) -> CauseShare | None:
     trace = run.trace
     assert trace
     part = trace.communication_exposed_s / trace.duration_s
     slow = slow_rank(run)
-    waited_s = slow.share_s or 0.0 if isinstance(slow, FoundCause) and trace.rank != _slowest(run) else 0.0
+    waited_s = slow.share_s or 0.0 if isinstance(slow, CauseShare) and trace.rank != _slowest(run) else 0.0
     longest = sorted(trace.collectives, key=lambda item: -item.exposed_s)[:2]
     kinds = ", ".join(
         f"{item.kind.replace('_', '-')}{f' of {item.group}' if item.group else ''} {_ms(item.exposed_s)}"
         for item in longest
     )
     rank = "" if trace.rank is None else f" on rank {trace.rank}"
-    return FoundCause(
+    return CauseShare(
         share_s=max(0.0, part * run.step_time_s - waited_s),
         evidence=(
             f"step {trace.step} was traced{rank}: in {100 * part:.0f} % of it nothing but communication runs",
@@ -269,12 +269,12 @@ def _slowest(run: Evidence) -> int | None:
 
 
 def host_is_late(run: Evidence) -> bool:
-    """Whether the GPU is through with its work before the host has queued more."""
+    """Return whether the GPU finishes its work before the host has queued more."""
     ahead = _host_ahead(run)
     return bool(ahead) and median(ahead) < run.step_time_s * cause_rules().host_ahead_pct.value / 100
 
 
-def host_bound(run: Evidence) -> FoundCause | Missing | None:
+def host_bound(run: Evidence) -> CauseShare | Missing | None:
     if run.work and not run.work.on_gpu:
         return None
     late = host_is_late(run)
@@ -282,28 +282,28 @@ def host_bound(run: Evidence) -> FoundCause | Missing | None:
     if run.trace:
         idle_s = run.trace.idle_s / run.trace.duration_s * run.step_time_s
         evidence = f"in step {run.trace.step}, which was traced, the GPU is idle {_ms(run.trace.idle_s)}"
-        return FoundCause(share_s=idle_s, evidence=(evidence, *([ahead] if late else [])))
+        return CauseShare(share_s=idle_s, evidence=(evidence, *([ahead] if late else [])))
     if not _host_ahead(run):
         return Missing("no step was traced")
-    return FoundCause(share_s=None, evidence=(ahead,)) if late else None
+    return CauseShare(share_s=None, evidence=(ahead,)) if late else None
 
 
-def data_bound(run: Evidence) -> FoundCause | Missing | None:
+def data_bound(run: Evidence) -> CauseShare | Missing | None:
     waits = [step.data_wait_s for step in run.steps]
     if not waits:
         return Missing(NO_STEPS)
     on_gpu = run.work is not None and run.work.on_gpu
     if on_gpu and not host_is_late(run):
         return None  # the host waits while the GPU still has work
-    return FoundCause(
+    return CauseShare(
         share_s=fmean(waits),
         bound="at most" if on_gpu else "about",
         evidence=(f"a step waits {_ms(fmean(waits))} for its data, on the rank that waits longest",),
     )
 
 
-def checkpoint(run: Evidence) -> FoundCause | Missing | None:
-    """Steps that are slower while a checkpoint is written, and the pauses in which training waits for one."""
+def checkpoint(run: Evidence) -> CauseShare | Missing | None:
+    """Find steps that are slower while a checkpoint is written, and pauses in which training waits for one."""
     if run.work and not run.work.saves:
         return None
     pauses = [step.pause_s for step in run.steps]
@@ -317,7 +317,7 @@ def checkpoint(run: Evidence) -> FoundCause | Missing | None:
         how = f"which take {_ms(slower_s)} longer than the others"
     else:
         how = "so that none tells how fast it is without" if saving else ""
-    return FoundCause(
+    return CauseShare(
         share_s=within_s + between_s,
         in_step=within_s >= between_s,
         bound="about" if others else "at least",
@@ -328,18 +328,18 @@ def checkpoint(run: Evidence) -> FoundCause | Missing | None:
     )
 
 
-def logging(run: Evidence) -> FoundCause | Missing | None:
+def logging(run: Evidence) -> CauseShare | Missing | None:
     pauses = [step.pause_s for step in run.steps]
     if run.work and run.work.saves:
         return None  # the pauses are of its checkpoints
     if not pauses or not run.work:
         return Missing(NO_STEPS)
     said = f"{_ms(fmean(pauses))} between two steps, on the rank where it is longest"
-    return FoundCause(share_s=fmean(pauses), in_step=False, evidence=(said,))
+    return CauseShare(share_s=fmean(pauses), in_step=False, evidence=(said,))
 
 
-def stalls(run: Evidence) -> FoundCause | Missing | None:
-    """Steps far above their neighbors; neither those that save nor their waiting for data, which are other causes."""
+def stalls(run: Evidence) -> CauseShare | Missing | None:
+    """Find steps far above their neighbors, except steps that save and waiting for data, which are other causes."""
     times = run.step_times_s
     if len(times) < FEWEST_STEPS:
         return Missing(f"its window has {len(times)} steps, and it takes {FEWEST_STEPS} to tell which are unusual")
@@ -353,7 +353,7 @@ def stalls(run: Evidence) -> FoundCause | Missing | None:
     shown = ", ".join(map(str, list(slow)[:MOST_STEPS])) + (", ..." if len(slow) > MOST_STEPS else "")
     named = f"steps {shown} are" if known else f"{len(slow)} of {len(times)} steps are"
     period = f"every {anomalies.period_steps} steps"
-    return FoundCause(
+    return CauseShare(
         share_s=sum(slow.values()) / len(times),
         evidence=(
             f"{named} up to {_ms(max(slow.values()))} slower than their neighbors",
@@ -362,7 +362,7 @@ def stalls(run: Evidence) -> FoundCause | Missing | None:
     )
 
 
-def recomputation(run: Evidence) -> FoundCause | Missing | None:
+def recomputation(run: Evidence) -> CauseShare | Missing | None:
     """Full recomputation repeats the forward passes of all layers, whose time is measured."""
     work = run.work
     if work is None or work.recompute is None:
@@ -374,14 +374,14 @@ def recomputation(run: Evidence) -> FoundCause | Missing | None:
         "the forward passes of all layers" if work.recompute == "full" else "parts of the layers' forward passes"
     )
     if not layers:
-        return FoundCause(share_s=None, evidence=(said,))
+        return CauseShare(share_s=None, evidence=(said,))
     again_s = median(layers) * work.layer_passes
     bound: Bound = "about" if work.recompute == "full" else "at most"
-    return FoundCause(share_s=again_s, bound=bound, evidence=(said, f"all of them take {_ms(again_s)} per step"))
+    return CauseShare(share_s=again_s, bound=bound, evidence=(said, f"all of them take {_ms(again_s)} per step"))
 
 
-def throttled_clocks(run: Evidence) -> FoundCause | Missing | None:
-    """``at most``: throttled clocks are lower, not zero."""
+def throttled_clocks(run: Evidence) -> CauseShare | Missing | None:
+    """Find throttled GPUs. The share is an upper bound: throttled clocks are lower, not zero."""
     if run.work and not run.work.on_gpu:
         return None
     if run.throttled is None:
@@ -399,19 +399,19 @@ def throttled_clocks(run: Evidence) -> FoundCause | Missing | None:
         for item in shown
     )
     if not counted or not run.trained_s:
-        return FoundCause(share_s=None, evidence=evidence)
+        return CauseShare(share_s=None, evidence=evidence)
     part = min(1.0, max(item.seconds or 0 for item in counted) / run.trained_s)
-    return FoundCause(share_s=part * run.step_time_s, bound="at most", evidence=evidence)
+    return CauseShare(share_s=part * run.step_time_s, bound="at most", evidence=evidence)
 
 
-def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> FoundCause:
+def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> CauseShare:
     shown = sorted(sampled, key=lambda item: (-item.lost_share, -(item.share or 0)))[:3]
     evidence = tuple(
         f"{item.gpu}: {item.reason} in {100 * (item.share or 0):.0f} % of the samples"
         + (f", SM clock {item.clock_mhz:.0f} of {item.max_clock_mhz:.0f} MHz" if item.max_clock_mhz else "")
         for item in shown
     )
-    return FoundCause(share_s=shown[0].lost_share * run.step_time_s, bound="at most", evidence=evidence)
+    return CauseShare(share_s=shown[0].lost_share * run.step_time_s, bound="at most", evidence=evidence)
 
 
 FINDERS: Mapping[CauseName, Finder] = {
@@ -433,7 +433,7 @@ FINDERS: Mapping[CauseName, Finder] = {
 
 
 def _host_ahead(run: Evidence) -> list[float]:
-    """Empty for a device without a queue."""
+    """Return how far the host is ahead in each step; empty for a device without a queue."""
     return [step.host_ahead_s for step in run.steps if step.host_ahead_s is not None]
 
 

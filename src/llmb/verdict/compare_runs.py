@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares two groups of runs, recipe by recipe. Pure."""
+"""Compare two groups of runs, recipe by recipe. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -50,7 +50,7 @@ class Row(Record):
     """Seconds per step."""
     after_s: float
     delta_pct: float | None
-    """Change of what ``measure`` says, in percent of that before; above 0 is slower. None if it is not comparable."""
+    """Change of ``measure`` in percent; above 0 is slower. None if the sides are not comparable."""
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``."""
     smallest_visible_change_pct: float | None
@@ -58,22 +58,22 @@ class Row(Record):
     noise_pct: float | None
     """Standard deviation between repeats; None if it is not known, and assumed for the interval."""
     earlier_runs: int
-    """From which the noise is known, if each side has a single run."""
+    """Earlier runs from which the noise is known, if each side has a single run."""
     verdict: VerdictName
     soft: bool
-    """Nothing is known of how much repeats differ, or there was other work on the machine."""
+    """The spread between repeats is unknown, or there was other work on the machine."""
     reason: str | None
-    """Why the verdict is not clear, or what has to be known beside it."""
+    """Why the verdict is not clear, or a caveat."""
     more_runs: int | None
-    """How many more runs, of both sides together, are expected to decide; None if runs would not."""
+    """The number of additional runs, on both sides together, expected to decide; None if runs would not."""
     tolerance_pct: float
     tolerance_source: str
     measure: Measure
     """``gpu_time_per_token`` if a step is not the same work on both sides."""
     speed_up: float | None
-    """How many times as many tokens a GPU trains in a second as before."""
+    """The ratio of tokens per second and GPU, after to before."""
     scaling: Scaling | None
-    """How the global batch size grows where the numbers of GPUs differ."""
+    """Weak or strong scaling, if the numbers of GPUs differ."""
     before_runs: tuple[str, ...]
     after_runs: tuple[str, ...]
 
@@ -322,7 +322,7 @@ def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
 
 
 def _merged(runs: Sequence[AnalyzedRun]) -> Configuration:
-    """What all runs have in common, and under each other key all values that occur."""
+    """Return the common values of all runs, and for each other key all values that occur."""
     known = [
         {**run.identity.configuration, **run.conditions, **({"window": steps_text(run.window)} if run.window else {})}
         for run in runs

@@ -106,7 +106,7 @@ def _known_as_one(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
 
 
 def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
-    """By the source of a run whose step times an earlier one has, that one's source."""
+    """Map the source of each run whose step times equal those of an earlier run to the source of that run."""
     holders: dict[tuple[int, float], str] = {}
     found: dict[str, str] = {}
     for run in runs:
@@ -147,7 +147,7 @@ def _by_source(places: Iterable[Place]) -> list[list[Place]]:
 
 
 def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
-    """By source, why none of the copies of a run can be chosen. A log beside a folder is less than what that has."""
+    """Return, by source, why none of the copies of a run can be chosen. A log beside a folder contains less."""
     found = {}
     for copies in _by_source(places):
         alike = [place for place in copies if place.is_log == copies[0].is_log]
@@ -157,7 +157,7 @@ def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
 
 
 def _further_copies(places: Iterable[Place]) -> dict[Path, str]:
-    """By path, why a place of a run does not count: the first one does."""
+    """Return, by path, why a copy of a run does not count: only the first one does."""
     return {
         place.path: f"{len(copies)} copies of one run{_ids_text(copies)}, counted once: {copies[0].path}"
         for copies in _by_source(places)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs are judged by beside published figures: step times that a user expects, and acceptance sets."""
+"""References beside published figures: step times that a user expects, and acceptance sets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def _window(rule: str) -> str:
 
 
 def _texts(found: object) -> object:
-    """YAML's numbers and truth values as the conditions of runs word them."""
+    """Convert YAML's numbers and booleans to text, as in the conditions of runs."""
     return condition_values(found) if isinstance(found, dict) else found
 
 
@@ -56,7 +56,7 @@ class ExpectedLayout(Record):
 
 
 class ExpectedStepTime(Record):
-    """One entry: the runs that it is for, by what it names of their recipe, and the time that their steps take."""
+    """One entry: the runs that it applies to, by parts of their recipe, and their expected step time."""
 
     workload: str | None = None
     size: str | None = None
@@ -78,10 +78,10 @@ class ExpectedStepTime(Record):
     source: str | None = None
     note: str | None = None
     conditions: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
-    """What else was known of these runs, under dotted keys. It selects nothing; a verdict says what differs."""
+    """Other conditions of these runs, under dotted keys. They select nothing; a verdict lists the differences."""
 
     def recipe(self) -> dict[str, str]:
-        """What selects runs, as their conditions."""
+        """Return the conditions that select runs."""
         named = {"workload", "size", "dtype", "gpu_type", "program", "data"}
         layout = {f"layout.{name}": value for name, value in self.layout.model_dump().items()}
         return condition_values({**self.model_dump(mode="json", include=named), "layout.gpus": self.scale, **layout})
@@ -128,7 +128,7 @@ class Expectations:
 
     @property
     def without_source(self) -> tuple[str, ...]:
-        """Where entries are that do not say where their figure comes from."""
+        """The places of entries without a source."""
         return tuple(entry.where for entry in self.entries if not entry.expected.source)
 
     def tolerance_of(self, entry: ExpectationEntry) -> Tolerance:
@@ -139,7 +139,7 @@ class Expectations:
         return default_tolerance("expectation")
 
     def entry_for(self, known: Values) -> ExpectationEntry | Missing:
-        """The entry that names most of what is ``known`` of a run, and nothing else."""
+        """Return the most specific entry that agrees with what is ``known`` of a run."""
         if not self.entries:
             return Missing(f"{self.path} has no entries")
         fitting = [entry for entry in self.entries if not list(_contradictions(entry, known))]
@@ -155,7 +155,7 @@ class Expectations:
 
 
 def _contradictions(entry: ExpectationEntry, known: Mapping[str, str]) -> Iterator[str]:
-    """What the entry asks for and the run is known not to be."""
+    """Yield the conditions of the entry that the run contradicts."""
     for key, value in entry.expected.recipe().items():
         if known.get(key, value) != value:
             yield f"{key} {value}, not {known[key]}"
@@ -166,7 +166,7 @@ def _confirmed(entry: ExpectationEntry, known: Values) -> int:
 
 
 def read_expectations(path: Path) -> Expectations:
-    """Raises UsageError with all that is wrong in the file, each with its line."""
+    """Read the file. Raises UsageError with all problems, each with its line."""
     try:
         file = read_file(path, ExpectationsFile, foreign=True)
         root: Any = compose_file(path)
@@ -185,7 +185,7 @@ def read_expectations(path: Path) -> Expectations:
 
 
 def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iterator[str]:
-    """Step times in which no GPU can compute so much, where the entry says enough of its recipe.
+    """Yield step times that no GPU can reach, of entries that are specific enough.
 
     The FLOPs of causal attention are the least that any program can do; frozen weights would need fewer.
     """
@@ -202,7 +202,7 @@ def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iter
 
 
 def _recipe(expected: ExpectedStepTime, catalogue: Catalogue) -> Recipe | None:
-    """None if the entry leaves out what decides it, or the catalogue has none."""
+    """Return the recipe of an entry; None if it is not specific enough, or if the catalogue has none."""
     if not (expected.workload and expected.size and expected.dtype and expected.gpu_type and expected.scale):
         return None
     overrides = Overrides(**expected.layout.model_dump(exclude_none=True))
@@ -221,7 +221,7 @@ def _recipe(expected: ExpectedStepTime, catalogue: Catalogue) -> Recipe | None:
 
 
 def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
-    """FP8 that is several times as slow as BF16, or as fast: a digit is wrong in one of them."""
+    """Yield entries in FP8 that are several times slower or faster than in BF16: one of them has a wrong digit."""
     bf16 = {key: entry for entry in entries if entry.expected.dtype == "bf16" and (key := _but_for_dtype(entry))}
     for entry in entries:
         key = _but_for_dtype(entry)
@@ -237,7 +237,7 @@ def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
 
 
 def _but_for_dtype(entry: ExpectationEntry) -> tuple[tuple[str, str], ...] | None:
-    """None for CPUs, where FP8 is emulated."""
+    """Return the recipe without its dtype, as a key; None for CPUs, where FP8 is emulated."""
     recipe = entry.expected.recipe()
     if recipe.get("gpu_type") == CPU:
         return None
@@ -261,7 +261,7 @@ class AcceptanceRecipe(Record):
 
 
 class AcceptanceSet(Record):
-    """All that a cluster of one GPU type has to pass."""
+    """The recipes that a cluster of one GPU type has to pass."""
 
     name: str
     title: str
@@ -269,7 +269,7 @@ class AcceptanceSet(Record):
     pass_at_pct: float = Field(gt=0, le=100)
     """Percentage of the published throughput."""
     valid_months: int | None = None
-    """How long the result holds; None if that is not specified."""
+    """The validity of the result; None if it is not specified."""
     recipes: tuple[AcceptanceRecipe, ...]
 
     @property
@@ -290,7 +290,7 @@ def acceptance_sets() -> dict[str, AcceptanceSet]:
 
 
 def find_acceptance_set(name: str) -> AcceptanceSet:
-    """Raises UsageError for a name that does not exist."""
+    """Return the acceptance set. Raises UsageError for a name that does not exist."""
     sets = acceptance_sets()
     if name not in sets:
         raise unknown("acceptance set", name, sets)

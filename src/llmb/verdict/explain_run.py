@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers what is known of a run from its files, and explains why it is slow."""
+"""Gather the evidence in a run's files, and explain why it is slow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,8 +23,8 @@ from llmb.verdict.causes import (
     Bound,
     CauseName,
     CauseRule,
+    CauseShare,
     Evidence,
-    FoundCause,
     ReferenceTime,
     Throttle,
     Work,
@@ -37,7 +37,7 @@ MOST_SHOWN = 4
 
 
 class Cause(Record):
-    """A cause and what it costs."""
+    """A cause and its cost."""
 
     name: CauseName
     title: str
@@ -54,13 +54,13 @@ class Cause(Record):
 
 
 class UnknownCause(Record):
-    """What may be a cause or not: the run does not tell."""
+    """A possible cause that the run's data neither show nor exclude."""
 
     name: CauseName
     title: str
     reason: str
     confirm: str
-    """The command that tells."""
+    """The command that decides it."""
 
 
 class Explanation(Record):
@@ -73,22 +73,22 @@ class Explanation(Record):
     """The step time of the reference for as many sequences; None without a reference."""
     reference: str | None
     gap_s: float | None
-    """How much longer a step takes than the reference's."""
+    """Seconds by which a step is longer than the reference's."""
     unexplained_s: float | None
-    """What of the gap no cause accounts for."""
+    """The part of the gap that no cause accounts for."""
     causes: tuple[Cause, ...]
     not_known: tuple[UnknownCause, ...]
     predicted_s: dict[str, float] | None = None
-    """What each part of the step was predicted to take before the run; None if nothing was."""
+    """The predicted seconds of each part of the step; None without a prediction."""
 
 
 Words = Mapping[str, str]
-"""What stands in the commands that confirm: ``run``, ``command``, ..."""
+"""Replacements in the commands that confirm causes: ``run``, ``command``, ..."""
 
 
 def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Words) -> Explanation:
     measured = dict(_measured(run, reference.evidence if reference else None))
-    found = {name: item for name, item in measured.items() if isinstance(item, FoundCause)}
+    found = {name: item for name, item in measured.items() if isinstance(item, CauseShare)}
     gap_s = run.step_time_s - reference.step_time_s if reference else None
     rest_s = None
     least_s = run.step_time_s * cause_rules().least_share_pct.value / 100
@@ -125,8 +125,8 @@ def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Word
     )
 
 
-def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, FoundCause | Missing]]:
-    """Less what the baseline has of the same. What differs by choice is left to the differences."""
+def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, CauseShare | Missing]]:
+    """Yield measured causes beyond those of the baseline. Intended differences are left to ``_differing``."""
     for name, find in FINDERS.items():
         item = find(run)
         if item is None:
@@ -136,7 +136,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
             continue
         other = find(baseline)
         if item.share_s is None:
-            if not isinstance(other, FoundCause):
+            if not isinstance(other, CauseShare):
                 yield name, item
         elif name == "recomputation":
             if baseline.work != run.work:
@@ -147,7 +147,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
             yield name, _more(item, other)
 
 
-def _more(item: FoundCause, other: FoundCause | None) -> FoundCause:
+def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
     """``item`` without the share that the baseline has as well."""
     if other is None or other.share_s is None or item.share_s is None:
         return item
@@ -155,18 +155,18 @@ def _more(item: FoundCause, other: FoundCause | None) -> FoundCause:
     return replace(item, share_s=item.share_s - other.share_s, evidence=(*item.evidence, note))
 
 
-def _window(run: Evidence, reference: ReferenceTime) -> dict[CauseName, FoundCause]:
-    """Exact: the run's own steps in the reference's window."""
+def _window(run: Evidence, reference: ReferenceTime) -> dict[CauseName, CauseShare]:
+    """Return the share of a different window, which is exact: the run has its own steps in the reference's window."""
     if reference.window_mean_s is None:
         return {}
     said = f"the reference is of {reference.window_text}; those of this run take {reference.window_mean_s:.4g} s"
-    return {"window": FoundCause(share_s=run.step_time_s - reference.window_mean_s, evidence=(said,))}
+    return {"window": CauseShare(share_s=run.step_time_s - reference.window_mean_s, evidence=(said,))}
 
 
 def _differing(
-    differing: tuple[Condition, ...], found: Mapping[CauseName, FoundCause], rest_s: float
-) -> dict[CauseName, FoundCause]:
-    """The rest of the gap goes to what differs: all of it to one cause, at most all of it to each of several."""
+    differing: tuple[Condition, ...], found: Mapping[CauseName, CauseShare], rest_s: float
+) -> dict[CauseName, CauseShare]:
+    """Attribute the rest of the gap to differences: all of it to a single cause, at most that to each of several."""
     rules = cause_rules()
     by_rule: dict[CauseName, list[Condition]] = {}
     for item in differing:
@@ -175,7 +175,7 @@ def _differing(
             by_rule.setdefault(rule.name, []).append(item)
     timed = [name for name in by_rule if rules.rule(name).times_steps]
     chosen = [name for name in timed if name not in ("machine", "software")]
-    causes: dict[CauseName, FoundCause] = {}
+    causes: dict[CauseName, CauseShare] = {}
     for name, items in by_rule.items():
         said = _said(items)
         measured = found.get(name)
@@ -185,12 +185,12 @@ def _differing(
         if share_s is None and name in timed:
             said = (*said, "listed because it differs; nothing shows that it costs time")
         bound: Bound = "about" if len(chosen or timed) == 1 else "at most"
-        causes[name] = FoundCause(share_s=share_s, bound=bound, evidence=said)
+        causes[name] = CauseShare(share_s=share_s, bound=bound, evidence=said)
     return causes
 
 
-def _suspected(differing: Mapping[CauseName, FoundCause]) -> dict[CauseName, FoundCause]:
-    """What is named before all others also if their shares leave nothing to it: it may be behind them."""
+def _suspected(differing: Mapping[CauseName, CauseShare]) -> dict[CauseName, CauseShare]:
+    """Return the causes that are listed first even if the others leave no share: they may be behind them."""
     return {
         name: replace(item, share_s=item.share_s or None) if cause_rules().rule(name).first else item
         for name, item in differing.items()
@@ -209,7 +209,7 @@ def _worth(item: Condition) -> str:
     return f", worth {item.slower_pct[0]:g} to {item.slower_pct[1]:g} % of a step" if item.slower_pct else ""
 
 
-def _cause(name: CauseName, item: FoundCause, run: Evidence, words: Words) -> Cause:
+def _cause(name: CauseName, item: CauseShare, run: Evidence, words: Words) -> Cause:
     rule = cause_rules().rule(name)
     return Cause(
         name=name,
@@ -228,7 +228,7 @@ def _command(rule: CauseRule, words: Words) -> str:
 
 
 def _order(cause: Cause) -> tuple[bool, float, int]:
-    """Equal shares, and what is named first, in the order of the data file, in which likelier causes come first."""
+    """Sort key: causes to list first, then by share; ties in the order of the data file, likelier causes first."""
     names = [rule.name for rule in cause_rules().causes]
     first = cause_rules().rule(cause.name).first
     share_s = -1.0 if first or cause.share_s is None else cause.share_s
@@ -236,12 +236,12 @@ def _order(cause: Cause) -> tuple[bool, float, int]:
 
 
 CONDITIONS = ("software.", "hardware.", "variables.", "nodes", "node_count", "fabric", "release")
-"""What of a run's conditions may change the time of a step; keys that begin with these."""
+"""Prefixes of the conditions that may change the time of a step."""
 US = 1_000_000
 
 
 def explain_judged(judged: Judged) -> Explanation | None:
-    """Explains of several repeats the one with the median step time, against that of the baseline's runs."""
+    """Explain a run; of several repeats the one with the median step time, against that of the baseline."""
     run, baseline = _typical(judged.runs), _typical(judged.baseline)
     return explain(run, baseline, judged.verdict) if run else None
 
@@ -252,7 +252,7 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Why ``run`` is slow, compared with a baseline, else with the reference of its verdict, if there is one.
+    """Explain why ``run`` is slow, compared with a baseline, else with the reference of its verdict, if any.
 
     None for a run without a step time.
     """
@@ -285,12 +285,12 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
 
 
 def _steps_of(run: AnalyzedRun) -> list[Step]:
-    """All of the run; empty if only its log has them. Raises BrokenRecord or OSError if they cannot be read."""
+    """Read all steps of a run; none if only its log has them. Raises BrokenRecord or OSError if reading fails."""
     return read_steps(RunFolder(run.path).steps) if run.record else []
 
 
 def _trace(folder: RunFolder) -> StepBreakdown | None:
-    """None also if it is damaged: 'llmb result' says so."""
+    """Return the trace; None also if it is damaged, which 'llmb result' reports."""
     try:
         return read_breakdown(folder)
     except (OSError, BrokenRecord):
@@ -317,8 +317,8 @@ def node_of_ranks(environment: Environment) -> dict[int, str]:
 
 
 def _throttled(environment: Environment, result: Result | None) -> tuple[Throttle, ...] | None:
-    """By the samples of the window, else by the counters of the driver, before the first step and after the last; None
-    where no GPU tells.
+    """Return throttled GPUs, by the samples of the window, else by the driver's counters before the first step and
+    after the last; None if no GPU has either.
     """
     gpus = (result.resources.gpus if result and result.resources else None) or ()
     sampled = [gpu for gpu in gpus if gpu.throttled is not None]
@@ -349,7 +349,7 @@ def _sampled_throttles(gpu: GpuUse, max_clock_mhz: float | None) -> Iterator[Thr
 
 
 def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> ReferenceTime | None:
-    """Scaled to as many sequences per GPU as the run has. None if the baseline has no step time."""
+    """Return the baseline's time, scaled to the run's sequences per GPU; None if it has no step time."""
     if against.step_time_s is None:
         return None
     own, other = _sequences(run.recipe), _sequences(against.recipe)
@@ -397,7 +397,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Mean of the run's own steps in the window of its reference; None if it has not all of them."""
+    """Return the mean of the run's own steps in the window of its reference; None if some are missing."""
     if window is None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]
@@ -409,7 +409,7 @@ def _window_text(window: Window | None) -> str:
 
 
 def _words(run: AnalyzedRun) -> dict[str, str]:
-    """What stands in the commands that confirm a cause. A run without a record has no recipe."""
+    """Return the replacements in commands that confirm a cause. A run without a record has no recipe."""
     recipe = run.recipe
     if recipe is None:
         unknown = {"workload": "WORKLOAD", "size": "SIZE", "gpu_type": "TYPE", "last_rank": "N"}

@@ -17,7 +17,7 @@ from llmb.base.shown_text import listed
 from llmb.base.statistics import student_t
 
 ERROR_RATE = 0.01
-"""Probability that a node is named that has no effect, all nodes together."""
+"""Probability that any node without an effect is reported."""
 MOST_NAMED = 3
 
 
@@ -30,9 +30,9 @@ class RunMean:
 
 
 def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | None:
-    """What has to be said of the nodes: which ran only one group, and which runs are slower with one node.
+    """Describe effects of nodes: those that ran only one group, and those that slow runs down.
 
-    None if both groups ran on the same nodes, which make no difference, and if the nodes of a run are unknown.
+    None if both groups ran on the same nodes without an effect, or if the nodes of a run are unknown.
     """
     runs = (*before, *after)
     if not all(run.nodes for run in runs):
@@ -53,7 +53,7 @@ def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | No
 
 
 def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str]:
-    """Nodes with which runs differ from the others of their group, more than chance explains."""
+    """Return nodes whose runs differ from the others of their group by more than chance explains."""
     from scipy.special import stdtr
 
     runs = (*before, *after)
@@ -76,7 +76,7 @@ def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str
 
 
 def _common_effect(strata: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, int]:
-    """The mean difference within strata, its standard error, and the degrees of freedom."""
+    """Return the mean difference within strata, its standard error, and the degrees of freedom."""
     cells = [cell for stratum in strata for cell in stratum]
     freedom = sum(len(cell) - 1 for cell in cells)
     if freedom < 1:
@@ -95,12 +95,12 @@ POWER = 0.8
 """Probability that the smallest change shows, and that as many more runs as suggested decide, if the estimates are
 right."""
 REPEATS = 3
-"""Runs of each group that are suggested where nothing is known of the spread between runs."""
+"""Runs of each group that are suggested if the spread between runs is unknown."""
 FEWEST_EARLIER = 3
 """Earlier runs from which the spread between repeats is known."""
 ASSUMED_SPREAD_PCT = 1.0
-"""Standard deviation between repeats that is allowed for where nothing is known of it: chips of one type, and the same
-one warm and cold, differ by as much."""
+"""Standard deviation between repeats that is assumed if it is unknown: chips of one type, and the same chip warm and
+cold, differ by as much."""
 NORMAL_QUANTILE = 1.959963984540054
 SPREAD_POWER = 0.9
 """Half of what ``POWER`` leaves to chance is left to the spread of the runs."""
@@ -111,7 +111,7 @@ NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 
 @dataclass(frozen=True, slots=True)
-class KnownSpread:
+class RunSpread:
     """Spread of the logarithms of run means between repeats, from so many earlier runs."""
 
     spread: float
@@ -134,7 +134,7 @@ class GroupDifference:
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if it is assumed: any decision is then soft."""
     node_effect: str | None
-    """What is known of nodes that may explain the difference."""
+    """An effect of nodes that may explain the difference."""
     earlier_runs: int = 0
     """From which the noise is known, if each side has a single run."""
 
@@ -161,19 +161,19 @@ class _Precision:
 
     @property
     def smallest_change(self) -> float:
-        """The true difference of which the interval excludes 0 with probability ``POWER``."""
+        """Return the true difference whose interval excludes 0 with probability ``POWER``."""
         return self.half_width + student_t(self.freedom, POWER) * self.error
 
 
-def known_spread(means_s: Sequence[float]) -> KnownSpread | None:
-    """From earlier runs of one recipe on the same nodes; None for fewer than ``FEWEST_EARLIER``."""
+def run_spread(means_s: Sequence[float]) -> RunSpread | None:
+    """Return the spread of earlier runs of one recipe on the same nodes; None for fewer than ``FEWEST_EARLIER``."""
     if len(means_s) < FEWEST_EARLIER or not all(0 < mean < math.inf for mean in means_s):
         return None
-    return KnownSpread(stdev(map(math.log, means_s)), len(means_s))
+    return RunSpread(stdev(map(math.log, means_s)), len(means_s))
 
 
 def group_difference(
-    before: Sequence[RunMean], after: Sequence[RunMean], known: KnownSpread | None = None
+    before: Sequence[RunMean], after: Sequence[RunMean], known: RunSpread | None = None
 ) -> GroupDifference:
     """``known`` is used if each side has a single run.
 
@@ -205,9 +205,9 @@ def group_difference(
 
 
 def smallest_change(half_width: float) -> float:
-    """What would have shown with an interval of this half width whose degrees of freedom are not known.
+    """Return the smallest change that an interval of this half width would have shown, for any degrees of freedom.
 
-    The quantiles are normal ones: of Student's t their ratio is smaller, so that this is rather too much.
+    The quantiles are normal: for Student's t their ratio is smaller, so this is a slight overestimate.
     """
     return half_width * (1 + POWER_QUANTILE / NORMAL_QUANTILE)
 
@@ -229,8 +229,8 @@ def clear_decision(
 
 
 def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float) -> str | None:
-    """Why no difference was found, where that says little; None if it says enough, or the interval does not end
-    within the tolerance."""
+    """Return why a missing difference means little; None if it is meaningful, or if the interval exceeds the
+    tolerance."""
     low, high = ci95_pct
     if not low <= 0 <= high <= tolerance_pct < smallest_visible_change_pct:
         return None
@@ -239,12 +239,12 @@ def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, to
 
 
 def _digits_above(value: float, limit: float) -> int:
-    """As few as show that ``value`` is above ``limit``."""
+    """Return the fewest digits that show that ``value`` is above ``limit``."""
     return next((n for n in range(1, MOST_DIGITS) if round(value, n) > limit), MOST_DIGITS)
 
 
 def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
-    """Whether the second group is slower than the first one by more than the tolerance."""
+    """Decide whether the second group is slower than the first by more than the tolerance."""
     interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
     if interval is None or smallest is None:
         return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)
@@ -262,15 +262,15 @@ def _possible(ci95_pct: tuple[float, float], tolerance_pct: float) -> str:
 
 
 def spread_note(difference: GroupDifference) -> str | None:
-    """What has to be said of two single runs; None for groups of repeats."""
+    """Return the caveat about two single runs; None for groups of repeats."""
     if difference.earlier_runs:
         return f"one run on each side: repeats differ as much as {difference.earlier_runs} earlier runs did"
     return SINGLE_RUNS if difference.noise_pct is None else None
 
 
 def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
-    """The smallest number of more runs that are expected to decide, with probability ``POWER``, if the difference and
-    the noise are as they seem; None for more than ``MOST_MORE_RUNS``."""
+    """Return the smallest number of additional runs that decide with probability ``POWER``, if the difference and the
+    noise are as estimated; None for more than ``MOST_MORE_RUNS``."""
     if difference.noise_pct is None:
         return 2 * (REPEATS - 1)
     delta, tolerance = math.log1p(difference.delta_pct / 100), math.log1p(tolerance_pct / 100)
@@ -287,19 +287,19 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
 
 
 def _spread_seen(freedom: int) -> float:
-    """The spread that so few runs show, relative to the true one: in ``SPREAD_POWER`` of cases at most that."""
+    """Return the spread that so few runs show, relative to the true one; ``SPREAD_POWER`` of cases are below it."""
     from scipy.special import chdtri
 
     return math.sqrt(float(chdtri(freedom, 1 - SPREAD_POWER)) / freedom)
 
 
 def _precision_of(spread: float, sizes: Sequence[int]) -> _Precision:
-    """Groups of so many runs with a common spread."""
+    """Return the precision for groups of these sizes with a common spread."""
     return _Precision(spread, spread * math.sqrt(sum(map(_variance_of_median, sizes))), sum(sizes) - 2)
 
 
 def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | None:
-    """None for two single values."""
+    """Return the precision of the difference; None for two single values."""
     freedoms = [len(group) - 1 for group in (before, after)]
     if not sum(freedoms):
         return None
@@ -314,7 +314,7 @@ def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | 
 
 
 def _variance_of_median(count: int) -> float:
-    """Variance for ``count`` standard normal values: within 2 % for odd counts, up to 22 % too much for even ones.
+    """Return the variance for ``count`` standard normal values: within 2 % for odd counts, up to 22 % high for even.
 
     Few runs need the allowance: of 2 and 2 runs exactly 5 % would be a false alarm.
     """
@@ -322,7 +322,7 @@ def _variance_of_median(count: int) -> float:
 
 
 def _half_width_alone(before: RunMean, after: RunMean) -> float | None:
-    """Half width for the logarithm of two runs' ratio, from the intervals of their steps and the assumed spread."""
+    """Return the half width for the log ratio of two runs, from the intervals of their steps and the assumed spread."""
     widths = [(run.ci95_s[1] - run.ci95_s[0]) / (2 * run.mean_s) for run in (before, after) if run.ci95_s is not None]
     between = NORMAL_QUANTILE * math.sqrt(2) * math.log1p(ASSUMED_SPREAD_PCT / 100)
     return math.hypot(*widths, between) if len(widths) == 2 else None

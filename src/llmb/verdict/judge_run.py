@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges runs that ended: against published figures, other runs, or what the user expects."""
+"""Judge runs that ended: against published figures, other runs, or the user's expectations."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,12 +57,12 @@ NO_RECIPE = "the catalogue has no recipe with the layout of this log"
 
 LEAST_EARLIER = 2
 MOST_EARLIER = 10
-"""Runs of long ago had other software, which would widen the spread."""
+"""Older runs probably had other software, which would widen the spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One verdict, and the runs that it is on: one, or several repeats."""
+    """One verdict, and the run or repeats that it is about."""
 
     title: str
     runs: tuple[AnalyzedRun, ...]
@@ -74,7 +74,7 @@ class Judged:
 
     @property
     def compared_s(self) -> float | None:
-        """The step time that the difference is of: between groups of runs that of medians."""
+        """The step time that the difference refers to: between groups of runs, the median."""
         if self.step_time_s is None:
             return None
         counted = [run for run in self.runs if flaw_of(run) is None]
@@ -86,14 +86,14 @@ def is_pretended(run: AnalyzedRun) -> bool:
 
 
 def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
-    """Never comparable: all that a run could be judged against is of all ranks."""
+    """Return 'not comparable': all references are runs of all ranks."""
     why = flaw_of(repeats[0])
     assert why, "a rank alone measures no step of all"
     return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why), None)
 
 
 def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier) -> list[Judged]:
-    """Against the published figure; without one, against earlier runs of the recipe on the same nodes."""
+    """Judge against the published figure; without one, against earlier runs of the recipe on the same nodes."""
     judged = judge_published(run, tolerance)
     if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
         return [judged]
@@ -114,7 +114,7 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Jud
 
 
 def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
-    """Without a reference, a run that failed is invalid, whatever it could have been compared with."""
+    """Return the verdict; without a reference, a run that failed is invalid rather than not comparable."""
     if not isinstance(found, Missing):
         return found
     flaw = flaw_of(run)
@@ -122,7 +122,7 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
-    """By the recipe of the catalogue that the log reports, if it does."""
+    """Judge a log by its recipe in the catalogue, if it reports one."""
     catalogue = Catalogue()
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
@@ -132,7 +132,7 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
 
 
 def _measured_log(run: AnalyzedRun, recipe: Recipe) -> Measured:
-    """If the log is of the document of ``recipe``, its program trained, and a step time means what it does there."""
+    """Return the measurement; a log of the document's release gets its program and the steps that it averages."""
     measured, document = measured_run(run), recipe.document
     if document is None or run.identity.configuration.get("release") != document.release:
         return measured
@@ -160,7 +160,7 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
-    """Against the entry of the user's file that fits the run."""
+    """Judge against the entry of the user's file that fits the run."""
     measured = measured_run(run)
     entry = expectations.entry_for(measured.conditions)
     if isinstance(entry, Missing):
@@ -180,7 +180,7 @@ def judge_against(
     tolerance: Tolerance | None = None,
     earlier: Earlier = no_earlier,
 ) -> list[Judged]:
-    """Repeats together, one verdict each, against those of ``baseline`` that are most like them.
+    """Judge each group of repeats against the most similar runs of ``baseline``.
 
     ``source`` names the baseline, whose runs are all measurements.
     """
@@ -235,7 +235,7 @@ def _baseline(group: Sequence[AnalyzedRun], source: str) -> Reference:
 
 
 def judge_acceptance(wanted: AcceptanceSet, runs: Sequence[AnalyzedRun]) -> list[Judged]:
-    """A verdict for each recipe of the set, in its order; one without a run is inconclusive."""
+    """Return a verdict for each recipe of the set, in order; one without a run is inconclusive."""
     return [
         _accepted(wanted, recipe, [run for run in runs if _is_of(run, wanted, recipe)]) for recipe in wanted.recipes
     ]
@@ -252,9 +252,9 @@ def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) ->
 
 
 def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[AnalyzedRun]) -> Judged:
-    """By the mean of the repeats that are most like the published run, of several such the last ones.
+    """Judge by the mean of the repeats that are most similar to the published run; of equally similar ones the last.
 
-    A recipe none of whose runs is a measurement is judged by the last run.
+    If no run of the recipe is a measurement, the last run is judged.
     """
     title = f"{recipe.name} on {recipe.scale} x {wanted.gpu_type}"
     used = [run for run in runs if flaw_of(run) is None] or runs[-1:]
@@ -273,7 +273,7 @@ def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[An
 
 
 def _kind_of_window(run: AnalyzedRun) -> str | None:
-    """Steady states have the same meaning, wherever they begin."""
+    """Return the kind of a run's window: all steady states are of one kind, wherever they begin."""
     if run.window is None:
         return None
     return STEADY if run.window.rule == STEADY else steps_text(run.window)
@@ -309,9 +309,9 @@ def measured_run(run: AnalyzedRun) -> Measured:
 
 
 def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
-    """Statistics over the steps of one run, or over the means of several. None if no run has any.
+    """Return statistics over the steps of one run, or over the means of several. None if no run has any.
 
-    Runs that are no measurement count only among others that are none either.
+    Invalid runs count only if there is no valid one.
     """
     counted = [run for run in runs if flaw_of(run) is None] or runs
     known = [run.step_time_s for run in counted if run.step_time_s]
@@ -321,7 +321,7 @@ def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
 
 
 def title_of_run(run: AnalyzedRun) -> str:
-    """Its recipe, or its log."""
+    """Return the recipe of a run, or its log."""
     return run.recipe.title() if run.recipe else run.path.name
 
 
@@ -335,7 +335,7 @@ HEADER = """\
 
 
 def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
-    """Writes a new file with an entry for each group of repeats; returns their number.
+    """Write a new file with an entry for each group of repeats; return their number.
 
     Raises UsageError if the file exists, or if the recipe of a run is not known; EnvironmentProblem if it cannot be
     written.
@@ -389,12 +389,12 @@ def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
 
 
 def _rounded(seconds: float) -> float:
-    """As precise as a step time is."""
+    """Round to the precision of a step time."""
     return float(f"{seconds:.{DIGITS}g}")
 
 
 def _matters(key: str) -> bool:
-    """Settings of nodes are too many for a file that is read and edited; the run's record has them."""
+    """Return whether a condition is written: settings of nodes are too many for a file that users edit."""
     return rule_of(key).differs != "ignored" and not key.startswith(PREFIXES)
 
 

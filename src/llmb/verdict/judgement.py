@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts: of a run against a figure, of runs against runs, how much slower each may be, what conditions leave of
-them, and each as one line for a person. Pure but for its table of tolerances."""
+"""Verdicts of a run against a figure or of runs against runs, their tolerances, the effect of differing conditions, and
+their one-line summaries. Pure but for its table of tolerances."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,8 +46,8 @@ from llmb.verdict.group_difference import (
     NO_INTERVAL,
     NORMAL_QUANTILE,
     GroupDifference,
-    KnownSpread,
     RunMean,
+    RunSpread,
     clear_decision,
     decide,
     group_difference,
@@ -65,7 +65,7 @@ NAMES: dict[ReferenceKind, str] = {
     "expectation": "expected",
     "prediction": "predicted",
 }
-"""What a run is slower than."""
+"""Names of references in sentences such as 'slower than ...'."""
 FIGURES: dict[ReferenceKind, str] = {
     "published": "the published figure",
     "baseline": "the baseline",
@@ -84,11 +84,11 @@ SPOILED = {
     UNLIKE_NODES: "nodes unlike each other in",
     ERROR_AT_END: "an error after the last step of",
 }
-"""Faults in words, before whose they are."""
+"""Phrases for faults, followed by the run that had them."""
 
 
 def headline(verdict: Verdict) -> str:
-    """The verdict in capitals, and its sentence, which may begin with it."""
+    """Return the verdict in capitals, and its sentence, which may begin with it."""
     soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
     rest = verdict.sentence.removeprefix(verdict.verdict)
     return f"{verdict.verdict.upper()}{soft}{rest if rest[:1] in (':', ' ') else f': {rest}'}"
@@ -123,7 +123,7 @@ def _parts(verdict: Verdict) -> Iterator[str]:
 
 
 def _digits(limit: float | None, *values: float) -> int:
-    """As few as distinguish the values from the tolerance."""
+    """Return the fewest digits that distinguish the values from the tolerance."""
     if limit is None:
         return 1
     near = [abs(value) for value in values if abs(abs(value) - limit) > 10**-MOST_DIGITS]
@@ -132,7 +132,7 @@ def _digits(limit: float | None, *values: float) -> int:
 
 
 def _difference(verdict: Verdict, kind: ReferenceKind, digits: int = 1) -> str:
-    """Such as ``5.2 % slower than published (4.9 to 5.5 %)``."""
+    """Format the difference, such as ``5.2 % slower than published (4.9 to 5.5 %)``."""
     delta = verdict.delta_pct
     assert delta is not None, "a verdict on a difference has one"
     runs = verdict.reference.runs if verdict.reference else None
@@ -149,7 +149,7 @@ def _interval(interval: Interval, sign: int, digits: int) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """With ``digits`` after the point, two at least of a small value."""
+    """Format with ``digits`` decimals, at least two for a small value."""
     digits = digits if abs(value) >= 0.095 else max(digits, 2)
     return f"{round(value, digits) + 0.0:.{digits if round(value, digits) else 1}f}"
 
@@ -160,7 +160,7 @@ def _tolerance(verdict: Verdict, digits: int) -> str:
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
-    """Why there is no clear verdict, and what would tell."""
+    """Yield why there is no clear verdict, and what would give one."""
     if verdict.more_runs:
         yield f"{counted(verdict.more_runs, 'more run')} would tell"
     reason = (verdict.reason or "").removeprefix(_unseen(verdict)).removeprefix("; ")
@@ -169,7 +169,7 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
 
 
 def _unseen(verdict: Verdict) -> str:
-    """The part of the reason that the end of the sentence says."""
+    """Return the part of the reason that goes to the end of the sentence."""
     interval, smallest, limit = verdict.ci95_pct, verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if interval is None or smallest is None or limit is None:
         return ""
@@ -177,7 +177,7 @@ def _unseen(verdict: Verdict) -> str:
 
 
 def _shown(verdict: Verdict) -> Iterator[str]:
-    """What the data would have shown, where no difference was found."""
+    """Yield the change that the data would have shown, if no difference was found."""
     smallest, limit = verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if smallest is None or verdict.verdict not in ("pass", "inconclusive"):
         return
@@ -187,7 +187,7 @@ def _shown(verdict: Verdict) -> Iterator[str]:
 
 
 def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
-    """What a person has to know beside the difference."""
+    """Yield caveats about the difference."""
     weak = [condition for condition in verdict.conditions if condition.effect == "weakens"]
     for condition in weak:
         if condition.key == WINDOW and condition.own and condition.reference:
@@ -204,13 +204,13 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
 
 
 def _of_one(text: str) -> str:
-    """What is known of the first of several runs; the table of conditions has the others."""
+    """Keep the part about the first of several runs; the table of conditions has the others."""
     first, *others = text.split(BETWEEN_RUNS)
     return f"{first} (and {len(others)} more like it)" if others else first
 
 
 def _statistic(steps: str) -> str:
-    """The statistic of a window: the one step of ``last`` or ``49``, the mean of ``35-44``."""
+    """Name the statistic of a window: the step of ``last`` or ``49``, the mean of ``35-44``."""
     if steps == "last":
         return "the last step's"
     return f"step {steps}'s" if steps.isdecimal() else f"the mean of {steps}"
@@ -224,14 +224,14 @@ TOO_MANY_RUNS = f"more than {MOST_MORE_RUNS} more runs would be needed"
 
 
 class Tolerance(NamedTuple):
-    """In percent of the reference's step time; it holds in both directions."""
+    """A tolerance in percent of the reference's step time, in both directions."""
 
     pct: float
     source: str
 
 
 class ToleranceEntry(Record):
-    """A default."""
+    """A default tolerance."""
 
     kind: ReferenceKind
     same_nodes: bool = False
@@ -251,8 +251,8 @@ def _defaults() -> tuple[ToleranceEntry, ...]:
     return read_file(DATA, ToleranceFile, wrap="defaults").defaults
 
 
-def given_tolerance(pct: float | None, name: str) -> Tolerance | None:
-    """That of the option or argument ``name``, if it is given. Raises UsageError unless it is a percentage above 0."""
+def tolerance_of(pct: float | None, name: str) -> Tolerance | None:
+    """Return the tolerance of the option ``name``, if set. Raises UsageError unless it is a percentage above 0."""
     if pct is None:
         return None
     if not 0 < pct < inf:
@@ -261,7 +261,7 @@ def given_tolerance(pct: float | None, name: str) -> Tolerance | None:
 
 
 def default_tolerance(kind: ReferenceKind, *, same_nodes: bool = False) -> Tolerance:
-    """``same_nodes``: the run and its reference are known to have had the same nodes."""
+    """Return the default tolerance. ``same_nodes``: the run and its reference are known to have had the same nodes."""
     entry = next(entry for entry in _defaults() if entry.kind == kind and (same_nodes or not entry.same_nodes))
     return Tolerance(entry.tolerance_pct, entry.source)
 
@@ -277,13 +277,13 @@ class Measured:
     conditions: Values = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     faults: Values = field(default_factory=dict)
-    """What is known to have disturbed it, by the key of its condition, the most important first."""
+    """The known disturbances by the key of their condition, the most important first."""
 
 
 def judge_against_figure(
     measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
 ) -> Verdict:
-    """Whether the run is as fast as ``reference`` says, within ``tolerance``; ``conditions`` are what differs."""
+    """Judge whether the run is as fast as ``reference``, within ``tolerance``; ``conditions`` differ."""
     all_conditions = (*_disturbances([measured]), *conditions)
     other_steps = reference.window is None or any(condition.key == WINDOW for condition in conditions)
     alike = reference.kind == "published" and not other_steps
@@ -292,7 +292,7 @@ def judge_against_figure(
 
 
 def _finding_against_figure(measured: Measured, reference: Reference, tolerance: Tolerance, *, alike: bool) -> Verdict:
-    """``alike``: the figure is the same statistic of the same steps, which may be one line of a log."""
+    """Judge without conditions. ``alike``: the figure is the same statistic of the same steps, perhaps one log line."""
     times = measured.step_time_s
     if times is None:
         return Verdict(verdict="invalid", soft=False, reason=measured.flaw or "it has no statistics")
@@ -311,14 +311,14 @@ def _finding_against_figure(measured: Measured, reference: Reference, tolerance:
 
 
 def _said(found: Verdict) -> str | None:
-    """Its reason, if that says more than that the verdict is not clear."""
+    """Return its reason, unless that only repeats that the verdict is not clear."""
     return None if found.reason == UNDECIDED else found.reason
 
 
 def single_difference(
     statistics: Statistics, reference_s: float, reference_ci95: tuple[float, float] | None = None
 ) -> tuple[float, tuple[float, float] | None]:
-    """The run's mean relative to ``reference_s`` in percent, above 0 slower, and the 95 % confidence interval of that.
+    """Return the run's mean relative to ``reference_s`` in percent, above 0 slower, and its 95 % confidence interval.
 
     The interval is None for a run with a single step. Raises ValueError for a reference that is not above 0.
     """
@@ -333,7 +333,7 @@ def single_difference(
 
 
 def _allowed(interval: Interval, values: int = 1) -> Interval:
-    """The interval if each of so many values may be another by the assumed spread the next time."""
+    """Widen the interval by the assumed spread between repeats of each of the values."""
     low, high = interval
     half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT * math.sqrt(values))
     return (low + high) / 2 - half, (low + high) / 2 + half
@@ -359,12 +359,12 @@ def judge_against_runs(
     baseline: Sequence[Measured],
     reference: Reference,
     tolerance: Tolerance | None = None,
-    known: KnownSpread | None = None,
+    known: RunSpread | None = None,
 ) -> Verdict:
-    """Whether ``runs``, repeats of each other, are as fast as those of ``baseline``, which is not empty.
+    """Judge whether ``runs``, repeats of each other, are as fast as those of ``baseline``, which is not empty.
 
-    ``reference`` describes the baseline. Without ``tolerance``, the default for these nodes holds. ``known``: how much
-    earlier repeats differed, for a single run on each side.
+    ``reference`` describes the baseline. ``tolerance`` defaults to that for these nodes. ``known``: the spread of
+    earlier repeats, for a single run on each side.
     """
     valid = [run for run in runs if run.step_time_s and not run.flaw]
     counted = valid or runs
@@ -417,7 +417,7 @@ def means_of(runs: Iterable[Measured]) -> list[RunMean]:
 def judgement(
     finding: Verdict, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance | None
 ) -> Verdict:
-    """``finding``, what the difference would mean by itself, as far as the conditions allow it."""
+    """Limit ``finding``, the verdict on the difference alone, to what the conditions allow."""
     verdict, reason = finding.verdict, finding.reason
     prevented = [condition for condition in conditions if condition.effect == "prevents"]
     if prevented and verdict != "invalid":
@@ -444,5 +444,5 @@ def _doubts(condition: Condition) -> Iterator[str]:
 
 
 def without_reference(verdict: VerdictName, reason: str) -> Verdict:
-    """Verdict of a run that there is nothing to compare with, or of a recipe without a run."""
+    """Return the verdict of a run without a reference, or of a recipe without a run."""
     return with_sentence(Verdict(verdict=verdict, soft=False, reason=reason))

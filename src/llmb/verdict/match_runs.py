@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runs of two selections are repeats of each other, and which are compared, by what may vary. Pure but for its
-data file."""
+"""Match the runs of two selections: repeats of each other, and groups to compare, given the keys that may vary. Pure
+but for its data file."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from llmb.catalogue.records import Record
 from llmb.readers.logs.configuration import ARGUMENTS
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped
 from llmb.runs.conditions import Value, differences
-from llmb.verdict.group_difference import KnownSpread, known_spread
+from llmb.verdict.group_difference import RunSpread, run_spread
 from llmb.verdict.judgement import Tolerance
 
 DATA = Path(__file__).with_name("compare_modes.yaml")
@@ -103,12 +103,12 @@ MODEL = ("workload", "size")
 MODEL_NAME = "model name"
 """That of the recipe, which says of a proxy that it is one."""
 NAMED = ("workload", "size", "dtype")
-TOLD_FIRST = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "layout.seq_len", "layout.layers")
-"""What distinguishes rows, if it does; else other keys."""
+TITLE_KEYS = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "layout.seq_len", "layout.layers")
+"""Keys that distinguish rows in titles before any others."""
 NAMES = ("experiment", ARGUMENTS)
-"""What stands for the recipe of a log which does not tell it: who names two sides says that they are of one."""
+"""Keys that replace an unknown recipe in titles: two sides that the user compares are assumed to have the same."""
 IDENTIFYING = ("workload", "size", "dtype", "layout.gpus")
-"""What must be known of a run without a record to find runs of the same recipe that have one."""
+"""Keys that a run without a record must have, to find recorded runs of the same recipe."""
 Configuration = dict[str, Value]
 
 
@@ -138,12 +138,12 @@ class Matches:
 
 
 def groups_of(runs: Iterable[AnalyzedRun]) -> list[MatchedRuns]:
-    """Repeats together, by their whole configuration and never by a name."""
+    """Group repeats by their whole configuration, never by a name."""
     return [MatchedRuns(group[0].identity.configuration, tuple(group)) for group in grouped(runs)]
 
 
 def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Each group before with each one after that is the same but for what may vary."""
+    """Pair each group before with each group after that is equal except for the keys that may vary."""
     pairs = [
         Pair(one, other)
         for one in before
@@ -160,7 +160,7 @@ def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], var
 
 
 def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Groups that are the same but for what may vary: the first with each other one."""
+    """Pair the first of the groups that are equal except for the keys that may vary with each other one."""
     families: dict[tuple[tuple[str, Value], ...], list[MatchedRuns]] = defaultdict(list)
     for group in groups:
         families[tuple(sorted(_fixed(group.configuration, varied).items()))].append(group)
@@ -173,7 +173,7 @@ def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
 
 
 def same_but(one: Mapping[str, Value], other: Mapping[str, Value], varied: Varied) -> bool:
-    """True for configurations that differ in nothing but what may vary."""
+    """Return whether configurations differ only in keys that may vary."""
     return _fixed(one, varied) == _fixed(other, varied)
 
 
@@ -184,7 +184,7 @@ def _fixed(configuration: Mapping[str, Value], varied: Varied) -> Configuration:
 def _by_what_logs_tell(
     before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied, known: Sequence[Pair]
 ) -> list[Pair]:
-    """A run known by its log alone has a part of its configuration: it matches the only group that agrees with it."""
+    """Add runs without a record, whose configuration is incomplete, to the only group that agrees with it."""
     found = []
     for one in before:
         fitting = [other for other in after if _agrees(one, other, varied)]
@@ -210,14 +210,14 @@ def sources(found: RunSet) -> set[str]:
 
 
 def nearest(group: MatchedRuns, others: Sequence[MatchedRuns]) -> MatchedRuns | None:
-    """The runs of the same model that differ in the fewest keys."""
+    """Return the runs of the same model that differ in the fewest keys."""
     own = group.configuration
     similar = [other for other in others if all(own.get(key) == other.configuration.get(key) for key in MODEL)]
     return min(similar, key=lambda other: len(differences(own, other.configuration)), default=None)
 
 
 def titles(pairs: Sequence[Pair]) -> list[str]:
-    """Titles of the rows; those that would have the same title are distinguished by what they differ in."""
+    """Return the titles of the rows; equal titles are extended by the keys that differ."""
     merged = [_merged(pair) for pair in pairs]
     names = [_title(values) for values in merged]
     return [
@@ -231,7 +231,7 @@ def group_title(group: MatchedRuns) -> str:
 
 
 def _title(values: Mapping[str, str]) -> str:
-    """As of a recipe, if the runs tell; else by the name of the experiment, or all that is known."""
+    """Return the recipe as a title; if it is unknown, the name of the experiment, or everything that is known."""
     if not all(key in values for key in NAMED):
         told = (f"{key} {value}" for key, value in values.items() if key != ARGUMENTS)
         return values.get("experiment") or ", ".join(told) or "unknown"
@@ -243,9 +243,9 @@ def _title(values: Mapping[str, str]) -> str:
 
 
 def _distinction(values: Mapping[str, str], same: Sequence[Mapping[str, str]]) -> str:
-    """As many of the keys in which rows with the same title differ as it takes to distinguish them."""
+    """Return the fewest differing keys that distinguish rows with the same title."""
     chosen: list[str] = []
-    differing = [key for key in dict.fromkeys((*TOLD_FIRST, *values)) if len({other.get(key) for other in same}) > 1]
+    differing = [key for key in dict.fromkeys((*TITLE_KEYS, *values)) if len({other.get(key) for other in same}) > 1]
     for key in differing:
         if len({tuple(other.get(known) for known in chosen) for other in same}) < len(same):
             chosen.append(key)
@@ -267,18 +267,18 @@ def _texts(group: MatchedRuns) -> dict[str, str]:
 
 
 Earlier = Callable[[AnalyzedRun], Sequence[AnalyzedRun]]
-"""Finds other runs of the same configuration on the same nodes as one."""
+"""Finds earlier runs with the same configuration on the same nodes."""
 
 
 def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
     return ()
 
 
-def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> KnownSpread | None:
-    """Spread of a single run on each side, from what was run before on the nodes of both; None if that is not known."""
+def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> RunSpread | None:
+    """Return the spread for a single run on each side, from earlier runs on the nodes of both; None if unknown."""
     if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
         return None
     compared = {run.counted_as for run in (*before, *after)}
     others = ([run for run in earlier(one) if run.counted_as not in compared] for one in (before[0], after[0]))
-    known = [known_spread([run.step_time_s.mean for run in found if run.step_time_s]) for found in others]
+    known = [run_spread([run.step_time_s.mean for run in found if run.step_time_s]) for found in others]
     return max((one for one in known if one), key=lambda one: one.spread, default=None)

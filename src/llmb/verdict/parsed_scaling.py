@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of runs of one recipe, and how it scales: beside the published figures of every scale.
+"""Groups of runs of a recipe, and its scaling next to the published figures of every scale.
 
 Efficiency is the throughput of a GPU relative to that at the smallest scale. With a global batch size that grows with
 the GPUs that is weak scaling, with the same batch size strong scaling.
@@ -33,7 +33,7 @@ class RunGroup:
     run_means_s: Statistics
     """Statistics of the mean step times of the runs."""
     differs: tuple[str, ...] = ()
-    """What distinguishes it from groups that look the same otherwise, such as ``software.torch 2.9``."""
+    """Values that distinguish it from otherwise equal groups, such as ``software.torch 2.9``."""
 
     @property
     def first(self) -> AnalyzedRun:
@@ -41,13 +41,13 @@ class RunGroup:
 
     @property
     def spread_pct(self) -> float | None:
-        """From the fastest to the slowest run, in percent of the median; None for one run."""
+        """Return the range from the fastest to the slowest run, in percent of the median; None for one run."""
         means = self.run_means_s
         return 100 * (means.max - means.min) / means.median if means.count > 1 and means.median else None
 
 
 def group_runs(runs: Iterable[AnalyzedRun]) -> tuple[RunGroup, ...]:
-    """By recipe and number of GPUs, each run once. A run of which nothing is known is a group of its own."""
+    """Group runs by recipe and number of GPUs. A run without any identity is a group of its own."""
     by_key: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         if run.outcome.status == "success" and run.copy_of is None:
@@ -126,7 +126,7 @@ class Scaling:
 
 
 def scaling_of(groups: Iterable[RunGroup], catalogue: Catalogue) -> tuple[Scaling, ...]:
-    """One for each recipe that was measured. Groups of which the number of GPUs is not known are left out."""
+    """Return one for each measured recipe. Groups with an unknown number of GPUs are skipped."""
     families: dict[tuple[object, ...], list[RunGroup]] = defaultdict(list)
     for group in groups:
         if group.first.gpus and group.first.recipe_text:
@@ -187,7 +187,7 @@ def _layout_text(recipe: Recipe) -> str:
 
 
 def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
-    """By the batch sizes of what was measured."""
+    """Classify the scaling by the measured batch sizes."""
     sizes = {(row.gpus, row.gbs) for row in rows if row.gbs}
     if len({gpus for gpus, _ in sizes}) < 2:
         return None
@@ -197,7 +197,7 @@ def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
 
 
 def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
-    """Relative to the fastest measured and published layout of the smallest scale that has one."""
+    """Add the efficiency relative to the fastest layout, measured and published, of the smallest scale that has one."""
     measured = [_per_gpu(row, row.step_time_s) for row in rows]
     published = [_per_gpu(row, row.published.step_time_s if row.published else None) for row in rows]
     own_base, published_base = _base(rows, measured), _base(rows, published)
@@ -212,7 +212,7 @@ def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
 
 
 def _per_gpu(row: ScalingRow, step_time_s: float | None) -> float | None:
-    """Sequences per second and GPU."""
+    """Return the sequences per second and GPU."""
     return row.gbs / step_time_s / row.gpus if row.gbs and step_time_s else None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's verdict against the published figure of its recipe."""
+"""The verdict of a run against the published figure of its recipe."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ WORK = ("gbs", "seq_len", "layers")
 
 
 def with_verdict(result: Result, record: RunRecord) -> Result:
-    """The result of the run of ``record``, judged, or with the reason why it cannot be."""
+    """Return the result of a run with its verdict, or with the reason that there is none."""
     measured = Measured(
         step_time_s=result.step_time_s or None,
         flaw=result.flaw,
@@ -35,7 +35,7 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
 
 
 def figure_of(recipe: Recipe) -> Expectation | Missing:
-    """The published figure with a step time; that of a table before that of an example."""
+    """Return the published figure with a step time, from a table rather than an example."""
     missing = Missing(f"no published figure: {recipe.expectations_reason or 'the document has no step time'}")
     return next((figure for figure in recipe.expectations if figure.step_time_s is not None), missing)
 
@@ -43,16 +43,16 @@ def figure_of(recipe: Recipe) -> Expectation | Missing:
 def published_verdict(
     record: RunRecord, measured: Measured, window: Window | None, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Against the published figure of the run's recipe. ``window`` is the one that its steps decided, if they did.
+    """Judge against the published figure of the run's recipe. ``window`` is the one that its steps decided, if any.
 
-    The conditions are those that documents tell, in their words.
+    The conditions are those that documents report, in their words.
     """
     own = condition_values(_own(record, window or record.plan.window))
     return verdict_of_recipe(record.plan.recipe, replace(measured, conditions=own), tolerance)
 
 
 def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance | None = None) -> Verdict | Missing:
-    """Verdict of anything that measured ``recipe``, with its conditions as far as they are known."""
+    """Judge any measurement of ``recipe``, with its conditions as far as they are known."""
     figure = figure_of(recipe)
     if isinstance(figure, Missing):
         return figure
@@ -76,7 +76,7 @@ def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance |
 
 
 def _with_estimate(condition: Condition, published: PublishedCondition | None) -> Condition:
-    """With what the published condition is worth; not if the run is not known to lack it."""
+    """Add the estimated effect of the published condition, unless the run may have it too."""
     if published is None:
         return condition
     slower = published.slower_pct if condition.own is not None else None
@@ -84,7 +84,7 @@ def _with_estimate(condition: Condition, published: PublishedCondition | None) -
 
 
 def published_window(figure: Expectation) -> Window:
-    """The steps that a figure is the mean of."""
+    """Return the steps that a figure is the mean of."""
     window = resolve_window(figure.window, DOCUMENTED_STEPS)
     if figure.averaged_steps == 1:
         return window
@@ -92,7 +92,7 @@ def published_window(figure: Expectation) -> Window:
 
 
 def documented_steps(recipe: Recipe, window: Window) -> str:
-    """The steps that a time of the document's own software is the mean of: what it prints may be of several."""
+    """Return the steps that a time of the document's own software is the mean of; it may print means of several."""
     figure = figure_of(recipe)
     if isinstance(figure, Missing) or window.rule != recipe.documented_window:
         return steps_text(window)
@@ -108,14 +108,14 @@ def _interval(figure: Expectation, window: Window) -> tuple[float, float] | None
 
 
 def steps_text(window: Window) -> str:
-    """The steps of a window, as a condition."""
+    """Format the steps of a window as a condition."""
     if window.rule == "last":
         return window.rule
     return str(window.first) if window.first == window.last else f"{window.first}-{window.last}"
 
 
 def _own(record: RunRecord, window: Window) -> dict[str, object]:
-    """As the document would word it."""
+    """Return the run's conditions, worded like the document's."""
     plan = record.plan
     data = plan.origin.data
     return {
@@ -135,14 +135,14 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
 
 
 def _ways(plan: Plan) -> dict[str, object]:
-    """How the run trained, of what the conditions of published figures name, as far as it is known."""
+    """Return the run's values of the published conditions about training, as far as they are known."""
     if isinstance(plan, EnginePlan):
         return ways_of_engine(plan)
     return _published_ways(plan.recipe) if plan.documented_software else {}
 
 
 def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[str, object]:
-    """``device`` is the GPU that the figure is compared on."""
+    """Return the published conditions; ``device`` is the GPU of the run."""
     document, layout = recipe.document, recipe.layout
     data = {"synthetic": SYNTHETIC, "squad": dataset_title("squad", recipe.layout.seq_len), None: None}
     return {
@@ -172,7 +172,7 @@ def _published_ways(recipe: Recipe) -> dict[str, object]:
 
 
 def ways_of_engine(plan: EnginePlan) -> dict[str, object]:
-    """What the engine does of what the conditions of published figures name, in their words."""
+    """Return the engine's values of the published conditions about training, in their words."""
     even, path = plan.force_load_balancing or plan.capacity_factor == 1.0, plan.compute_path
     # Of matrices in bf16; in eager code not those of layers that share an input which they gather.
     whole_inputs = path.compiled or not path.overlaps_tp
@@ -190,14 +190,14 @@ def ways_of_engine(plan: EnginePlan) -> dict[str, object]:
 
 
 def _vboost_text(vboost: VboostOutcome | None) -> str | None:
-    """None where the job set none: the cluster may."""
+    """Format the vboost setting; None if the job set none, because the cluster may."""
     if vboost is None:
         return None
     return "asked for" if vboost.nodes_set == vboost.nodes else f"set on {vboost.nodes_set} of {vboost.nodes} nodes"
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
-    """The GPU that figures of ``gpu_type`` are of: ``device`` itself if it is one of them."""
+    """Return the GPU that figures of ``gpu_type`` refer to: ``device`` itself if it is one of them."""
     gpu = Catalogue().gpus.get(gpu_type)
     if gpu is None:
         return None
