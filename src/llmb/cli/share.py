@@ -2,6 +2,7 @@
 """``llmb report``, ``llmb export``, ``llmb archive`` and ``llmb import``."""
 
 import sys
+import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from llmb.base.errors import UsageError, unknown
+from llmb.base.shown_text import counted
 from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say, write_named
@@ -16,6 +18,7 @@ from llmb.cli.shared_options import complete_run, log_options, takes
 from llmb.jobs.archive import ENDINGS, check_library, default_ending, write_archive
 from llmb.jobs.find_runs import find_all_runs
 from llmb.jobs.imported import import_archive
+from llmb.jobs.judge_runs import Against
 from llmb.report.export import FORMS, write_export
 from llmb.report.output import print_output
 from llmb.report.verdict_report import left_out_lines
@@ -58,6 +61,7 @@ def report(
     full: Annotated[
         bool, typer.Option("--full", help="Show home folders, and names of users and hosts. Never secrets.")
     ] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the file in the browser.")] = False,
 ) -> None:
     """Make a page about runs that ended: verdicts, plots, tables and settings in one file that needs no network.
 
@@ -66,7 +70,7 @@ def report(
 
     Examples:
 
-    - `llmb report latest`
+    - `llmb report latest --open`
 
     - `llmb report -o all.html`
 
@@ -74,6 +78,8 @@ def report(
 
     - `llmb report latest --plot step-times --format svg`
     """
+    if show and form == "md":
+        raise UsageError("--open is for a page or a plot, and Markdown is neither", do="leave out --format md")
     if (plot is None) == (form in ("svg", "png")):
         raise UsageError("--plot and --format svg or png belong together", do="give both, or neither")
     install = install_here()
@@ -83,19 +89,18 @@ def report(
     if not found.runs:
         lines = "".join(f"\n  {line}" for line in left_out_lines(found.left_out))
         raise UsageError(f"no run has ended{f' in {found.title}' if runs else ''}{lines}", do="'llmb runs' shows all")
-    content = _content(found, against, install, form, plot or "", full=full)
+    content = _content(found, Against(runs=against, logs=stated), install, form, plot or "", full=full)
     if form == "md" and output is None:
         print_output(str(content))
         return
     path = output or Path(f"{plot or 'report'}.{form}")
     write_named(path, content, "-o")
-    count = len(found.runs)
-    sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {path.stat().st_size / 1000:,.0f} kB\n")
+    sys.stderr.write(f"{counted(len(found.runs), 'run')} in {path}, {path.stat().st_size / 1000:,.0f} kB\n")
+    if show and not webbrowser.open(path.absolute().as_uri()):
+        say(f"no browser was found here: open {path.absolute()} on a machine that has one")
 
 
-def _content(
-    found: "RunSet", against: str | None, install: Path, form: Format, plot: str, *, full: bool
-) -> str | bytes:
+def _content(found: "RunSet", against: Against, install: Path, form: Format, plot: str, *, full: bool) -> str | bytes:
     from llmb.report.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.report.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 

@@ -130,7 +130,7 @@ def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
         Column("recipe", lambda row: row[0].title),
         Column("runs", lambda row: listed(run.id for one in row for run in _counted_runs(one))),
         Column("step s", lambda row: _span([one.compared_s for one in row], number), right=True),
-        Column("reference", lambda row: _span([_reference_s(one) for one in row], number), right=True),
+        Column("reference", lambda row: _span([reference_s(one) for one in row], number), right=True),
         Column("change %", lambda row: _span([one.verdict.delta_pct for one in row], "{:+.1f}".format), right=True),
         Column("verdict", _verdict_counts),
     ]
@@ -152,7 +152,7 @@ def _span(values: Iterable[float | None], form: Callable[[float], str]) -> str:
     return " to ".join(dict.fromkeys((shown[0], shown[-1]))) if shown else "n/a"
 
 
-def _reference_s(judged: Judged) -> float | None:
+def reference_s(judged: Judged) -> float | None:
     return judged.verdict.reference.step_time_s if judged.verdict.reference else None
 
 
@@ -190,7 +190,7 @@ def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Tab
         number_column("GPUs", lambda pair: pair[0].scale, str),
         number_column("runs", lambda pair: len(pair[1].runs), str),
         number_column("step s", lambda pair: pair[1].compared_s),
-        number_column("published", lambda pair: _reference_s(pair[1])),
+        number_column("published", lambda pair: reference_s(pair[1])),
         number_column("%", lambda pair: _throughput_pct(pair[1].verdict), str),
         Column("verdict", lambda pair: pair[1].verdict.verdict),
     ]
@@ -301,7 +301,7 @@ def compare_tables(comparison: Comparison) -> list[Table]:
         number_column("before (s)", lambda row: row.before_s),
         number_column("after (s)", lambda row: row.after_s),
         number_column("change (%)", _change, str),
-        number_column("95 % interval", lambda row: row.ci95_pct, _interval),
+        number_column("95 % interval", lambda row: row.ci95_pct, interval_pct),
         number_column("noise (%)", lambda row: row.noise_pct, _noise),
         Column("verdict", _verdict),
     ]
@@ -326,14 +326,14 @@ def _answer(comparison: Comparison) -> str:
         of = sum(row.verdict == comparison.verdict for row in rows)
         return f"{comparison.verdict.upper()}: {of} of {counted(len(rows), 'recipe')}, {sides}"
     (row,) = rows
-    interval = f" (95 % interval {_interval(row.ci95_pct)} %)" if row.ci95_pct else ""
+    interval = f" (95 % interval {interval_pct(row.ci95_pct)} %)" if row.ci95_pct else ""
     change = f"{_change(row).lstrip('+-')} % {'slower' if rows[0].delta_pct > 0 else 'faster'}"
     what = f"{varied}: {change}" if before == after else f"{after} is {change} than {before}"
     return f"{comparison.verdict.upper()}: {what}{interval}, tolerance {row.tolerance_pct:g} %"
 
 
-def _interval(interval: tuple[float, float] | None) -> str:
-    return " to ".join(map(_signed, interval)) if interval else "n/a"
+def interval_pct(interval: tuple[float, float] | None) -> str:
+    return " to ".join(map(signed_pct, interval)) if interval else "n/a"
 
 
 def _verdict(row: Row) -> str:
@@ -344,7 +344,7 @@ def _change(row: Row) -> str:
     """With as many digits as tell it from the tolerance: a row of '+3.0' does not regress by more than 3 %."""
     delta, limit = row.delta_pct, row.tolerance_pct
     if delta is None:
-        return _signed(None)
+        return signed_pct(None)
     same = (n for n in range(1, MOST_DIGITS) if (round(abs(delta), n) > limit) == (abs(delta) > limit))
     return f"{delta:+.{next(same, MOST_DIGITS)}f}"
 
@@ -353,8 +353,8 @@ def _noise(percent: float | None) -> str:
     return "n/a" if percent is None else f"{percent:.2g}" if percent < 10 else f"{percent:.0f}"
 
 
-def _signed(percent: float | None) -> str:
-    return "n/a" if percent is None else f"{percent:+.1f}"
+def signed_pct(percent: float | None) -> str:
+    return "n/a" if percent is None else f"{round(percent, 1) + 0.0:+.1f}"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:

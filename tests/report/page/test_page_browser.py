@@ -110,8 +110,8 @@ def test_without_javascript_everything_is_there(opened: Callable[..., Any], page
     assert page.locator("svg").count() >= 10
     assert page.locator("#runs-table tbody tr").count() == runs_in(pages)
     assert page.locator("button").count() == 0
-    page.locator("summary").first.click()
-    assert page.locator("details[open] table").first.is_visible()
+    page.locator("figure summary").first.click()
+    assert page.locator("figure details[open] table").first.is_visible()
 
 
 def runs_in(root: Path) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
     from llmb.readers.anomalies import Level
-    from llmb.runs.result import Interval, VerdictName
+    from llmb.runs.result import Interval
 
 INK, MUTED, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"
@@ -37,6 +37,7 @@ STYLE: Mapping[Any, Any] = {
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
     "axes.grid": True,
+    "axes.formatter.useoffset": False,
     "axes.axisbelow": True,
     "axes.linewidth": 0.8,
     "grid.color": GRID,
@@ -144,15 +145,6 @@ BESIDE: Mapping[str, tuple[str, str, float, tuple[float, ...]]] = {
 """Color, mark, its size, and dashes of figures that were not measured; the smaller mark is above."""
 MOST_LABELS = 4
 STRONGEST_PCT = (5.0, 50.0)
-MARKS: Mapping["VerdictName", tuple[str, str]] = {
-    "pass": ("o", GREEN),
-    "improved": ("^", BLUE),
-    "regressed": ("v", RED),
-    "inconclusive": ("D", ORANGE),
-    "invalid": ("X", RED),
-    "not comparable": ("s", MUTED),
-}
-"""Shape and color of a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +169,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its interval, and the verdict that gives it its mark."""
+    """A value, and its interval where there is one."""
 
     label: str
     value: float
     interval: "Interval | None"
-    verdict: "VerdictName | None"
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -217,6 +208,8 @@ def series_chart(
     """
 
     def draw(canvas: "Canvas") -> None:
+        from matplotlib.ticker import MaxNLocator
+
         plot = canvas.add_subplot()
         if window:
             plot.axvspan(*window, color=BLUE, alpha=0.1, linewidth=0)
@@ -238,6 +231,8 @@ def series_chart(
             plot.set_xscale("log", base=2)
             plot.set_xticks(sorted({*x}), [f"{place:g}" for place in sorted({*x})])
             plot.set_ylim(0, 1.1 * max(y))
+        else:
+            plot.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
         _name_axes(plot, axes)
         if len(lines) + len(marked) + len(beside) > 1:
             plot.legend(**ABOVE)
@@ -249,40 +244,8 @@ def _coordinates(points: Sequence[tuple[float, float]]) -> tuple[list[float], li
     return [x for x, _ in points], [y for _, y in points]
 
 
-def estimates_chart(estimates: Sequence[Estimate]) -> Drawing:
-    """Differences with their intervals, one below the other with their labels."""
-    by_mark: dict[tuple[str, str], list[tuple[int, Estimate]]] = {}
-    for place, one in enumerate(estimates):
-        by_mark.setdefault(MARKS[one.verdict] if one.verdict else ("o", BLUE), []).append((place, one))
-
-    def draw(canvas: "Canvas") -> None:
-        plot = canvas.add_subplot()
-        for (shape, color), some in by_mark.items():
-            plot.errorbar(
-                [one.value for _, one in some],
-                [place for place, _ in some],
-                xerr=_distances([one for _, one in some]),
-                fmt=shape,
-                color=color,
-                markersize=6,
-                elinewidth=1.2,
-                markeredgecolor=PAPER,
-            )
-        plot.axvline(0, color=INK, linewidth=0.8)
-        plot.set_yticks(range(len(estimates)), [one.label for one in estimates])
-        plot.set_ylim(len(estimates) - 0.5, -0.5)
-        plot.set_xlabel("% longer steps than the reference")
-
-    return Drawing("differences", draw, 60 + 24 * len(estimates))
-
-
-def _distances(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """From values to both ends of their intervals; not a number without one, so that nothing is drawn."""
-    return [[abs(one.interval[end] - one.value) if one.interval else math.nan for one in estimates] for end in (0, 1)]
-
-
 def history_chart(
-    name: str, estimates: Sequence[Estimate], changes: Sequence[str], levels: Sequence["Level"]
+    name: str, estimates: Sequence[Estimate], colors: Sequence[str], changes: Sequence[str], levels: Sequence["Level"]
 ) -> Drawing:
     """Values with their intervals from left to right; ``changes`` are dotted lines, and several levels full ones.
 
@@ -291,8 +254,14 @@ def history_chart(
 
     def draw(canvas: "Canvas") -> None:
         plot, count = canvas.add_subplot(), len(estimates)
-        values, errors = [one.value for one in estimates], _distances(estimates)
-        plot.errorbar(range(count), values, yerr=errors, fmt="o", color=BLUE, markersize=6, markeredgecolor=PAPER)
+        for color in dict.fromkeys(colors):
+            places = [place for place in range(count) if colors[place] == color]
+            some = [estimates[place] for place in places]
+            errors = [
+                [abs(one.interval[end] - one.value) if one.interval else math.nan for one in some] for end in (0, 1)
+            ]
+            values = [one.value for one in some]
+            plot.errorbar(places, values, yerr=errors, fmt="o", color=color, markersize=6, markeredgecolor=PAPER)
         for place, change in enumerate(changes):
             if change:
                 plot.axvline(place - 0.5, color=PURPLE, linewidth=1, dashes=(2, 2))
@@ -362,5 +331,8 @@ def grid_chart(
 
 
 def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
+    """Nothing that is drawn over steps, runs or GPUs is below 0."""
     plot.set_xlabel(axes[0])
     plot.set_ylabel(axes[1])
+    if plot.get_ylim()[0] < 0 and not plot.yaxis_inverted():
+        plot.set_ylim(bottom=0)

@@ -14,22 +14,24 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.launch.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
-from llmb.report.page.figures import Figure, differences_figure, history_figure, run_figures, scaling_figures
+from llmb.report.page.figures import Figure, history_figure, run_figures, scaling_figures
+from llmb.report.parse_report import one_mfu
 from llmb.report.plan_report import plan_title
 from llmb.report.run_report import cv_pct, machine_table, run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, rows_table, table_of
 from llmb.report.trace_report import network_table
-from llmb.report.verdict_report import explanation_tables, verdict_table
+from llmb.report.verdict_report import explanation_tables, interval_pct, reference_s, signed_pct, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, by_reason, flaw_of, grouped
 from llmb.runs.conditions import Value
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import LOCAL, RunRecord
-from llmb.runs.result import WORST, VerdictName
+from llmb.runs.result import BETTER, WORST, VerdictName
+from llmb.verdict.catalogue_figures import NEEDED
 from llmb.verdict.explain_run import explain_judged
-from llmb.verdict.judge_run import Judged, title_of_run
-from llmb.verdict.judgement import headline
+from llmb.verdict.judge_run import LEAST_EARLIER, Judged, is_pretended, title_of_run
+from llmb.verdict.judgement import TOO_MANY_RUNS, headline
 
 MOST_DIFFERING = 3
 """Keys in the title of a recipe that has the same name as another."""
@@ -58,6 +60,8 @@ class Section:
     tables: tuple[Table, ...]
     details: tuple[Table, ...]
     """Tables that few readers need."""
+    advice: tuple[str, ...]
+    """The commands that help with the verdict; empty if none is needed."""
     missing: tuple[tuple[str, str], ...]
     """What is not shown, and why."""
 
@@ -73,20 +77,25 @@ class Section:
     def headline(self) -> str:
         return headline(self.judged.verdict)
 
-    @property
-    def advice(self) -> str | None:
-        """The command that helps with the verdict; None if none is needed."""
-        shown = self.shown
-        verdict = self.judged.verdict
-        if verdict.verdict in ("pass", "improved"):
-            return None
-        if verdict.verdict == "invalid" or shown.record is None:
-            return _look_at(shown)
-        if verdict.verdict == "not comparable" and verdict.reference is None:
-            return f"llmb judge {shown.id} --against RUNS"
-        if verdict.verdict == "inconclusive" and (again := _same_run(shown.record, verdict.more_runs or 3)):
-            return again
-        return f"llmb judge {shown.id} --explain"
+    def at_pace(self, value: float | None) -> float | None:
+        """A rate of the run that is shown, at the step time that the verdict is on."""
+        own, compared_s = self.shown.step_time_s, self.judged.compared_s
+        return value * own.mean / compared_s if value and own and compared_s else None
+
+
+HEAD: tuple[Column[Section], ...] = (
+    Column("verdict", lambda section: f"{section.symbol} {section.verdict}"),
+    Column("recipe", lambda section: section.title),
+    number_column("now s", lambda section: section.judged.compared_s),
+    number_column("reference s", lambda section: reference_s(section.judged)),
+    number_column("change %", lambda section: section.judged.verdict.delta_pct, signed_pct),
+    number_column("95 % interval", lambda section: section.judged.verdict.ci95_pct, interval_pct),
+    number_column("tokens/s per GPU", lambda section: section.at_pace(section.shown.tokens_per_s_per_gpu)),
+    number_column("MFU %", lambda section: section.at_pace(one_mfu(section.shown)[0])),
+)
+"""The first table of a page, whatever its form."""
+WIDEST = 3.0
+"""The part of an interval that is farther from 0 than so many times the largest change or tolerance is not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,21 @@ class Contents:
     """Plots of several recipes."""
 
     @property
+    def head(self) -> Table:
+        table = table_of("Verdicts", self.sections, HEAD)
+        counted_by = sorted({name for section in self.sections if (name := one_mfu(section.shown)[1])})
+        table.caption = f"MFU: FLOPs counted by the convention {' or '.join(counted_by)}" if counted_by else None
+        return table
+
+    @property
+    def span_pct(self) -> float:
+        """How far from 0 the changes of all recipes are drawn."""
+        verdicts = [section.judged.verdict for section in self.sections]
+        sizes = [abs(value) for one in verdicts for value in (one.delta_pct, one.tolerance_pct) if value is not None]
+        ends = [abs(end) for one in verdicts for end in one.ci95_pct or ()]
+        return min(max([*sizes, *ends, 1.0]), WIDEST * max([*sizes, 1.0])) * 1.05
+
+    @property
     def figures(self) -> dict[str, Figure]:
         """All of the page, by their names."""
         return {one.name: one for one in (*self.overview, *(f for section in self.sections for f in section.figures))}
@@ -118,27 +142,29 @@ class Contents:
         return [(SYMBOLS[name], name, names.count(name)) for name in WORST if name in names]
 
 
-def gather(found: RunSet, against: str | None, install: Path, say: Callable[[str], None]) -> Contents:
-    """Judges the newest run of each recipe; with ``against``, all its runs against those that this selects."""
+def gather(found: RunSet, against: Against, install: Path, say: Callable[[str], None]) -> Contents:
+    """Judges the newest run of each recipe; against runs, all its runs together."""
     groups = grouped(found.runs)
+    shown = [[run for run in repeats if flaw_of(run) is None][-1:] or repeats[-1:] for repeats in groups]
+    judged = judge_runs([run for some in (groups if against.runs else shown) for run in some], against, install, say)
+    by_run = {run.counted_as: one for one in judged for run in one.runs}
     titles = _titles(groups)
     sections = [
-        _section(anchor, title, repeats, against, install, say)
-        for anchor, title, repeats in zip(_anchors(titles, groups), titles, groups, strict=True)
+        _section(anchor, title, by_run[run.counted_as], run, repeats, against.runs)
+        for anchor, title, (run,), repeats in zip(_anchors(titles, groups), titles, shown, groups, strict=True)
     ]
     sections.sort(key=lambda section: WORST.index(section.verdict))
-    differences = differences_figure({section.title: section.judged for section in sections})
     failed = [(run, flaw) for run in found.runs if (flaw := flaw_of(run))]
     values = {name: text for run in found.runs if run.record for name, text in run.record.conventions.items()}
     return Contents(
-        title=_heading(found.title, sections),
-        selected=found.title,
+        title=_heading(found.title, sections) + (f" against {_heading(against.runs, ())}" if against.runs else ""),
+        selected=found.title + (f" against {against.runs}" if against.runs else ""),
         sections=tuple(sections),
         runs=runs_table(found.runs),
         failed=tuple((run, flaw, _look_at(run)) for run, flaw in failed),
         left_out=by_reason(found.left_out),
         conventions=rows_table("Conventions", ("figure", "meaning"), values.items()) if values else None,
-        overview=(*([differences] if differences else []), *scaling_figures([section.shown for section in sections])),
+        overview=tuple(scaling_figures([section.shown for section in sections])),
     )
 
 
@@ -152,18 +178,11 @@ def _heading(selected: str, sections: Sequence[Section]) -> str:
 
 
 def _section(
-    anchor: str,
-    title: str,
-    repeats: Sequence[AnalyzedRun],
-    against: str | None,
-    install: Path,
-    say: Callable[[str], None],
+    anchor: str, title: str, judged: Judged, shown: AnalyzedRun, repeats: Sequence[AnalyzedRun], against: str | None
 ) -> Section:
-    measured = [run for run in repeats if flaw_of(run) is None]
-    shown = (measured or repeats)[-1]
-    (judged,) = judge_runs(repeats if against else [shown], Against(runs=against), install, say)
-    figures, missing = run_figures(anchor, shown)
-    history = history_figure(anchor, repeats)
+    baseline = judged.baseline if against else ()
+    figures, missing = run_figures(anchor, shown, baseline[-1] if baseline else None)
+    history = history_figure(anchor, repeats, baseline)
     explanation = explain_judged(judged)
     return Section(
         anchor=anchor,
@@ -174,6 +193,7 @@ def _section(
         figures=(*([] if isinstance(history, Missing) else [history]), *figures),
         tables=(*_result_tables(shown), verdict_table(judged)),
         details=(*(explanation_tables(explanation) if explanation else ()), *_setting_tables(shown)),
+        advice=tuple(_advice(judged, shown, against)),
         missing=(*([("history", history.reason)] if isinstance(history, Missing) else []), *missing),
     )
 
@@ -204,9 +224,10 @@ def _distinction(run: AnalyzedRun, alike: Sequence[AnalyzedRun]) -> str:
 
 
 def _result_tables(run: AnalyzedRun) -> Iterator[Table]:
-    """As ``llmb result`` prints it; of a log what ``llmb parse`` finds."""
+    """As ``llmb result`` prints it, without the verdict; of a log what ``llmb parse`` finds."""
     if run.record is not None:
-        yield run_table(run.record.plan, read_ended_run(RunFolder(run.path)).result)
+        result = read_ended_run(RunFolder(run.path)).result
+        yield run_table(run.record.plan, result.model_copy(update={"verdict": None}))
     elif times := run.step_time_s:
         names = {"steps": "count"} | {f"step time s, {name}": name for name in ("mean", "median", "std")}
         rows = ((shown, known(getattr(times, name))) for shown, name in names.items())
@@ -271,6 +292,45 @@ def _result(run: AnalyzedRun, name: str) -> object:
     return getattr(run.record.result, name) if run.record and run.record.result else None
 
 
+def _advice(judged: Judged, shown: AnalyzedRun, against: str | None) -> Iterator[str]:
+    """What the verdict asks for."""
+    verdict = judged.verdict
+    if verdict.verdict in BETTER or is_pretended(shown):
+        return
+    others = f" --against {shlex.quote(against)}" if against else ""
+    name = shown.id if shown.record else shlex.quote(str(shown.path))
+    if verdict.verdict == "invalid":
+        yield _look_at(shown)
+    elif verdict.verdict == "inconclusive" and (again := list(_more_runs(judged, shown))):
+        yield from again
+    elif verdict.reference:
+        yield f"llmb judge {name}{others} --explain"
+    elif shown.record and not against and (again_here := _same_run(shown.record, LEAST_EARLIER)):
+        yield again_here
+    else:
+        needed = (
+            [key for key in NEEDED if shown.configuration.get(key) is None] if not (shown.record or against) else []
+        )
+        options = ["scale" if key == "layout.gpus" else key.replace("_", "-") for key in needed]
+        stated = [f"--{option} {option.upper()}" for option in options] or ["--against RUNS"]
+        yield " ".join(["llmb judge", name, *stated])
+
+
+def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
+    """The runs of both sides that would tell, if any would; the smaller side gets the first."""
+    more, sides = judged.verdict.more_runs, [judged.baseline[-1:], (shown,)]
+    if judged.verdict.reason and TOO_MANY_RUNS in judged.verdict.reason:
+        return
+    counts = [len(judged.baseline), sum(flaw_of(run) is None for run in judged.runs)]
+    wanted = [0, 0 if more else LEAST_EARLIER + 1]
+    for _ in range(more or 0):
+        side = counts.index(min(counts)) if judged.baseline else 1
+        counts[side], wanted[side] = counts[side] + 1, wanted[side] + 1
+    for runs, repeats in zip(sides, wanted, strict=True):
+        if repeats and (record := runs[0].record) and (command := _same_run(record, repeats)):
+            yield command
+
+
 def _same_run(record: RunRecord, repeats: int) -> str | None:
     """None for a run of another program, whose options are its own, and of a recipe that the catalogue has not."""
     if not isinstance(record.plan, EnginePlan):
@@ -280,7 +340,8 @@ def _same_run(record: RunRecord, repeats: int) -> str | None:
     except UsageError:
         return None
     command = "run" if record.job is None or record.job.scheduler == LOCAL else "submit"
-    return shlex.join(["llmb", command, *words, "--repeats", str(repeats)])
+    label = ["--label", record.label] if record.label else []
+    return shlex.join(["llmb", command, *words, *label, *(["--repeats", str(repeats)] if repeats > 1 else [])])
 
 
 def _look_at(run: AnalyzedRun) -> str:

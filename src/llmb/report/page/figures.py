@@ -29,23 +29,24 @@ from llmb.report.page.charts import (
     Estimate,
     Line,
     Marked,
-    estimates_chart,
     grid_chart,
     history_chart,
     parts_chart,
     series_chart,
 )
-from llmb.report.table import Table, cut, interval_of, known, number, result_table
+from llmb.report.table import Table, interval_of, known, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
 from llmb.runs.conditions import definite_differences, rule_of
 from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.runs.trace_reports import read_breakdown
-from llmb.verdict.judge_run import Judged
 from llmb.verdict.judgement import percent
 
 STEP = "step"
+BASELINE = ORANGE
+"""The color of what runs are judged against."""
+Points = Sequence[tuple[float, float]]
 NO_STEPS = "the steps are not recorded one by one; a log has them as text"
 
 
@@ -103,15 +104,15 @@ FARTHEST = 0.25
 Found = tuple[list[Figure], list[tuple[str, str]]]
 
 
-def run_figures(section: str, run: AnalyzedRun) -> Found:
-    """The figures of one run, and what is missing, with the reason."""
+def run_figures(section: str, run: AnalyzedRun, other: AnalyzedRun | None) -> Found:
+    """The figures of one run, with those of a run that it is judged against, and what is missing, with the reason."""
     try:
-        steps = [] if run.record is None else read_steps(RunFolder(run.path).steps)
+        steps, other_steps = _steps(run), _steps(other) if other else []
     except (OSError, BrokenRecord) as error:
         return [], [("steps", f"they cannot be read: {error}")]
     candidates = {
-        "step times": step_times_figure(section, run, steps),
-        "loss": loss_figure(section, run, steps),
+        "step times": step_times_figure(section, (run, steps), (other, other_steps) if other else None),
+        "loss": loss_figure(section, (run, steps), (other, other_steps) if other else None),
         "ranks": ranks_figure(section, run),
         "breakdown of a step": breakdown_figure(section, run),
     }
@@ -120,12 +121,45 @@ def run_figures(section: str, run: AnalyzedRun) -> Found:
     return figures, missing
 
 
-def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+def _steps(run: AnalyzedRun) -> Sequence[Step]:
+    return [] if run.record is None else read_steps(RunFolder(run.path).steps)
+
+
+StepsOf = tuple[AnalyzedRun, Sequence[Step]]
+
+
+def _step_times(run: AnalyzedRun, steps: Sequence[Step]) -> list[tuple[float, float]]:
+    """Of a log those of its window."""
+    first = run.window.first if run.window else 0
+    logged = ((float(place), seconds) for place, seconds in enumerate(run.step_times_s, start=first))
+    return [(float(step.step), step.step_time_s) for step in steps] or list(logged)
+
+
+def _losses(steps: Sequence[Step]) -> list[tuple[float, float]]:
+    return [(float(step.step), step.loss) for step in steps if step.finite and step.loss is not None]
+
+
+def _name_of(run: AnalyzedRun, other: AnalyzedRun) -> str:
+    return run.label if run.label and run.label != other.label else run.id
+
+
+def _lines(
+    name: str, color: str, own: Points, other: Points, runs: tuple[AnalyzedRun, AnalyzedRun | None]
+) -> list[Line]:
+    """A run, and behind it the one that it is judged against, in a color of its own."""
+    run, baseline = runs
+    if baseline is None or not other:
+        return [Line(name, color, own)]
+    return [Line(_name_of(baseline, run), BASELINE, other), Line(_name_of(run, baseline), BLUE, own)]
+
+
+def step_times_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figure | Missing:
     """Each step, with the window, its mean, and the steps that something was done to."""
-    if not steps:
-        return _logged_step_times(section, run)
-    window, times = run.window, [(float(step.step), step.step_time_s) for step in steps]
-    odd = _outliers(run, steps)
+    run, steps = of_run
+    times, other_times = _step_times(*of_run), _step_times(*of_other) if of_other else []
+    if not times:
+        return Missing(flaw_of(run) or NO_STEPS)
+    window, odd = run.window, _outliers(run, steps)
     groups = {
         "checkpoint": ("s", ORANGE, {step.step for step in steps if step.saving}),
         "profiled": ("^", PURPLE, {step.step for step in steps if step.profiled}),
@@ -137,31 +171,31 @@ def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> 
         for label, (shape, color, which) in groups.items()
         if which
     ]
-    shaded = (window.first - 0.5, window.last + 0.5) if window and run.step_time_s else None
     mean = run.step_time_s.mean if run.step_time_s else None
-    others = figures_beside(run)
+    others = [] if of_other or not steps else figures_beside(run)
     drawing = series_chart(
         f"step-times-{section}",
-        [Line("step time", BLUE, times)],
+        _lines("step time", BLUE, times, other_times, (run, of_other[0] if of_other else None)),
         (STEP, "s"),
         marked=marked,
-        window=shaded,
-        level=mean,
+        window=(window.first - 0.5, window.last + 0.5) if steps and window and run.step_time_s else None,
+        level=mean if steps else None,
         beside={one.name: one.step_time_s for one in others if one.step_time_s and _is_near(one.step_time_s, mean)},
     )
     table = result_table(f"Steps of run {run.id}", STEP, "step time s", "note", right=(STEP, "step time s"))
     rows = []
-    for step in steps:
-        notes = [label for label, (_, _, which) in groups.items() if step.step in which]
-        inside = window is not None and step.step in window
-        rows.append((str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes)))
+    for step, seconds in times:
+        notes = [label for label, (_, _, which) in groups.items() if step in which]
+        inside = bool(steps) and window is not None and int(step) in window
+        rows.append((f"{step:.0f}", f"{seconds:.6g}", ", ".join(["window"] * inside + notes)))
     add_first(table, rows)
-    caption = _step_times_caption(run, len(steps), odd, others)
-    return Figure("Step times", caption, drawing, table)
+    against = [f"against run {of_other[0].id}"] if of_other and other_times else []
+    caption = _step_times_caption(run, len(steps), odd, others) if steps else f"{run.id}: the steps of the window"
+    return Figure("Step times", "; ".join([caption, *against]), drawing, table)
 
 
 def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int], others: Sequence[Beside]) -> str:
-    parts = [f"run {run.id}, {count} steps"]
+    parts = [f"run {run.id}, {counted(count, 'step')}"]
     if run.window and run.step_time_s:
         parts.append(f"shaded: the window, steps {run.window.first} to {run.window.last}; dashed: its mean")
     mean = run.step_time_s.mean if run.step_time_s else None
@@ -181,17 +215,6 @@ def _is_near(other_s: float, mean_s: float | None) -> bool:
     return mean_s is not None and abs(other_s / mean_s - 1) <= FARTHEST
 
 
-def _logged_step_times(section: str, run: AnalyzedRun) -> Figure | Missing:
-    if not run.step_times_s:
-        return Missing(flaw_of(run) or NO_STEPS)
-    first = run.window.first if run.window else 0
-    times = [(float(first + place), seconds) for place, seconds in enumerate(run.step_times_s)]
-    drawing = series_chart(f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"))
-    table = result_table(f"Steps of {run.id}", STEP, "step time s", right=(STEP, "step time s"))
-    add_first(table, [(f"{step:.0f}", f"{seconds:.6g}") for step, seconds in times])
-    return Figure("Step times", f"{run.id}: the steps of the window", drawing, table)
-
-
 def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
     """Steps of the window that the ranking of causes takes for outliers too."""
     window = run.window
@@ -200,18 +223,18 @@ def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
     return {inside[one.step].step for one in found}
 
 
-def loss_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
-    if not steps:
-        return Missing(NO_STEPS)
-    finite = [(float(step.step), step.loss) for step in steps if step.finite and step.loss is not None]
+def loss_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figure | Missing:
+    run, steps = of_run
+    finite, other = _losses(steps), _losses(of_other[1]) if of_other else []
     if not finite:
-        return Missing("no step has a loss that is known and finite")
-    drawing = series_chart(f"loss-{section}", [Line("loss", GREEN, finite)], (STEP, "loss"))
+        return Missing("no step has a loss that is known and finite" if steps else NO_STEPS)
+    lines = _lines("loss", GREEN, finite, other, (run, of_other[0] if of_other else None))
+    drawing = series_chart(f"loss-{section}", lines, (STEP, "loss"))
     table = result_table(f"Loss of run {run.id}", STEP, "loss", "gradient norm", right=(STEP, "loss", "gradient norm"))
     add_first(table, [(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}") for step in steps])
     caption = f"from {number(steps[0].loss)} to {number(steps[-1].loss)}"
     if len(finite) < len(steps):
-        caption += f"; {len(steps) - len(finite)} steps are not finite and not drawn"
+        caption += f"; {counted(len(steps) - len(finite), 'step')} not finite and not drawn"
     return Figure("Loss", caption, drawing, table)
 
 
@@ -342,31 +365,7 @@ def _ranks_table(run: str, ranks: Sequence[_Rank]) -> Table:
 
 
 FEWEST = 2
-"""Recipes, or scales, that are compared in a plot; of one a sentence says as much."""
-LONGEST_LABEL = 40
-
-
-def differences_figure(judged: Mapping[str, Judged]) -> Figure | None:
-    """Verdicts by title. None if fewer than two have a difference."""
-    shown = [(title, one) for title, one in judged.items() if one.verdict.delta_pct is not None]
-    if len(shown) < FEWEST:
-        return None
-    right = ("difference %", "from %", "to %", "would show %")
-    table = result_table("Step time relative to the reference", "recipe", *right, "verdict", "reference", right=right)
-    estimates = []
-    for title, one in shown:
-        verdict = one.verdict
-        delta, interval = verdict.delta_pct, verdict.ci95_pct
-        assert delta is not None, "verdicts without one are left out"
-        estimates.append(Estimate(cut(one.title, LONGEST_LABEL), delta, interval, verdict.verdict))
-        ends = [f"{end:+.2f}" for end in interval] if interval else ["n/a", "n/a"]
-        source = verdict.reference.source if verdict.reference else ""
-        smallest = verdict.smallest_visible_change_pct
-        would_show = "n/a" if smallest is None else f"{smallest:.2f}"
-        table.add_row(title, f"{delta:+.2f}", *ends, would_show, verdict.verdict, source)
-    drawing = estimates_chart(estimates)
-    caption = "right of 0 is slower; circle: pass, triangles: regressed or improved, diamond: inconclusive, square: not"
-    return Figure("Differences with 95 % intervals", f"{caption} comparable", drawing, table)
+"""Scales that are compared in a plot; of one a sentence says as much."""
 
 
 def scaling_figures(runs: Sequence[AnalyzedRun]) -> Iterator[Figure]:
@@ -405,7 +404,8 @@ def _scaling_figure(place: int, recipe: str, scales: Mapping[int, AnalyzedRun]) 
     drawing = series_chart(name, [line], ("GPUs", "tokens/s per GPU"), marked=marked, level=first, doubling=True)
     last, value = points[-1]
     efficiency = percent(100 * value / first)
-    caption = f"with {kind}; dashed: as at {points[0][0]:g} GPUs; at {last:g} GPUs {efficiency} % of it"
+    few, many = (counted(round(count), "GPU") for count in (points[0][0], last))
+    caption = f"with {kind}; dashed: as at {few}; at {many} {efficiency} % of it"
     named = dict.fromkeys(f"{one.name}: {one.source}" for found in others.values() for one in found.values())
     return Figure(f"Scaling of {recipe}", "; ".join([caption, *named]), drawing, table)
 
@@ -426,38 +426,52 @@ CHANGING = ("software.", "hardware.device", "hardware.power", "release")
 """Conditions whose change is marked in a history; keys that begin with these."""
 
 
-def history_figure(section: str, runs: Sequence[AnalyzedRun]) -> Figure | Missing:
-    """Means of the runs of a recipe in order of time, with what changed between them, and the steps that are found."""
-    measured = [(run, run.step_time_s) for run in runs if flaw_of(run) is None and run.step_time_s]
+def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun]) -> Figure | Missing:
+    """Means of the runs of a recipe in order of time, with what changed between them, and the steps that are found.
+
+    With a baseline, its runs in a color of their own, and neither changes nor steps: these are the comparison's.
+    """
+    others = {run.counted_as for run in baseline}
+    known_times = [(run, run.step_time_s) for run in (*baseline, *runs) if flaw_of(run) is None and run.step_time_s]
+    measured = sorted(known_times, key=lambda one: one[0].started_s or 0.0) if baseline else known_times
     if len(measured) < 2:
         return Missing(f"{len(measured)} run of this recipe is a measurement; a history needs 2")
     found = [run for run, _ in measured]
-    changes = ["", *(_changed(*pair) for pair in pairwise(found))]
-    levels = find_levels([times.mean for _, times in measured])
-    sizes = changes_pct(levels)
+    sides = [run.counted_as in others for run in found]
+    changes = ["", *(_changed(*pair) for pair in pairwise(found))] if not baseline else [""] * len(found)
+    levels = [] if baseline else find_levels([times.mean for _, times in measured])
     steps = {
         level.runs.start: f"▼ {percent(size)} % slower" if size > 0 else f"▲ {percent(-size)} % faster"
-        for level, size in zip(levels[1:], sizes, strict=True)
+        for level, size in zip(levels[1:], changes_pct(levels), strict=True)
     }
-    name = f"history-{section}"
-    drawing = history_chart(name, [_estimate(*one) for one in measured], changes, levels)
-    headers = ("run", "started", "step time s", "95 % interval", "changed", "step")
+    colors = [BASELINE if side else BLUE for side in sides]
+    drawing = history_chart(f"history-{section}", _estimates(measured), colors, changes, levels)
+    headers = ("run", "started", "step time s", "95 % interval", "side" if baseline else "changed", "step")
     table = result_table("Runs of this recipe", *headers, right=("step time s",))
-    for place, ((run, times), change) in enumerate(zip(measured, changes, strict=True)):
+    for place, (run, times) in enumerate(measured):
         started = local_time(run.started_s) if run.started_s else "unknown"
-        table.add_row(run.id, started, number(times.mean), interval_of(times.ci95), change, steps.get(place, ""))
+        note = changes[place] if not baseline else "baseline" if sides[place] else "judged"
+        table.add_row(run.id, started, number(times.mean), interval_of(times.ci95), note, steps.get(place, ""))
     captions = [f"{len(measured)} runs with the 95 % interval of their mean"]
+    if baseline:
+        captions.append(f"{sides.count(True)} of the baseline are orange, {sides.count(False)} that are judged blue")
     captions += [
         f"{step} from run {found[place].id} on, {changes[place] or 'where nothing that is recorded changed'}"
         for place, step in steps.items()
     ]
-    if others := [change for place, change in enumerate(changes) if change and place not in steps]:
-        captions.append(f"without a step: {', '.join(dict.fromkeys(others))}")
+    if unnoticed := [change for place, change in enumerate(changes) if change and place not in steps]:
+        captions.append(f"without a step: {', '.join(dict.fromkeys(unnoticed))}")
     return Figure("History", "; ".join(captions), drawing, table)
 
 
-def _estimate(run: AnalyzedRun, times: Statistics) -> Estimate:
-    return Estimate(short_time(run.started_s) if run.started_s else run.id, times.mean, times.ci95, None)
+def _estimates(measured: Sequence[tuple[AnalyzedRun, Statistics]]) -> list[Estimate]:
+    """An interval that includes 0 says that hardly anything is known, and is not drawn. Labels differ."""
+    times = [short_time(run.started_s) if run.started_s else run.id for run, _ in measured]
+    labels = times if len({*times}) == len(times) else [run.id for run, _ in measured]
+    return [
+        Estimate(label, one.mean, one.ci95 if one.ci95 and one.ci95[0] > 0 else None)
+        for label, (_, one) in zip(labels, measured, strict=True)
+    ]
 
 
 def _changed(before: AnalyzedRun, after: AnalyzedRun) -> str:

@@ -20,7 +20,7 @@ from llmb.base.secrets import redacted
 from llmb.base.shown_text import printable_lines
 from llmb.base.tools import ask_program
 from llmb.report.page.charts import standalone, themed
-from llmb.report.page.contents import Contents, Section
+from llmb.report.page.contents import Contents
 from llmb.report.table import markdown_table, markdown_text
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.source_version import source_version
@@ -110,11 +110,8 @@ def _file(name: str) -> str:
 
 def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:
     """For a pull request or a chat: the verdicts as a table, and for each recipe its results behind a line."""
-    names = ("", "recipe", "runs", "current s", "reference s", "difference", "95 % interval", "would show", "verdict")
-    rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    rows += [_markdown_row(section) for section in contents.sections]
     parts = [f"{one.symbol} **{markdown_text(one.title)}**: {markdown_text(one.headline)}" for one in contents.sections]
-    text = "\n\n".join(["\n".join(f"- {part}" for part in parts), "\n".join(rows)])
+    text = "\n\n".join(["\n".join(f"- {part}" for part in parts), markdown_table(contents.head).rstrip()])
     text += "".join(
         f"\n\n<details><summary>{markdown_text(section.title)}</summary>\n\n"
         + "\n\n".join(f"{markdown_text(table.title)}\n\n{markdown_table(table)}" for table in section.tables)
@@ -124,25 +121,6 @@ def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:
     for run, reason, command in contents.failed:
         text += f"\n\n- {run.id}: {markdown_text(reason)}; `{command}`"
     return shown(text + "\n")
-
-
-def _markdown_row(section: Section) -> str:
-    verdict, judged = section.judged.verdict, section.judged
-    reference = verdict.reference.step_time_s if verdict.reference else None
-    delta = "n/a" if verdict.delta_pct is None else f"{verdict.delta_pct:+.1f} %"
-    interval = "n/a" if verdict.ci95_pct is None else " to ".join(f"{end:+.1f} %" for end in verdict.ci95_pct)
-    shown = "n/a" if verdict.smallest_visible_change_pct is None else f"{verdict.smallest_visible_change_pct:.1f} %"
-    cells = (
-        section.symbol,
-        markdown_text(section.title),
-        str(len(section.runs)),
-        *("n/a" if value is None else f"{value:.4g}" for value in (judged.compared_s, reference)),
-        delta,
-        interval,
-        shown,
-        verdict.verdict,
-    )
-    return f"| {' | '.join(cells)} |"
 
 
 _HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[^/\s:;,'\"]+|(?<![\w./])/root(?=[/\s:;,'\"]|$)")

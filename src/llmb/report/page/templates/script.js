@@ -92,5 +92,8 @@
     if (target) for (let up = target; up; up = up.parentElement) if (up.tagName === "DETAILS") up.open = true;
   };
   addEventListener("hashchange", opened);
+  addEventListener("beforeprint", () => {
+    for (const part of document.querySelectorAll(".recipe > details, .verdicts details")) part.open = true;
+  });
   opened();
 })();
