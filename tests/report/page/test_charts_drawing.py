@@ -22,7 +22,7 @@ time.sleep(2)
 """
 LONG_DRAWING = """
 import os, pathlib, time
-def rc_context(_):
+def rc_context(*_):
     pathlib.Path(__file__).with_name(str(os.getpid())).touch()
     time.sleep(600)
 """

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,33 +28,7 @@ NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"}
 NAMED |= {BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red", PURPLE: "purple"}
 """The variables of the page's style that the colors become."""
 WIDTH, HEIGHT, UNITS_PER_INCH = 480, 200, 72
-STYLE: Mapping[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "text.parse_math": False,
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "axes.grid": True,
-    "axes.formatter.useoffset": False,
-    "axes.axisbelow": True,
-    "axes.linewidth": 0.8,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "lines.linewidth": 1.2,
-    "legend.frameon": False,
-    "legend.fontsize": 10,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-}
+STYLE = Path(__file__).with_name("templates") / "plots.mplstyle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +60,7 @@ class Drawing:
         except ImportError as error:
             do = pip_install("report")
             raise EnvironmentProblem("plots need matplotlib, which is not installed", do=do) from error
-        with rc_context({**STYLE, "svg.hashsalt": self.name}):
+        with rc_context({"svg.hashsalt": self.name}, STYLE):
             from matplotlib.figure import Figure
 
             size = (WIDTH / UNITS_PER_INCH, self.height / UNITS_PER_INCH)
