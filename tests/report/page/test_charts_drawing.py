@@ -42,13 +42,9 @@ def start_report(root: Path, library: str) -> subprocess.Popen[bytes]:
     (root / "matplotlib").mkdir()
     (root / "matplotlib" / "__init__.py").write_text(library)
     # As a script: with "-m", CPython ends by the signal if it interrupted code that a dataclass made, caught or not.
-    return subprocess.Popen(
-        [sys.executable, str(Path(sys.executable).with_name("llmb")), "report"],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    command = [sys.executable, str(Path(sys.executable).with_name("llmb")), "report"]
+    environ, pipe = {**os.environ, "PYTHONPATH": str(root)}, subprocess.PIPE
+    return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
 @pytest.mark.usefixtures("interrupts")

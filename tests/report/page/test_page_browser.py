@@ -108,14 +108,10 @@ def violations(page: Any, rules: dict[str, Any]) -> Sequence[str]:
 def test_without_javascript_everything_is_there(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(java_script_enabled=False)
     assert page.locator("svg").count() >= 10
-    assert page.locator("#runs-table tbody tr").count() == runs_in(pages)
+    assert page.locator("#runs-table tbody tr").count() == len(list(pages.rglob("run.json")))
     assert page.locator("button").count() == 0
     page.locator("figure summary").first.click()
     assert page.locator("figure details[open] table").first.is_visible()
-
-
-def runs_in(root: Path) -> int:
-    return len(list(root.rglob("run.json")))
 
 
 @pytest.mark.slow
@@ -133,7 +129,7 @@ def test_runs_are_sorted_and_filtered(opened: Callable[..., Any], pages: Path) -
     assert cells[len(times) :] == [""] * (len(cells) - len(times))
     page.get_by_label("Show runs with").fill("success after")
     assert page.locator("#runs-table tbody tr:visible").count() == 3
-    assert page.get_by_role("status").text_content() == f"3 of {runs_in(pages)}"
+    assert page.get_by_role("status").text_content() == f"3 of {len(list(pages.rglob('run.json')))}"
 
 
 @pytest.mark.slow
@@ -155,7 +151,7 @@ def test_data_and_plots_are_saved(opened: Callable[..., Any], tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_keyboard_reaches_everything(opened: Callable[..., Any]) -> None:
+def test_the_keyboard_reaches_everything_and_a_link_to_hidden_data_opens_it(opened: Callable[..., Any]) -> None:
     page = opened("compared")
     wanted = page.evaluate(
         "[...document.querySelectorAll('a, button, input, summary, [tabindex]')]"
@@ -166,17 +162,12 @@ def test_the_keyboard_reaches_everything(opened: Callable[..., Any]) -> None:
         page.keyboard.press("Tab")
         reached.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
     assert len(reached - {-1}) >= wanted
+    page.evaluate("location.hash = document.querySelector('figure table').id")
+    page.wait_for_selector("figure details[open] table")
     page.keyboard.press("Tab")
     skip = page.locator(".skip")
     skip.focus()
     assert skip.bounding_box()["x"] >= 0
-
-
-@pytest.mark.slow
-def test_a_link_to_hidden_data_opens_it(opened: Callable[..., Any]) -> None:
-    page = opened("compared")
-    page.evaluate("location.hash = document.querySelector('figure table').id")
-    page.wait_for_selector("figure details[open] table")
 
 
 @pytest.mark.slow
@@ -191,17 +182,13 @@ def test_dark_and_light_differ_and_can_be_chosen(opened: Callable[..., Any]) -> 
 
 
 @pytest.mark.slow
-def test_a_page_is_printed(browser: Any, pages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_printed_where_there_is_a_browser(
+    browser: Any, pages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(pages))
     file = pages / "page.pdf"
     assert exit_code_of(app, ["report", "before", "--format", "pdf", "-o", str(file)]) == 0
     assert file.read_bytes().startswith(b"%PDF")
-
-
-def test_without_a_browser_nothing_is_printed(
-    pages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LLMB_INSTALL", str(pages))
     monkeypatch.setenv("PATH", str(pages / "empty"))
     assert exit_code_of(app, ["report", "before", "--format", "pdf", "-o", str(pages / "none.pdf")]) == 3
     assert "no browser" in capsys.readouterr().err

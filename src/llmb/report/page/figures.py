@@ -129,7 +129,7 @@ StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
 
 def _step_times(run: AnalyzedRun, steps: Sequence[Step]) -> list[tuple[float, float]]:
-    """Of a log those of its window."""
+    """Each step with its time; of a log only the steps of the window."""
     first = run.window.first if run.window else 0
     logged = ((float(place), seconds) for place, seconds in enumerate(run.step_times_s, start=first))
     return [(float(step.step), step.step_time_s) for step in steps] or list(logged)
