@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmb.base.options import options_of
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.published import Document, PublishedCondition
+from llmb.catalogue.published import Document
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
@@ -19,7 +19,7 @@ from llmb.report.recipe_report import scales_table
 from llmb.report.run_report import answer_text, run_table
 from llmb.report.table import plain_lines
 from llmb.runs.choices import Choices
-from llmb.runs.conditions import title_of
+from llmb.runs.conditions import identity_of_plan, title_of
 from llmb.runs.plan import make_plan
 from llmb.runs.result import Result
 from llmb.setup.prepare.preparation_jobs import PrepareChoices
@@ -69,15 +69,13 @@ def step_table(catalogue: Catalogue, document: Document) -> str:
 
 def row(catalogue: Catalogue, document: Document, entry: ConditionEntry) -> list[object]:
     recipe = example(catalogue, document, entry)
-    own = ways_of_engine(make_plan(recipe, Choices(synthetic=recipe.task != "pretrain"), device="cuda")).get(entry.key)
+    plan = make_plan(recipe, Choices(synthetic=recipe.task != "pretrain"), device="cuda")
+    own = {**identity_of_plan(plan, "engine", {}).configuration, **ways_of_engine(plan)}.get(entry.key)
     where = ", ".join([*entry.sizes, *entry.dtypes, *entry.gpu_types])
     title = title_of(entry.key) + (f" ({where})" if where else "")
     same = "not known" if own is None else "yes" if own == entry.value else "no"
-    return [title, entry.value, own or "with `vboost: recipe`", same, slower(entry), entry.what, entry.source]
-
-
-def slower(condition: PublishedCondition) -> str:
-    return "{:g} to {:g} % slower".format(*condition.slower_pct) if condition.slower_pct else ""
+    slower = "{:g} to {:g} % slower".format(*entry.slower_pct) if entry.slower_pct else ""
+    return [title, entry.value, own or "with `vboost: recipe`", same, slower, entry.what, entry.source]
 
 
 def example(catalogue: Catalogue, document: Document, entry: ConditionEntry) -> Recipe:

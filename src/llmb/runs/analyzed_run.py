@@ -17,7 +17,7 @@ from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.readers.nccl.nccl_network import Network
 from llmb.runs.checkpoints.origin import Origin
-from llmb.runs.conditions import RunIdentity, Value, key_of
+from llmb.runs.conditions import RunIdentity, Value, key_of, steps_text
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Faults
 
@@ -110,6 +110,12 @@ class AnalyzedRun:
         """Equal for repeats with the same software. None if nothing is known of the run."""
         values = {**self.configuration, **self.software}
         return key_of(values) if values else None
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """Return its configuration, its conditions, and its window as one of them."""
+        window = {"window": steps_text(self.window)} if self.window else {}
+        return {**self.configuration, **self.conditions, **window}
 
     def text(self, key: str) -> str | None:
         value = self.configuration.get(key)

@@ -60,17 +60,13 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
 
     ``packing`` has the statistics of the sequences that were trained, if the steps have them.
     """
-    measured = throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
+    model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
+    total, active = parameter_count(model)
     return {
         **{name: value for name, value in asdict(measured).items() if name != "step_time_s"},
         "packing": packing or plan.recipe.packing,
-        "parameters": parameters_of(plan),
+        "parameters": Parameters(total=total, active=active, trainable=trainable_parameters(model, plan.lora)),
     }
-
-
-def parameters_of(plan: Plan) -> Parameters:
-    total, active = parameter_count(plan.recipe.model)
-    return Parameters(total=total, active=active, trainable=trainable_parameters(plan.recipe.model, plan.lora))
 
 
 def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:

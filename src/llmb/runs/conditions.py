@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from llmb.base.missing import Missing
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.records import Record
+from llmb.catalogue.records import Record, Window
 from llmb.readers.samples.node_settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings
 from llmb.readers.samples.node_settings import together as nodes_together
 from llmb.runs.environment import Environment, GpuState
@@ -174,6 +174,13 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
         }
     )
     return {**values, **{key: value for key, value in settings.items() if values.get(key) is None}}
+
+
+def steps_text(window: Window) -> str:
+    """Format the steps of a window as a condition."""
+    if window.rule == "last":
+        return window.rule
+    return str(window.first) if window.first == window.last else f"{window.first}-{window.last}"
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:

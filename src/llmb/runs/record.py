@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, WrapValidator, model_validator
@@ -362,14 +361,11 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
             where=str(folder.path),
             do="look for what its nodes have in common: 'llmb jobs nodes'; then submit it again",
         )
-    if number == 1:
-        first_step, checkpoint = record.plan.first_step, None
-    else:
-        newest = newest_checkpoint(folder, record.plan)
-        checkpoint = newest.path if newest else None
-        first_step = newest.record.step if newest else record.plan.first_step
+    newest = newest_checkpoint(folder, record.plan) if number > 1 else None
+    first_step, checkpoint = (newest.record.step, str(newest.path)) if newest else (record.plan.first_step, None)
+    if number > 1:
         _keep_steps(folder, number - 1, first_step)
-    attempt = Attempt(number=number, started_at=now(), job=job, first_step=first_step, checkpoint=_text(checkpoint))
+    attempt = Attempt(number=number, started_at=now(), job=job, first_step=first_step, checkpoint=checkpoint)
     begun = record.model_copy(
         update={
             **dict.fromkeys(("reason", "exit_code", "ended_at", "environment", "vboost", "result")),
@@ -377,7 +373,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
             "started_at": record.started_at or attempt.started_at,
             "job": job,
             "plan": with_window(record.plan, first_step),
-            "attempts": (*_ended(record.attempts, _left_end(folder)), attempt),
+            "attempts": (*_ended_attempts(folder, record.attempts), attempt),
         }
     )
     write_record(folder, begun)
@@ -430,27 +426,13 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
     write_atomically(folder.steps, "".join(f"{line}\n" for line in lines))
 
 
-def _left_end(folder: RunFolder) -> JobEnd | None:
-    """None if the end was not recorded, or not completely."""
+def _ended_attempts(folder: RunFolder, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """The attempts so far, the last one with its end, if that was recorded completely."""
     try:
-        return read_job_end(folder)
+        end = read_job_end(folder)
     except ValueError:
-        return None
-
-
-def _ended(attempts: tuple[Attempt, ...], end: JobEnd | None) -> tuple[Attempt, ...]:
-    """The attempts so far, the last one with its end, if that was recorded."""
-    if (
-        end is None
-        or not attempts
-        or (end.job_id, end.restarts) != (attempts[-1].job.job_id, attempts[-1].job.restarts)
-    ):
         return attempts
-    last = attempts[-1].model_copy(
-        update={"ended_at": end.ended_at, "exit_code": end.exit_code, "signal": end.signal or None}
-    )
-    return (*attempts[:-1], last)
-
-
-def _text(path: Path | None) -> str | None:
-    return str(path) if path else None
+    if not end or not attempts or (end.job_id, end.restarts) != (attempts[-1].job.job_id, attempts[-1].job.restarts):
+        return attempts
+    known = {"ended_at": end.ended_at, "exit_code": end.exit_code, "signal": end.signal or None}
+    return (*attempts[:-1], attempts[-1].model_copy(update=known))

@@ -34,7 +34,6 @@ from llmb.verdict.match_runs import (
     titles,
     varied,
 )
-from llmb.verdict.published_verdict import steps_text
 
 Measure = Literal["step_time", "gpu_time_per_token"]
 Scaling = Literal["weak", "strong", "mixed"]
@@ -323,10 +322,7 @@ def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
 
 def _merged(runs: Sequence[AnalyzedRun]) -> Configuration:
     """Return the common values of all runs, and for each other key all values that occur."""
-    known = [
-        {**run.identity.configuration, **run.conditions, **({"window": steps_text(run.window)} if run.window else {})}
-        for run in runs
-    ]
+    known = [run.values for run in runs]
     keys = dict.fromkeys(key for one in known for key in one)
     nodes = sorted({node for run in runs for node in run.nodes})
     values = {key: _one_or_all([one.get(key) for one in known]) for key in keys}

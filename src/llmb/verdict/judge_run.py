@@ -25,6 +25,7 @@ from llmb.runs.conditions import (
     find_conditions,
     merged,
     rule_of,
+    steps_text,
     title_of,
     together,
 )
@@ -40,7 +41,7 @@ from llmb.verdict.expectations_file import (
 )
 from llmb.verdict.judgement import Measured, Tolerance, judge_against_figure, judge_against_runs, without_reference
 from llmb.verdict.match_runs import Earlier, earlier_spread, no_earlier
-from llmb.verdict.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
+from llmb.verdict.published_verdict import documented_steps, published_verdict, verdict_of_recipe
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
@@ -296,9 +297,8 @@ def _together(repeats: Sequence[AnalyzedRun]) -> Measured:
 
 
 def measured_run(run: AnalyzedRun) -> Measured:
-    own = {"window": run.window and steps_text(run.window), "nodes": ", ".join(sorted(run.nodes)) or None}
-    computed = condition_values(run.identity.configuration, unset="none")
-    conditions = computed | condition_values({**run.conditions, **own})
+    computed = condition_values(run.configuration, unset="none")
+    conditions = computed | condition_values({**run.values, "nodes": ", ".join(sorted(run.nodes)) or None})
     return Measured(
         step_time_s=run.step_time_s,
         flaw=flaw_of(run),

@@ -11,17 +11,23 @@ from llmb.catalogue.records import Recipe, Window
 from llmb.catalogue.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.checkpoints.origin import dataset_title
 from llmb.runs.choices import shares_parameters
-from llmb.runs.conditions import condition_values, fault_texts, faults_of, find_conditions
-from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.conditions import (
+    Value,
+    condition_values,
+    conditions_of,
+    fault_texts,
+    faults_of,
+    find_conditions,
+    identity_of,
+    steps_text,
+)
+from llmb.runs.plan import EnginePlan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Condition, Reference, Result, Verdict
 from llmb.verdict.group_difference import NORMAL_QUANTILE
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_figure
 
-SYNTHETIC = "synthetic"
 DEVICE = "hardware.device"
-WORK = ("gbs", "seq_len", "layers")
-"""Sizes of the layout that decide the work of a step."""
 
 
 def with_verdict(result: Result, record: RunRecord) -> Result:
@@ -47,8 +53,10 @@ def published_verdict(
 
     The conditions are those that documents report, in their words.
     """
-    own = condition_values(_own(record, window or record.plan.window))
-    return verdict_of_recipe(record.plan.recipe, replace(measured, conditions=own), tolerance)
+    plan, window = record.plan, window or record.plan.window
+    steps = documented_steps(plan.recipe, window) if plan.documented_software else steps_text(window)
+    own = condition_values({**_documented(record), "window": steps})
+    return verdict_of_recipe(plan.recipe, replace(measured, conditions=own), tolerance)
 
 
 def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance | None = None) -> Verdict | Missing:
@@ -107,48 +115,57 @@ def _interval(figure: Expectation, window: Window) -> tuple[float, float] | None
     return figure.step_time_s - half, figure.step_time_s + half
 
 
-def steps_text(window: Window) -> str:
-    """Format the steps of a window as a condition."""
-    if window.rule == "last":
-        return window.rule
-    return str(window.first) if window.first == window.last else f"{window.first}-{window.last}"
-
-
-def _own(record: RunRecord, window: Window) -> dict[str, object]:
-    """Return the run's conditions, worded like the document's."""
-    plan = record.plan
-    data = plan.origin.data
+def _documented(record: RunRecord) -> dict[str, Value]:
+    """Return all conditions of a run but its window, in the words of reference documents, which name some of them."""
+    plan, vboost = record.plan, record.vboost
+    engine, document = isinstance(plan, EnginePlan) and plan, plan.documented_software
     return {
-        "program": plan.documented_software or record.program,
-        "gpu_type": plan.recipe.gpu_type,
-        "window": documented_steps(plan.recipe, window) if plan.documented_software else steps_text(window),
-        "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
+        **identity_of(record).configuration,
+        **conditions_of(record),
+        "program": document or record.program,
+        "data": record.origin.data.short,
         "lora": str(plan.lora) if plan.lora else None,
-        "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
-        "vboost": _vboost_text(record.vboost or None),
-        **_ways(plan),  # the documents' own scripts ask for vboost themselves
-        DEVICE: record.environment.device if record.environment else None,
-        "release": plan.recipe.release,
+        "vboost": _vboost_text(vboost) if vboost else None,
         "peak_tflops": plan.recipe.peak_tflops,
-        **{f"layout.{name}": getattr(plan.recipe.layout, name) for name in WORK},
+        # The last: documents' own scripts ask for vboost themselves.
+        **(ways_of_engine(engine) if engine else _published_ways(plan.recipe) if document else {}),
     }
 
 
-def _ways(plan: Plan) -> dict[str, object]:
-    """Return the run's values of the published conditions about training, as far as they are known."""
-    if isinstance(plan, EnginePlan):
-        return ways_of_engine(plan)
-    return _published_ways(plan.recipe) if plan.documented_software else {}
+def ways_of_engine(plan: EnginePlan) -> dict[str, Value]:
+    """Return the engine's values of the published conditions that its plan derives, in their words."""
+    even, path = plan.force_load_balancing or plan.capacity_factor == 1.0, plan.compute_path
+    # Of matrices in bf16; in eager code not those of layers that share an input which they gather.
+    whole_inputs = path.compiled or not path.overlaps_tp
+    by_product = path.gradient_sums == "by the product" and plan.fp8_recipe is None and whole_inputs
+    return {
+        "expert_rows": "even" if even else "as routed" if plan.capacity_factor is None else "with a margin",
+        "cuda_graphs": "none",
+        "tp_overlap": "in part of the backward pass" if path.overlaps_tp else "none",
+        "weight_gradients": "by the product" if by_product else "after the product",
+        "step_clock": "whole steps",
+    }
+
+
+def _published_ways(recipe: Recipe) -> dict[str, Value]:
+    ways: dict[str, Value] = {condition.key: condition.value for condition in recipe.conditions}
+    if not shares_parameters(recipe):  # there is nothing to shard
+        ways.pop("parallelism.dp_sharding", None)
+    return ways
+
+
+def _vboost_text(vboost: VboostOutcome) -> str:
+    return "asked for" if vboost.nodes_set == vboost.nodes else f"set on {vboost.nodes_set} of {vboost.nodes} nodes"
 
 
 def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[str, object]:
     """Return the published conditions; ``device`` is the GPU of the run."""
     document, layout = recipe.document, recipe.layout
-    data = {"synthetic": SYNTHETIC, "squad": dataset_title("squad", recipe.layout.seq_len), None: None}
+    squad = document and document.data == "squad"
     return {
         "program": document and document.framework,
         "window": steps_text(published_window(figure)),
-        "data": document and data[document.data],
+        "data": dataset_title("squad", layout.seq_len) if squad else document and document.data,
         "lora": recipe.lora and str(recipe.lora),
         "emulate_fp8": False,
         "force_load_balancing": False,
@@ -158,42 +175,8 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
         "release": figure.release,
         "peak_tflops": figure.peak_tflops,
         "errata": "; ".join(figure.notes) or None,
-        **{f"layout.{name}": getattr(layout, name) for name in WORK},
+        **{f"layout.{name}": getattr(layout, name) for name in ("gbs", "seq_len", "layers")},
     }
-
-
-def _published_ways(recipe: Recipe) -> dict[str, object]:
-    shared = shares_parameters(recipe)  # else there is nothing to shard
-    return {
-        condition.key: condition.value
-        for condition in recipe.conditions
-        if shared or condition.key != "parallelism.dp_sharding"
-    }
-
-
-def ways_of_engine(plan: EnginePlan) -> dict[str, object]:
-    """Return the engine's values of the published conditions about training, in their words."""
-    even, path = plan.force_load_balancing or plan.capacity_factor == 1.0, plan.compute_path
-    # Of matrices in bf16; in eager code not those of layers that share an input which they gather.
-    whole_inputs = path.compiled or not path.overlaps_tp
-    by_product = path.gradient_sums == "by the product" and plan.fp8_recipe is None and whole_inputs
-    return {
-        "force_load_balancing": plan.force_load_balancing,
-        "expert_rows": "even" if even else "as routed" if plan.capacity_factor is None else "with a margin",
-        "parallelism.dp_sharding": plan.parallelism.dp_sharding,
-        "fp8_recipe": plan.fp8_recipe,
-        "cuda_graphs": "none",
-        "tp_overlap": "in part of the backward pass" if path.overlaps_tp else "none",
-        "weight_gradients": "by the product" if by_product else "after the product",
-        "step_clock": "whole steps",
-    }
-
-
-def _vboost_text(vboost: VboostOutcome | None) -> str | None:
-    """Format the vboost setting; None if the job set none, because the cluster may."""
-    if vboost is None:
-        return None
-    return "asked for" if vboost.nodes_set == vboost.nodes else f"set on {vboost.nodes_set} of {vboost.nodes} nodes"
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
