@@ -16,9 +16,9 @@ from llmb.report.table import (
     Column,
     Row,
     Table,
+    cell,
     duration,
     fields_of,
-    known,
     number,
     number_column,
     result_table,
@@ -36,15 +36,15 @@ NOTES = {
     "launch": "Per operation. host: until it is queued, or done on a CPU; device: in a full queue; graph: in a CUDA "
     "graph; round_trip: alone, until it is done.",
 }
-"""What the figures of a benchmark mean."""
+"""Explanations of the figures of a benchmark."""
 SCATTERED = 2.0
-"""A median so many times the fastest repetition is not the device's doing."""
+"""A median this many times the fastest repetition is not caused by the device."""
 MOST_DEVICES = 64
 """Above that only slow ones are listed."""
 
 
 def measurement_document(measured: MeasurementFile) -> dict[str, Any]:
-    """What is kept, with the share of the peak of each row."""
+    """Return the stored measurement, with the share of the peak in each row."""
     document = measured.model_dump(mode="json")
     for row, values in zip(measured.measurements, document["measurements"], strict=True):
         values["peak_pct"] = row.peak_pct
@@ -52,7 +52,7 @@ def measurement_document(measured: MeasurementFile) -> dict[str, Any]:
 
 
 def measurement_tables(measured: MeasurementFile, title: str) -> Iterator[Table]:
-    """Bursts, then what was sustained, then what could not be measured."""
+    """Yield tables of bursts, of sustained rates, and of cases that could not be measured."""
     rows = measured.measurements
     parts = [[row for row in rows if row.sustained == sustained] for sustained in (False, True)]
     headings = (title, f"Sustained: {title[:1].lower()}{title[1:]}")
@@ -95,14 +95,14 @@ def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
 
 def _rates(row_of: Callable[[Row], Measurement]) -> list[Column[Row]]:
     return [
-        number_column("TFLOPS", lambda row: row_of(row).tflops, known),
-        number_column("GB/s", lambda row: row_of(row).bandwidth_gb_per_s, known),
-        number_column("bus GB/s", lambda row: row_of(row).bus_bandwidth_gb_per_s, known),
+        number_column("TFLOPS", lambda row: row_of(row).tflops, cell),
+        number_column("GB/s", lambda row: row_of(row).bandwidth_gb_per_s, cell),
+        number_column("bus GB/s", lambda row: row_of(row).bus_bandwidth_gb_per_s, cell),
     ]
 
 
 def _notes(rows: Sequence[Measurement]) -> str | None:
-    """What the figures mean, why some are missing, and whether the machine was busy."""
+    """Explain the figures, the missing ones, and whether the machine was busy."""
     notes = list(dict.fromkeys(NOTES[row.benchmark] for row in rows if row.benchmark in NOTES))
     notes += dict.fromkeys(f"No share of the peak: {row.peak_reason}." for row in rows if row.peak_reason)
     scatter = max((row.time_s / row.fastest_s for row in rows if row.fastest_s), default=1.0)
@@ -140,7 +140,7 @@ def history_document(files: Sequence[MeasurementFile], benchmark: str | None) ->
 
 
 def history_tables(files: Sequence[MeasurementFile], benchmark: str | None, folder: Path) -> Iterator[Table]:
-    """One of each node and benchmark."""
+    """Yield a table for each node and benchmark."""
     found = changes(files, benchmark)
     if not found:
         what = f"No measurement{f' of {benchmark}' if benchmark else ''} in {folder}"
@@ -239,7 +239,7 @@ def _devices(parts: Parts, rule: OutlierRule) -> Table:
 
 
 def advice(parts: Parts) -> str | None:
-    """What to do about unfit nodes; None if there are none."""
+    """Return the advice about unfit nodes; None if there are none."""
     nodes = ",".join(parts.unfit_nodes)
     if not nodes:
         return None
@@ -278,7 +278,7 @@ def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any
 
 
 def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]:
-    """A row per node, the worst first; then the lists, and what is to be known besides."""
+    """Yield a table with a row per node, the worst first, then the lists and notes."""
     took = f"{duration(result.took_s)} (expected: {duration(result.expected_s)}, at most {duration(result.limit_s)})"
     table = result_table(f"{len(result.nodes)} nodes alone and in pairs, in {took}", "node", "", "by what")
     table.caption = "\n".join(printable(f"{note}.") for note in _pair_notes(result)) or None
@@ -298,7 +298,7 @@ def _pair_notes(result: PairwiseResult) -> Iterator[str]:
 
 
 def _own(result: PairwiseResult, verdict: NodeVerdict) -> str:
-    """What a fit node measured: alone, and the best of its pairs."""
+    """Format the measurements of a fit node: alone, and in the best of its pairs."""
     place = result.nodes.index(verdict)
     alone = next((one.figures for one in result.alone if one.node == place), PairFigures())
     pairs = (pair.figures for pair in result.pairs if pair.has((place,)) and not pair.problem)
@@ -310,7 +310,7 @@ def _own(result: PairwiseResult, verdict: NodeVerdict) -> str:
 def _text(figures: PairFigures) -> str:
     latency = None if figures.latency_s is None else 1e6 * figures.latency_s
     units = ((figures.tflops, "TFLOPS"), (figures.gb_per_s, "GB/s"), (latency, "us"))
-    return ", ".join(f"{known(value)} {unit}" for value, unit in units if value is not None)
+    return ", ".join(f"{cell(value)} {unit}" for value, unit in units if value is not None)
 
 
 def _lists(result: PairwiseResult, host_list: HostList) -> Table:

@@ -15,7 +15,7 @@ from llmb.runs.conditions import Drift
 from llmb.runs.conditions import rule_of as condition_rule
 
 LONGEST_TITLE = 26
-"""How wide a check may be beside its advice, which needs the space."""
+"""The maximum width of a check, which leaves space for the advice."""
 MOST_NAMES = 5
 """Checks of one area that are named, if they are all that is left of it."""
 HostList = Callable[[Sequence[str]], str]
@@ -32,7 +32,7 @@ def doctor_document(reports: Sequence[NodeReport]) -> dict[str, Any]:
 
 
 def node_tables(report: NodeReport, *, folded: bool = False) -> Iterator[Table]:
-    """What is wrong first, each with what to do; then what is right, and what could not be checked, or how much."""
+    """Yield failed checks with advice, then passed ones, then those that could not be checked, or their number."""
     problems = _problems(report)
     if folded:
         problems.caption = "\n".join(_folded(report))
@@ -59,7 +59,7 @@ def _folded(report: NodeReport) -> Iterator[str]:
 
 
 def title_of(name: str) -> str:
-    """What a check looks at, with the place, or the check that it compares, if there are several."""
+    """Return the subject of a check, with its place, or the check that it compares, if there are several."""
     rule = rule_of(name)
     place = name.removeprefix(rule.name).removeprefix("_")
     place = rules()[place].title if place in rules() else place
@@ -85,7 +85,7 @@ def _problems(report: NodeReport) -> Table:
 
 
 def _not_checked(report: NodeReport) -> Table:
-    """Checks with the same reason together; all of an area in one word."""
+    """Group checks with the same reason; a whole area is named by one word."""
     table = result_table("Not checked", "area", "checks", "why")
     checked = Counter(rule_of(check.name).area for check in report.checks)
     for area in (*AREAS, BETWEEN):
@@ -105,7 +105,7 @@ def _names(area: Area, names: Sequence[str], checked: int) -> str:
 
 
 def _with_areas_once(table: Table) -> Table:
-    """The first column only where it changes."""
+    """Clear repeated values in the first column."""
     rows = table.rows
     before = ("", *(row[0] for row in rows))
     table.rows = [("", *row[1:]) if row[0] == last else row for row, last in zip(rows, before, strict=False)]
@@ -180,7 +180,7 @@ def _status(report: NodeReport) -> str:
 
 
 def _text(checks: Collection[Check], given: set[str]) -> str:
-    """Each advice is given once in a table, and then is among ``given``."""
+    """Format the advice on checks, without any that is already in ``given``, and add it there."""
     lines = []
     for check in checks:
         mark = "" if check.name == ANSWER else f"{title_of(check.name)}: "
@@ -192,14 +192,14 @@ def _text(checks: Collection[Check], given: set[str]) -> str:
 
 
 class DriftReport(Record):
-    """What ``llmb doctor --against`` prints."""
+    """The result of ``llmb doctor --against``."""
 
     against: str
     saved_at: str | None
     """When the run began."""
     nodes: tuple[str, ...]
     unknown_nodes: tuple[str, ...]
-    """Nodes that it does not have, and that are compared with what was usual."""
+    """Nodes without recorded settings, which are compared with the most common ones."""
     not_read: dict[str, str]
     missing: dict[str, str]
     drift: tuple[Drift, ...]

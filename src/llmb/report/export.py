@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes results and steps of runs in the forms that other tools read.
+"""Write results and steps of runs in the formats of other tools.
 
 Trackers of experiments get files: TensorBoard's, and by their own libraries those of MLflow and W&B.
 """
@@ -37,14 +37,14 @@ from llmb.runs.steps import Step, read_steps
 PROJECT = "llmb"
 """The experiment of MLflow, and the project of W&B."""
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", "WANDB_ERROR_REPORTING": "false"}
-"""Without these, both libraries send something about their use."""
+"""Disable the telemetry of both libraries."""
 MLFLOW_STATUSES = {"success": "FINISHED", "cancelled": "KILLED"}
 METRICS_AT_ONCE = 1000
-"""MLflow takes no more in a call."""
+"""The limit of MLflow in one call."""
 
 
 def write_mlflow(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """A database that ``mlflow ui`` opens. Figures of the result have one value, numbers of steps a series."""
+    """Write a database for ``mlflow ui``. Figures of the result have one value, those of steps a series."""
     os.environ.update(QUIET)
     from mlflow.tracking import MlflowClient
 
@@ -82,7 +82,7 @@ def write_mlflow(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def write_wandb(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """A folder for each run, which ``wandb sync`` sends to the server that it is set up for."""
+    """Write a folder for each run, which ``wandb sync`` uploads to its configured server."""
     os.environ.update(QUIET)
     import wandb
 
@@ -96,14 +96,14 @@ def write_wandb(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def _wandb_path(folder: Path, run: ExportedRun) -> Path:
-    """As the library names it, but for the time, which here is when the run started."""
+    """Return the folder named as the library does, except that the time is the start of the run."""
     started_at = run.run.record.started_at
     when = datetime.fromisoformat(started_at) if started_at else datetime.fromtimestamp(0).astimezone()
     return folder / "wandb" / f"offline-run-{when:%Y%m%d_%H%M%S}-{run.id}" / f"run-{run.id}.wandb"
 
 
 def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
-    """The library's file of a run; beside it are logs of its own, which have names and folders of this machine."""
+    """Write the library's file of a run; its own logs next to it have names and folders of this machine."""
     import wandb
 
     settings = wandb.Settings(
@@ -135,13 +135,13 @@ def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
 
 
 def _settings(run: ExportedRun) -> dict[str, Scalar]:
-    """All by which runs count as repeats."""
+    """Return the settings that repeats have in common."""
     configuration = identity_of(run.run.record).configuration
     return {name: value for name, value in configuration.items() if value is not None}
 
 
 def _texts(run: ExportedRun) -> dict[str, str]:
-    """Names, versions, status and verdict."""
+    """Return names, versions, status and verdict."""
     return {column.name: str(value) for column in RESULTS if column.kind is str and (value := column.value(run))}
 
 
@@ -161,7 +161,7 @@ NOT_SCALARS = ("run", "step", "in_window")
 
 
 def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """A folder for each run, with a scalar for each number of a step. TensorBoard keeps 32 bits of a scalar."""
+    """Write a folder for each run, with a scalar for each number of a step. TensorBoard stores 32-bit scalars."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -184,7 +184,7 @@ def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
-    """The numbers of a step, by the names of their columns."""
+    """Yield the numbers of a step with the names of their columns."""
     for column in STEPS:
         value = None if column.name in NOT_SCALARS else column.value((run, step))
         if value is not None:
@@ -192,7 +192,7 @@ def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
 
 
 class ExportForm(NamedTuple):
-    """How runs are written, and what this needs beside llmb: libraries, and the extra that has them."""
+    """A format for runs, with the libraries that it needs and the extra that installs them."""
 
     write: Callable[[RunSource, Path], Iterator[Path]]
     """Yields each file when it is complete."""
@@ -219,10 +219,10 @@ def exported_run(folder: RunFolder) -> ExportedRun:
 
 
 def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) -> list[Path]:
-    """Writes the runs of these folders below ``output``; files of these names are replaced.
+    """Write the runs of these folders below ``output``; existing files are replaced.
 
     Runs are read one after the other, once for each file. Raises EnvironmentProblem if a library is not installed, or
-    something cannot be written.
+    if writing fails.
     """
     wanted = {name: FORMS[form].extra for form in formats for name in FORMS[form].libraries}
     if missing := {name: extra for name, extra in wanted.items() if find_spec(name) is None}:

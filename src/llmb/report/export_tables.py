@@ -32,14 +32,14 @@ ROWS_AT_ONCE = 100_000
 """Rows of a Parquet file that are in memory, and one of its row groups."""
 PREFIX = "llmb_"
 LABELS = ("run", "label", "campaign", "workload", "size", "dtype", "gpu_type", "scale")
-"""What every metric is labeled with."""
+"""Labels of every metric."""
 DESCRIBING = ("status", "verdict", "program", "llmb_version", "driver", "image")
-"""What ``llmb_run``, which is always 1, has in addition."""
+"""Additional labels of ``llmb_run``, which is always 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedRun:
-    """A run that ended, as it is exported. ``steps`` is empty for a program that records none."""
+    """An exported run. ``steps`` is empty for a program that records none."""
 
     run: EndedRun
     campaign: str | None
@@ -56,7 +56,7 @@ class ExportedRun:
 
 @dataclass(frozen=True, slots=True)
 class ExportColumn(Generic[Row]):
-    """A value of each row, or None where it is not known. The name has the unit."""
+    """A value of each row, or None if it is unknown. The name has the unit."""
 
     name: str
     kind: type[Scalar]
@@ -81,7 +81,7 @@ def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
 
 
 def _column(name: str, kind: type[Scalar], path: str) -> ExportColumn[Any]:
-    """What is found along ``path``: fields of records, keys of mappings, and places in tuples, as numbers."""
+    """Return a column of the values at ``path``: fields of records, keys of mappings, and indexes of tuples."""
     names = path.split(".")
     return ExportColumn(name, kind, lambda row: _at(row, names))
 
@@ -93,7 +93,7 @@ def _columns(path: str, kind: type[Scalar], *names: str) -> Iterator[Result]:
 
 
 def _at(value: Any, names: Sequence[str]) -> Any:  # noqa: ANN401 (a value of any kind of record)
-    """None below what is not known."""
+    """Return the value at a path; None below an unknown value."""
     for name in names:
         if value is None or isinstance(value, Missing):
             return None
@@ -160,7 +160,7 @@ RESULTS: tuple[Result, ...] = (
     _column("compute_time_mean_s", float, f"{_RESULT}.pretended.compute_time_s.mean"),
     _column("rank_peak_memory_gib", float, f"{_RESULT}.pretended.peak_memory_gib"),
 )
-"""What is exported of a run; the values are those of ``llmb result --json``, the settings those of its record."""
+"""The exported columns of a run; values as in ``llmb result --json``, settings as in its record."""
 
 
 def _of_step(kind: type, prefix: str = "") -> Iterator[ExportColumn[StepRow]]:
@@ -186,7 +186,7 @@ STEPS: tuple[ExportColumn[StepRow], ...] = (
     *_of_step(Step),
     ExportColumn("in_window", bool, _in_window),
 )
-"""What is exported of each step, as ``metrics.jsonl`` has it."""
+"""The exported columns of a step, as in ``metrics.jsonl``."""
 
 
 def write_tables(
@@ -251,9 +251,9 @@ def write_parquet(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterat
 
 
 def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """Results as a text file, which the textfile collector of Prometheus' node exporter reads, too.
+    """Write results as a text file, which the textfile collector of Prometheus' node exporter also reads.
 
-    All metrics are gauges without a time: that collector refuses times, and knows no other type that is in both forms.
+    All metrics are gauges without a time: that collector refuses times, and has no other type in common.
     """
     path = folder / "llmb.prom"
     rows = list(rows_of(RESULTS, runs()))
@@ -263,7 +263,7 @@ def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def _lines(rows: Sequence[Mapping[str, Scalar | None]]) -> Iterator[str]:
-    """All runs of a metric follow each other, as both formats require."""
+    """Yield the lines grouped by metric, as both formats require."""
     yield f"# TYPE {PREFIX}run gauge"
     yield from (f"{PREFIX}run{_labels(row, (*LABELS, *DESCRIBING))} 1" for row in rows)
     for name in (column.name for column in RESULTS if column.kind is float):
@@ -280,6 +280,6 @@ def _labels(row: Mapping[str, Scalar | None], names: Sequence[str]) -> str:
 
 
 def _number(value: Scalar) -> str:
-    """In full precision, and as both formats write what is not finite."""
+    """Format in full precision; non-finite values as both formats write them."""
     number = float(value)
     return repr(number) if math.isfinite(number) else {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}[str(number)]

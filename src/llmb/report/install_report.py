@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installations, settings of a cluster, and what is prepared for runs, as tables and JSON documents."""
+"""Installations, settings of a cluster, and prepared data and weights, as tables and JSON documents."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -69,7 +69,7 @@ def removal_plan_document(root: Path, paths: Sequence[str]) -> dict[str, Any]:
 
 
 def answers_table(answers: Answers) -> Table:
-    """Every answer with the option that gives it."""
+    """Return every answer with its option."""
     table = result_table("Answers", "option", "value")
     for name, value in answers.document().items():
         text = ", ".join(value) if isinstance(value, list) else value
@@ -90,7 +90,7 @@ def steps_table(root: Path, results: Sequence[StepResult]) -> Table:
 
 
 def next_text(commands: Sequence[tuple[str, str]]) -> str:
-    """Commands to copy, each below what it is for."""
+    """Format commands to copy, each below its purpose."""
     return "\n" + "".join(f"# {purpose}:\n{command}\n" for purpose, command in commands)
 
 
@@ -159,7 +159,7 @@ def checked_document(checkout: Path, found: Sequence[CheckedFile]) -> dict[str, 
 
 
 def checked_table(found: Sequence[CheckedFile]) -> Table:
-    """The files of a checkout beside their release, and what llmb relies on that differs."""
+    """Compare the files of a checkout with their release, and list the differences that llmb relies on."""
     rows = (
         (f"{one.script.workload} {one.script.release}", one.file, one.state, "; ".join(map(printable, one.differs)))
         for one in found
@@ -170,7 +170,7 @@ def checked_table(found: Sequence[CheckedFile]) -> Table:
 
 
 def settings_tables(found: SettingsInEffect, *, defaults: bool) -> Iterator[Table]:
-    """Without ``defaults``, what llmb does where nothing says otherwise is left out."""
+    """Yield the settings; without ``defaults``, built-in defaults are left out."""
     shown = [item for item in found.settings if defaults or item.source != "llmb"]
     yield _table("Settings", "setting", [found.install_root, *shown])
     if found.variables:
@@ -187,7 +187,7 @@ def _table(title: str, name: str, settings: "list[Setting] | tuple[Setting, ...]
 
 
 def _short(place: str) -> str:
-    """With the user's home as the shell writes it."""
+    """Abbreviate the user's home folder as the shell does."""
     home = f"{Path.home()}/"
     return f"~/{place.removeprefix(home)}" if place.startswith(home) else place
 
@@ -202,7 +202,7 @@ MB = 10**6
 IMPORTED = unknown("imported weights")
 GIB = 2**30
 ITEM_KEYS = ("name", "state", "bytes", "documented_gib", "source", "problem", "command")
-KNOWN_BY = {True: "checksums verified", False: "sizes compared; --checksums reads the files"}
+METHODS = {True: "checksums verified", False: "sizes compared; --checksums reads the files"}
 
 
 def access_document(found: Sequence[RepositoryAccess], token: TokenSource | None) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def verification_document(found: Verification) -> dict[str, Any]:
 
 
 def verification_tables(found: Verification) -> list[Table]:
-    """The items, and what is wrong with each that is not complete, with the command that gets it."""
+    """Return the items, with the problem of each incomplete one and the command that prepares it."""
     columns: list[Column[Item]] = [
         Column("folder", _folder_name),
         Column("state", lambda item: item.state),
@@ -330,7 +330,7 @@ def verification_tables(found: Verification) -> list[Table]:
     facts = [
         ("path", found.folders.path),
         *((item.name.partition("/")[0], f"from {printable(item.source)}") for item in sources),
-        ("verified by", KNOWN_BY[found.checksums]),
+        ("verified by", METHODS[found.checksums]),
         ("free", f"{_gib(found.free_bytes)} GiB"),
         ("needed", needed if found.needed_bytes else None),
     ]
@@ -353,10 +353,10 @@ def verification_tables(found: Verification) -> list[Table]:
 
 
 def _folder_name(item: Item) -> str:
-    """Without the folder of the tokenizer, which has the name of the model."""
+    """Return the name without the folder of the tokenizer, which is named after the model."""
     return f"packed {item.path.name}" if "/packed/" in item.name else item.name
 
 
 def _gib(size: int) -> str:
-    """To three digits."""
+    """Format in GiB with three digits."""
     return f"{size / GIB:,.0f}" if size >= 100 * GIB else f"{size / GIB:.3g}"

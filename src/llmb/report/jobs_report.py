@@ -20,11 +20,11 @@ from llmb.report.recipe_report import identity_document
 from llmb.report.table import (
     Column,
     Table,
-    cut,
+    cell,
+    crop,
     duration,
     facts_table,
     fields_of,
-    known,
     number,
     number_column,
     sparkline,
@@ -69,9 +69,9 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
         number_column("scale", _scale, str),
         Column("submitted", lambda job: short_time(job.submitted_s), wrap=False, drop=3),
         Column("nodes", lambda job: job.nodes, drop=2),
-        number_column("step s", lambda job: job.step_time_s, known, wrap=False),
+        number_column("step s", lambda job: job.step_time_s, cell, wrap=False),
         Column("verdict", lambda job: job.verdict, optional=True),
-        Column("reason", lambda job: cut(job.reason or "", LONGEST_REASON) or None, optional=True),
+        Column("reason", lambda job: crop(job.reason or "", LONGEST_REASON) or None, optional=True),
     ]
     return table_of(f"Jobs: {shown}", jobs, columns)
 
@@ -90,7 +90,7 @@ def runs_document(runs: Sequence[Job], total: int) -> dict[str, Any]:
 
 
 def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequence[float]]) -> Table:
-    """``step_times`` reads those of a run; of more than ``MOST_DRAWN`` runs it takes too long."""
+    """Return the table. ``step_times`` reads those of a run, which takes too long for more than ``MOST_DRAWN`` runs."""
     times = step_times if len(runs) <= MOST_DRAWN else lambda _: ()
     shown = f"the last {len(runs)} of {total:,}" if len(runs) < total else f"{total:,}"
     columns: list[Column[Job]] = [
@@ -100,7 +100,7 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
         Column("recipe", lambda run: run.title, min_width=27),
         number_column("scale", _scale, str, wrap=False, drop=2),
         Column("status", lambda run: run.status, wrap=False),
-        number_column("step s", lambda run: run.step_time_s, known, wrap=False),
+        number_column("step s", lambda run: run.step_time_s, cell, wrap=False),
         Column("steps", lambda run: sparkline(times(run), RUN_CELLS), wrap=False, optional=True, drop=1),
         Column("verdict", lambda run: run.verdict, wrap=False, optional=True),
     ]
@@ -190,7 +190,7 @@ def local_time(time_s: float) -> str:
 
 
 def short_time(time_s: float) -> str:
-    """For a row of a table: without the year if it is the current one, without the time if it is not."""
+    """Format for a table: without the year if it is the current one, else without the time of day."""
     at = datetime.fromtimestamp(time_s)
     return at.strftime("%m-%d %H:%M" if at.year == datetime.now().year else "%Y-%m-%d")
 
@@ -347,7 +347,7 @@ def watch_title(plan: Plan, job: Job) -> str:
 
 
 def watch_line(seen: RunView) -> str:
-    """Its state, or its last step, pace and time left."""
+    """Describe the state of a run, or its last step, pace and time left."""
     attempt = f", attempt {seen.attempt}" if seen.attempt > 1 else ""
     nodes = f" on {seen.nodes}" if seen.nodes and seen.state != "queued" else ""
     state = printable(f"{seen.state}{nodes}{attempt}" + (f": {seen.reason}" if seen.reason else ""))
@@ -362,7 +362,7 @@ def watch_line(seen: RunView) -> str:
 
 
 def pace_warning(comparison: PaceComparison) -> str:
-    """Where the pace has left what was expected."""
+    """Describe how the pace differs from the expected one."""
     delta, expected = comparison.delta_pct or 0.0, comparison.expected
     how = "longer" if delta > 0 else "less"
     said = f"{number(expected.step_time_s)} s, {expected.source}"

@@ -42,12 +42,12 @@ class JunitCase(NamedTuple):
     name: str
     outcome: Outcome
     text: str = ""
-    """Why it did not pass, or what was found."""
+    """Why it did not pass, or the details."""
     seconds: float | None = None
 
 
 def write_junit(path: Path | None, suite: str, cases: Callable[[], Iterable[JunitCase]]) -> None:
-    """Does nothing without a path. Raises EnvironmentProblem."""
+    """Write the file, if there is a path. Raises EnvironmentProblem."""
     if path is None:
         return
     try:
@@ -88,7 +88,7 @@ def _shown(text: str) -> str:
 
 
 def node_cases(reports: Iterable[NodeReport]) -> Iterator[JunitCase]:
-    """All checks of all nodes; one that warns passes, and says so."""
+    """Yield all checks of all nodes; a warning passes, with its text."""
     for report in reports:
         for check in report.checks:
             found = "; ".join(filter(None, ("" if check.value is None else str(check.value), check.advice)))
@@ -109,7 +109,7 @@ def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[ExcludedRun]")
 
 
 def comparison_cases(comparison: "Comparison") -> Iterator[JunitCase]:
-    """A recipe that all runs after failed to measure is an error: it may be broken."""
+    """Yield the rows; a recipe without a valid run after the change is an error, because it may be broken."""
     for row in comparison.rows:
         change = "" if row.delta_pct is None else f"{row.delta_pct:+.2f} % step time"
         if row.ci95_pct:

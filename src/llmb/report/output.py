@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes results to standard output; the only module that does."""
+"""Write results to standard output; no other module does."""
 
 import json
 import os
@@ -21,8 +21,8 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None:
-    """Prints a result in the form that its type has: a document as JSON, text as it is, tables with an empty line
-    between them, as wide as the terminal, or as wide as needed if the output is not a terminal.
+    """Print a result by its type: a document as JSON, text as it is, tables with an empty line between them, as wide
+    as the terminal, or as wide as needed if the output is not a terminal.
     """
     match result:
         case dict():
@@ -62,7 +62,7 @@ def table_lines(table: Table, width: int | None) -> Iterable[str]:
 
 
 def bold(text: str) -> str:
-    """As it is for a terminal without styles."""
+    """Make a text bold; unchanged on a terminal without styles."""
     return text if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else f"{BOLD}{text}{PLAIN}"
 
 
@@ -90,7 +90,7 @@ def print_markdown(text: str) -> None:
 
 
 def _write(text: str, *, is_safe: bool = False) -> None:
-    """Shows control characters on a terminal instead of sending them, unless the text is known to have our own alone.
+    """Escape control characters on a terminal, unless they are all our own.
 
     Raises EnvironmentProblem if standard output cannot be written, such as a file on a full disk.
     """
@@ -109,7 +109,7 @@ def _write(text: str, *, is_safe: bool = False) -> None:
 
 
 def log_writer() -> Callable[[bytes], None]:
-    """Writes the bytes of a log: as they are, or on a terminal as text without anything that it would obey."""
+    """Return a writer for the bytes of a log: unchanged, or on a terminal as text with control characters escaped."""
     if not sys.stdout.isatty():
         return _write_bytes
     decoder = getincrementaldecoder("utf-8")("backslashreplace")

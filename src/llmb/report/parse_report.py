@@ -21,10 +21,10 @@ from llmb.report.table import (
     Column,
     Table,
     as_text,
+    cell,
     csv_text,
     fields_of,
     interval_of,
-    known,
     number,
     number_column,
     shortened,
@@ -84,7 +84,7 @@ def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], 
 
 
 def one_mfu(run: AnalyzedRun) -> tuple[float, str] | tuple[None, None]:
-    """The MFU to print where there is place for one, and its convention."""
+    """Return the MFU to print if there is space for only one, and its convention."""
     for convention in CONVENTIONS:
         value = run.mfu_pct.get(convention)
         if value is not None:
@@ -93,12 +93,12 @@ def one_mfu(run: AnalyzedRun) -> tuple[float, str] | tuple[None, None]:
 
 
 def date_of(run: AnalyzedRun) -> str | None:
-    """In UTC, to the second."""
+    """Format the date in UTC, to the second."""
     return None if run.started_s is None else datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds")
 
 
-def known_times(outcome: LogOutcome) -> dict[str, Any]:
-    """Statistics of the step times; a coarse clock tells nothing of single steps."""
+def time_fields(outcome: LogOutcome) -> dict[str, Any]:
+    """Return statistics of the step times, without those of single steps for a coarse clock."""
     unknown = _OF_SINGLE_STEPS if outcome.clock_error_s else ()
     found = {} if outcome.step_time_s is None else all_statistics(outcome.step_time_s)
     return {key: None if key in unknown else value for key, value in found.items()}
@@ -110,8 +110,8 @@ def all_statistics(statistics: Statistics) -> dict[str, Any]:
 
 VALUES: Mapping[str, Callable[[AnalyzedRun], Any]] = {
     "status": lambda run: run.outcome.status,
-    "time_mean_seconds": lambda run: known_times(run.outcome).get("mean"),
-    "time_std_dev_seconds": lambda run: known_times(run.outcome).get("std"),
+    "time_mean_seconds": lambda run: time_fields(run.outcome).get("mean"),
+    "time_std_dev_seconds": lambda run: time_fields(run.outcome).get("std"),
     "tflops_per_gpu_mean": lambda run: run.outcome.tflops_per_gpu and run.outcome.tflops_per_gpu.mean,
     "tflops_per_gpu_std_dev": lambda run: run.outcome.tflops_per_gpu and run.outcome.tflops_per_gpu.std,
     "max_iteration": lambda run: run.outcome.max_step,
@@ -119,10 +119,10 @@ VALUES: Mapping[str, Callable[[AnalyzedRun], Any]] = {
     "window_first": lambda run: run.outcome.window and run.outcome.window.first,
     "window_last": lambda run: run.outcome.window and run.outcome.window.last,
     "steps": lambda run: run.outcome.steps,
-    "time_median_seconds": lambda run: known_times(run.outcome).get("median"),
-    "time_cv": lambda run: known_times(run.outcome).get("cv"),
-    "time_ci95_low_seconds": lambda run: (known_times(run.outcome).get("ci95") or (None, None))[0],
-    "time_ci95_high_seconds": lambda run: (known_times(run.outcome).get("ci95") or (None, None))[1],
+    "time_median_seconds": lambda run: time_fields(run.outcome).get("median"),
+    "time_cv": lambda run: time_fields(run.outcome).get("cv"),
+    "time_ci95_low_seconds": lambda run: (time_fields(run.outcome).get("ci95") or (None, None))[0],
+    "time_ci95_high_seconds": lambda run: (time_fields(run.outcome).get("ci95") or (None, None))[1],
     "loss_first": lambda run: run.outcome.loss_first,
     "loss_last": lambda run: run.outcome.loss_last,
     "weights": lambda run: run.origin and run.origin.weights.text,
@@ -144,7 +144,7 @@ VALUES: Mapping[str, Callable[[AnalyzedRun], Any]] = {
     "label": lambda run: run.label,
     "path": lambda run: text_of(run.log_path),
 }
-"""A run in single values: all of them in this order in CSV, in tables and in JSON some under the same name."""
+"""Values of a run: all of them, in this order, in CSV; some, under the same names, in tables and JSON."""
 
 
 def named_values(run: AnalyzedRun, *names: str) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def _wide_columns(report: ParseReport) -> list[Column[AnalyzedRun]]:
         number_column("median (s)", VALUES["time_median_seconds"]),
         number_column("std (s)", VALUES["time_std_dev_seconds"]),
         number_column("CV (%)", VALUES["time_cv"], lambda cv: number(None if cv is None else 100 * cv)),
-        number_column("ci95 (s)", lambda run: known_times(run.outcome).get("ci95"), interval_of),
+        number_column("ci95 (s)", lambda run: time_fields(run.outcome).get("ci95"), interval_of),
         number_column("TFLOPS/GPU", VALUES["tflops_per_gpu_mean"]),
         number_column("std", VALUES["tflops_per_gpu_std_dev"]),
         number_column("MFU (%)", VALUES["mfu_pct"]),
@@ -282,7 +282,7 @@ def _wide_columns(report: ParseReport) -> list[Column[AnalyzedRun]]:
 
 
 def note_of(run: AnalyzedRun) -> str:
-    """What a reader has to know of the figures."""
+    """Return the caveats about the figures of a run."""
     outcome = run.outcome
     notes: list[str] = [outcome.status] if outcome.status != "success" else []
     notes += [f"attempt {outcome.attempts}"] if (outcome.attempts or 1) > 1 else []
@@ -292,7 +292,7 @@ def note_of(run: AnalyzedRun) -> str:
 
 
 def _anomaly_notes(found: Anomalies) -> Iterator[str]:
-    """A drift whose interval includes 0 is none."""
+    """Yield notes on anomalies; a drift whose interval includes 0 is not one."""
     if found.outliers:
         worst = max(found.outliers, key=lambda outlier: abs(outlier.excess_s))
         count = counted(len(found.outliers), "outlier")
@@ -314,7 +314,7 @@ def _others_table(report: ParseReport, runs: Sequence[AnalyzedRun]) -> Table:
 
 
 def _is_hidden(run: AnalyzedRun) -> bool:
-    """There is output of a batch script beside almost every log."""
+    """Return whether to hide a file: almost every log has the output of a batch script beside it."""
     return run.outcome.status == "not_training_log"
 
 
@@ -365,7 +365,7 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
         "window": outcome.window and outcome.window.model_dump(),
         **fields_of(outcome, "format", "steps", "attempts"),
         "max_iteration": outcome.max_step,
-        "step_time_s": known_times(outcome) or None,
+        "step_time_s": time_fields(outcome) or None,
         "clock_error_s": outcome.clock_error_s,
         "warnings": list(outcome.warnings),
         "anomalies": run.anomalies and asdict(run.anomalies),
@@ -379,7 +379,7 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
 
 
 def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the name"] | None:
-    """Who tells the release; only names of one release have the form of theirs."""
+    """Return the source of the release; only file names of one release have its form."""
     if run.release is None:
         return None
     if run.recipe and run.recipe.release:
@@ -505,7 +505,7 @@ def _scaling_table(report: ParseReport, scaling: "Scaling") -> Table:
 
 def _speed_columns(time: str, *keys: str) -> "Iterator[Column[ScalingRow]]":
     for header, key in zip((time, "eff. (%)", "days/1T"), keys, strict=True):
-        yield number_column(header, SCALE_VALUES[key], known)
+        yield number_column(header, SCALE_VALUES[key], cell)
 
 
 def _sources(scaling: "Scaling") -> list[str]:

@@ -35,7 +35,7 @@ def plan_document(
 
 
 def start_lines(plan: Plan) -> list[str]:
-    """What a person has to know before the first step: what was left open, and what changes the run's meaning."""
+    """Return the lines to print before the first step: defaults, and settings that change the meaning of the run."""
     recipe = plan.recipe
     lines = [unspecified_text(recipe.unspecified)] if recipe.unspecified else []
     lines.append(f"{plan_title(plan)}, {plan.steps} steps")
@@ -60,7 +60,7 @@ def plan_title(plan: Plan) -> str:
 
 
 def _routing(plan: Plan) -> str:
-    """How tokens reach routed experts; empty for a model without them."""
+    """Describe the routing of tokens to experts; empty for a model without them."""
     if plan.recipe.model.moe is None or not isinstance(plan, EnginePlan):
         return ""
     if plan.force_load_balancing:
@@ -151,7 +151,7 @@ def _saving_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
 
 
 def _published_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
-    """The published figure, and the time that the steps take at it."""
+    """Yield the published figure, and the duration of the run at that pace."""
     expected = next(iter(plan.recipe.expectations), None)
     step_time_s = expected.step_time_s if expected else None
     if expected is None or step_time_s is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions, and the memory that ranks take, as tables and JSON."""
+"""Predictions, and the memory of ranks, as tables and JSON."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,11 +17,11 @@ from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import (
     Column,
     Table,
+    cell,
     csv_text,
     duration,
     fields_of,
     interval_of,
-    known,
     number,
     number_column,
     result_table,
@@ -30,7 +30,7 @@ from llmb.report.table import (
 from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, CollectiveCount, MemoryUse, RankAccount, RankMemory
 
 SHOWN = ("kind", "group", "count", "bytes")
-"""What is shown of collectives."""
+"""Columns of collectives."""
 
 
 def memory_document(recipe: Recipe, use: MemoryUse, found: Sequence[Remedy]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _rank_document(memory: RankMemory) -> dict[str, Any]:
 
 
 def memory_tables(recipe: Recipe, use: MemoryUse, found: Sequence[Remedy]) -> Iterator[Table]:
-    """``found``: with what it would fit, if it does not."""
+    """Yield the tables; ``found`` has changes with which the run would fit, if it does not."""
     columns = [
         Column[RankMemory]("rank", lambda each: each.rank, right=True),
         Column[RankMemory]("stage", lambda each: each.pp_stage, right=True),
@@ -109,7 +109,7 @@ def _remedy_table(found: Sequence[Remedy]) -> Table:
 
 
 def fits_text(use: MemoryUse) -> str:
-    """Whether the fullest rank fits, as a sentence."""
+    """Return a sentence about whether the fullest rank fits."""
     fullest = use.fullest
     about = "about " if use.method == "estimate" else ""
     tensors = f"{about}{number(fullest.peak_bytes / GIB)} GiB for tensors"
@@ -134,7 +134,7 @@ TERM_TITLES = {
     "data-parallel messages waited for": "DP communication, exposed",
     "once a step": "optimizer step, fixed part",
 }
-"""What tables call terms whose names in documents are not what engineers say."""
+"""Titles in tables for terms whose names in JSON documents are not those that engineers use."""
 
 
 def term_title(name: str) -> str:
@@ -143,14 +143,14 @@ def term_title(name: str) -> str:
 
 SECONDS_PER_HOUR = 3600
 BAR = 24
-"""Letters of the longest bar."""
+"""Characters of the longest bar."""
 LEAST = 0.001
-"""Shares of a step that have a line of their own."""
+"""The smallest share of a step with its own line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """What is known of a run before it starts."""
+    """The prediction of a run before it starts."""
 
     prediction: Prediction
     memory: MemoryUse | Missing
@@ -227,7 +227,7 @@ def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
     if MFU in figures.reasons:
         table.add_row("MFU %", "n/a", figures.reasons[MFU])
     days = figures.days_per_1t_tokens
-    table.add_row("days per 1T tokens", known(days), figures.reasons.get("days_per_1t_tokens", ""))
+    table.add_row("days per 1T tokens", cell(days), figures.reasons.get("days_per_1t_tokens", ""))
     memory = foreseen.memory
     table.add_row("memory GiB", *(("n/a", memory.reason) if isinstance(memory, Missing) else _memory_figure(memory)))
     if foreseen.energy_j_per_token is not None:
@@ -246,7 +246,7 @@ def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
 
 def _memory_figure(use: MemoryUse) -> tuple[str, str]:
     fullest = f"rank {use.fullest.rank} of stage {use.fullest.pp_stage} needs the most"
-    needed = f"{use.needed_gib:.1f} of {known(use.capacity_gib)}"
+    needed = f"{use.needed_gib:.1f} of {cell(use.capacity_gib)}"
     return needed, f"{'fits' if use.fits else 'does not fit'}: {fullest}"
 
 
@@ -271,7 +271,7 @@ def _curve_table(curve: Curve) -> Table:
 
 
 def waterfall(title: str, terms: Mapping[str, float]) -> Table:
-    """Where the time of a predicted step goes."""
+    """Return a table of the time of a predicted step by cause."""
     seconds = sum(terms.values())
     rows = sorted(((name, each) for name, each in terms.items() if each >= LEAST * seconds), key=lambda row: -row[1])
     if len(rows) < len(terms):
@@ -326,19 +326,19 @@ class Proposed:
         return next(each for each in (*self.layouts, self.own) if isinstance(each, Candidate)).prediction
 
     def cost(self, one: Candidate) -> float:
-        """What is to be small."""
+        """Return the objective of the search, which is minimized."""
         return one.prediction.seconds * (one.plan.recipe.layout.gpus if self.goal == "token" else 1)
 
     @property
     def ahead_pct(self) -> float | None:
-        """By how much the first is better than the recipe; None if that does not fit."""
+        """The improvement of the first layout over the recipe; None if the recipe does not fit."""
         if not self.own or not self.layouts or self.exceeds(self.own):
             return None
         return 100 * (self.cost(self.own) / self.cost(self.layouts[0]) - 1)
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
-        """The layouts that cannot be told from the first."""
+        """The layouts whose predictions do not differ significantly from the first."""
         most = 1 + self.first.error_pct / 100
         return tuple(one for one in self.layouts if self.cost(one) <= most * self.cost(self.layouts[0]))
 
@@ -347,7 +347,7 @@ class Proposed:
         return one.memory.fits is False or needed > self.constraints.get("max_memory_gib", needed)
 
     def price_per_1t(self, one: Candidate) -> float | None:
-        """What a trillion tokens cost."""
+        """Return the price of a trillion tokens."""
         if self.price is None:
             return None
         layout, seconds = one.plan.recipe.layout, one.prediction.seconds
@@ -471,7 +471,7 @@ def _size(one: Candidate, name: str) -> int | None:
 
 
 def _differences(best: Prediction, own: Prediction) -> Table:
-    """Term by term."""
+    """Return the differences by term."""
     changes = {name: abs(_of(best, name) - _of(own, name)) for name in (*own.terms, *best.terms)}
     shown = [name for name, change in changes.items() if change >= LEAST * own.seconds]
     rows = sorted(shown, key=changes.__getitem__, reverse=True)
@@ -492,7 +492,7 @@ def _of(prediction: Prediction, name: str) -> float:
 
 
 def campaign_text(proposed: Proposed, repeats: int) -> str:
-    """A file for ``llmb bulk`` that settles which of the layouts is the fastest."""
+    """Return a file for ``llmb bulk`` that measures which of the layouts is the fastest."""
     lines = [f"# The layouts that 'llmb plan' proposes for {proposed.recipe.title()}, the best first."]
     lines += [_campaign_line(each, repeats) for each in proposed.layouts]
     return "\n".join(lines) + "\n"

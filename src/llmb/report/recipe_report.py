@@ -43,7 +43,7 @@ CONVENTION_NAMES = {
     Convention.CAUSAL: "causal attention",
     Convention.PACKED: "packed documents",
 }
-"""How FLOPs are counted, in tables; "published" is the word for figures alone."""
+"""Names of FLOP conventions in tables, where "published" is only used for figures."""
 SCALE_LAYOUT = ("layers", "tp", "pp", "cp", "vp", "dp", "gbs", "ga")
 SHOWN = ("layers", "tp", "pp", "cp", "vp", "gbs")
 FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "days_per_1t_tokens")
@@ -82,7 +82,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
 
 
 def identity_document(recipe: Recipe) -> dict[str, Any]:
-    """Which recipe it is, and what the request left open; every document that holds figures of a recipe begins so."""
+    """Return the recipe and the defaults of the request, the beginning of every document with figures of a recipe."""
     layers = {"layers": recipe.layout.layers, "full_layers": recipe.full_layers}
     return {
         "title": recipe.title(),
@@ -156,12 +156,12 @@ def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def checkpoint_size_gb(recipe: Recipe) -> float:
-    """What a run of the recipe saves: of LoRA, only adapters."""
+    """Return the size of a checkpoint, which with LoRA has only adapters."""
     return checkpoint_bytes(recipe.model, recipe.lora) / BILLION
 
 
 def origin_rows(origin: Origin) -> Iterator[tuple[str, str]]:
-    """What a run starts from."""
+    """Yield the rows about the weights and data that a run starts from."""
     for name, part in (("weights", origin.weights), ("data", origin.data)):
         yield name, part.text + (f", in {part.path}" if part.path else "")
 
@@ -225,7 +225,7 @@ def throughput_table(recipe: Recipe, result: Throughput) -> Table:
 
 
 def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
-    """Every figure is as published; null with its reason where none is."""
+    """Return the published figures of each scale; null with a reason if there is none."""
     figures = [(recipe, _first_figure(recipe)) for recipe in recipes]
     return {
         "scales": [
@@ -264,7 +264,7 @@ def scales_table(recipes: Sequence[Recipe]) -> Table:
 
 
 def _first_figure(recipe: Recipe) -> Expectation | None:
-    """Tables come before examples."""
+    """Return the first figure, from a table rather than an example."""
     return next(iter(recipe.expectations), None)
 
 
@@ -273,7 +273,7 @@ def lora_text(lora: Lora) -> str:
 
 
 def trained_text(model: Model, lora: Lora) -> str:
-    """With the number of parameters."""
+    """Describe the adapters, with their number of parameters."""
     return f"{trainable_parameters(model, lora):,} parameters: {lora_text(lora)}"
 
 

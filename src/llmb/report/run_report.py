@@ -23,8 +23,8 @@ from llmb.report.sweep_report import titles_of
 from llmb.report.table import (
     Column,
     Table,
+    cell,
     interval_of,
-    known,
     number,
     number_column,
     rows_table,
@@ -83,13 +83,13 @@ DETAILS = re.compile(
     "weights|data|dataset|sequences|parameters|.* s, (median|std)|TFLOPS .*|days .*|GPU power W|host CPU %|"
     "energy .*|nodes meanwhile|(non-finite|skipped) steps: 0|attention backend|busiest .*|experts .*|dropped .*|FP8 .*"
 )
-"""Metrics that only some readers need, and of counters the values."""
+"""Metrics that only some readers need; in counter metrics, the values."""
 ORIGIN = ("weights", "data", "dataset", "sequences")
-"""Rows that say what was fine-tuned, and on what."""
+"""Rows about the weights and data of fine-tuning."""
 
 
 def answer_text(result: Result, verdict: Verdict | None) -> str:
-    """What was measured, what it was compared with, and how that came out, in one sentence."""
+    """Return one sentence with the measurement, its reference and the outcome."""
     if not result.step_time_s:
         return headline(verdict) if verdict else ""
     measured = f"{number(result.step_time_s.mean)} s a step, {number(result.tokens_per_s)} tokens/s"
@@ -136,7 +136,7 @@ def run_table(
 
 
 def add_other_runs(table: Table, result: Result) -> None:
-    """Programs and folders of other people, which no page shows."""
+    """Add the programs and folders of other users, which no page shows."""
     for node in result.other_work.nodes if result.other_work else ():
         for run in node.runs:
             table.add_row("other run", *[""] * (len(table.columns) - 2), f"{run_text(run)}, on {node.node}")
@@ -147,7 +147,7 @@ def _is_detail(name: str, value: str) -> bool:
 
 
 def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
-    """What has to be known to read the figures, the network, what sequences hold, and how much is trained."""
+    """Yield conditions of the figures: caveats, network, content of sequences, and trained parameters."""
     warnings = {"NOT A MEASUREMENT": result.measurement_reason, "note": result.note, "UNTRIED": result.untried}
     yield from ((name, text) for name, text in warnings.items() if text)
     for fault in result.network.faults if result.network else ():
@@ -200,7 +200,7 @@ def _spread_rows(name: str, times: Statistics) -> Iterator[Row]:
 
 
 def _compute_time_rows(rank: PretendedRank) -> Iterator[Row]:
-    """In place of a step time, of a rank that ran alone."""
+    """Yield the rows that replace the step time for a rank that ran alone."""
     yield "PRETEND", "", "", "the other ranks did nothing: no step time, throughput or loss"
     times, name = rank.compute_time_s, "compute time s"
     if isinstance(times, Missing):
@@ -237,7 +237,7 @@ def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[R
 
 
 def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
-    """The loss, and what the run took of the machine."""
+    """Yield the loss and the resource use."""
     if result.loss:
         yield "loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step"
     one = result.pretended
@@ -252,7 +252,7 @@ def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
 
 
 def _machine_note(machine: MachineReport | Missing) -> str:
-    """Beside the state: whether anything rose, and what could not be read."""
+    """Return the note on node health: counters that rose, and those that could not be read."""
     if isinstance(machine, Missing):
         return machine.reason
     where = (f" of {listed(one.nodes)}" if len(one.nodes) > 1 else "" for one in machine.unread)
@@ -262,7 +262,7 @@ def _machine_note(machine: MachineReport | Missing) -> str:
 
 
 def _engine_rows(result: Result) -> Iterator[Row]:
-    """What the engine counted of its steps."""
+    """Yield the engine's own counts."""
     if counters := result.counters:
         note = "loss or gradient norm; the first ends a run"
         yield "non-finite steps", str(counters.non_finite_steps), "", note
@@ -320,7 +320,7 @@ def _profile_rows(result: Result) -> Iterator[Row]:
 
 
 def resource_rows(use: ResourceUse) -> Iterator[tuple[str, str, str]]:
-    """Name, value and note. Of GPUs their power, else the busiest node's CPU; and the energy per token."""
+    """Yield name, value and note: power of the GPUs, else the CPU of the busiest node, and energy per token."""
     host = max(use.hosts, key=lambda host: host.cpu_pct_mean or 0.0, default=None)
     if use.power_w_mean is not None:
         yield "GPU power W", number(use.power_w_mean), ", ".join(_gpu_notes(use))
@@ -372,10 +372,10 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
     columns: list[Column[EndedRun]] = [
         Column("run", lambda run: run.record.id),
         Column("status", lambda run: run.result.status),
-        number_column("step s", lambda run: run.mean_s, known),
-        number_column("CV %", lambda run: None if run.mean_s is None else cv_pct(run.result.step_time_s), known),
-        Column("compute s", _compute_s, known, right=True, optional=True),
-        Column("peak GiB", _rank_peak_gib, known, right=True, optional=True),
+        number_column("step s", lambda run: run.mean_s, cell),
+        number_column("CV %", lambda run: None if run.mean_s is None else cv_pct(run.result.step_time_s), cell),
+        Column("compute s", _compute_s, cell, right=True, optional=True),
+        Column("peak GiB", _rank_peak_gib, cell, right=True, optional=True),
         Column("verdict", lambda run: run.result.verdict_name, optional=True),
         Column("reason", _reason, optional=True),
     ]

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from llmb.launch.programs.conclude import EndedRun
-from llmb.report.table import Column, Table, known, number, number_column, table_of
+from llmb.report.table import Column, Table, cell, number, number_column, table_of
 from llmb.runs.conditions import identity_of_plan
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE
@@ -18,9 +18,9 @@ PARTS = re.compile(r"on \d+ x \S+|\S+")
 
 
 def varied_names(plans: Sequence[Plan]) -> list[str]:
-    """For each plan what differs from others of the same title, such as ``mbs 2``; empty where nothing does.
+    """Return for each plan its differences from others with the same title, such as ``mbs 2``; empty without any.
 
-    What follows from the title, such as a sharding from the number of GPUs, is not named.
+    Consequences of the title, such as the sharding for a number of GPUs, are not listed.
     """
     titles = [plan.recipe.title() for plan in plans]
     parts = [_parts(plan) for plan in plans]
@@ -34,13 +34,13 @@ def varied_names(plans: Sequence[Plan]) -> list[str]:
 
 
 def _parts(plan: Plan) -> dict[str, Any]:
-    """Parts of the identity, and what a repeat may not differ in either."""
+    """Return the identity of a plan by its parts, and other values that repeats share."""
     parts = dict(sorted(identity_of_plan(plan, ENGINE, {}).configuration.items()))
     return {**{key: value for key, value in parts.items() if key != "model"}, "steps": plan.steps, "seed": plan.seed}
 
 
 def titles_of(plans: Sequence[Plan]) -> list[str]:
-    """The title of each recipe, with what differs from the others."""
+    """Return the title of each recipe, with its differences from the others."""
     return [_with(plan.recipe.title(), name) for plan, name in zip(plans, varied_names(plans), strict=True)]
 
 
@@ -78,13 +78,13 @@ def _row(runs: Sequence[EndedRun]) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None unless all are known."""
+    """Return the mean; None unless all values are known."""
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers and len(numbers) == len(values) else None
 
 
 def sweep_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row for each recipe; what the titles of all have in common is in that of the table."""
+    """Return a row for each recipe; the common parts of their titles are in the title of the table."""
     words = [PARTS.findall(row["title"]) for row in rows]
     common = {place: some[0] for place, some in enumerate(zip(*words, strict=False)) if len(set(some)) == 1}
 
@@ -97,11 +97,11 @@ def sweep_table(rows: Sequence[dict[str, Any]]) -> Table:
         Column("run", lambda row: row["run"] or "", optional=True, drop=3),
         *([number_column("runs", lambda row: row["runs"])] if any(row["runs"] > 1 for row in rows) else ()),
         *([Column("status", lambda row: row["status"])] if any(row["status"] != "success" for row in rows) else ()),
-        number_column("step s", lambda row: row["step_time_s"], known),
+        number_column("step s", lambda row: row["step_time_s"], cell),
         number_column("to first %", lambda row: row["to_first_pct"], _change),
-        number_column("tokens/s", lambda row: row["tokens_per_s"], known),
-        number_column("peak GiB", lambda row: row["peak_memory_gib"], known, drop=2),
-        number_column("last loss", lambda row: row["loss_last"], known, drop=1),
+        number_column("tokens/s", lambda row: row["tokens_per_s"], cell),
+        number_column("peak GiB", lambda row: row["peak_memory_gib"], cell, drop=2),
+        number_column("last loss", lambda row: row["loss_last"], cell, drop=1),
     ]  # fmt: skip
     return table_of(f"Side by side: {' '.join(common.values())}", rows, columns)
 
@@ -111,7 +111,7 @@ def _change(value: float | None) -> str:
 
 
 def fp8_sentences(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[str]:
-    """Whether FP8 is faster here: for each recipe in FP8 that another one differs from in BF16 alone."""
+    """Yield a sentence on the speed-up by FP8 for each recipe that was also run in BF16."""
     some = [runs for runs in recipes if runs]
     pairs: dict[str, dict[str, dict[str, Any]]] = {}
     for runs, varied in zip(some, varied_names([runs[0].plan for runs in some]), strict=True):

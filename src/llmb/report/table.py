@@ -30,22 +30,22 @@ _COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 
 
 def as_text(value: object) -> str:
-    """In one line; empty if unknown."""
+    """Format a value in one line; empty if unknown."""
     return "" if value is None else printable(value)
 
 
-def known(value: float | None) -> str:
-    """A number; empty if unknown."""
+def cell(value: float | None) -> str:
+    """Format a number as ``number`` does; empty if unknown."""
     return "" if value is None else number(value)
 
 
 def whole(value: int | None) -> str:
-    """With separators of thousands; empty if unknown."""
+    """Format with thousands separators; empty if unknown."""
     return "" if value is None else f"{value:,}"
 
 
 def number(value: float | None) -> str:
-    """Four significant digits, integers above 1,000; 'n/a' if unknown."""
+    """Format with four significant digits, above 1,000 as an integer; 'n/a' if unknown."""
     if value is None:
         return "n/a"
     if abs(value) >= 1000:
@@ -58,8 +58,8 @@ def unknown(reason: str) -> str:
 
 
 def interval_of(interval: tuple[float, float] | None) -> str:
-    """A confidence interval of something that is never negative. One that includes 0 says that hardly anything is
-    known; it comes from very few steps, or from steps that differ very much.
+    """Format the confidence interval of a value that is never negative. An interval that includes 0 is not shown: it
+    comes from very few or very different steps.
     """
     if interval is None:
         return number(None)
@@ -68,7 +68,7 @@ def interval_of(interval: tuple[float, float] | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the two largest units, such as ``3 min 14 s`` and ``2 h 5 min``."""
+    """Format in the two largest units, such as ``3 min 14 s`` and ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -79,13 +79,13 @@ def duration(seconds: float) -> str:
 
 
 def shortened(value: str | float | bool | None) -> str:
-    """Commits by as many digits as git shows."""
+    """Shorten a value; commits to the digits that git shows."""
     text = _COMMIT.sub(r"\1", printable(value_text(value)))
-    return cut(text, LONGEST_VALUE)
+    return crop(text, LONGEST_VALUE)
 
 
-def cut(text: str, most: int) -> str:
-    """The text, or its beginning with dots in place of the rest."""
+def crop(text: str, most: int) -> str:
+    """Shorten a text to ``most`` characters, with dots at its end."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -95,7 +95,7 @@ _NOTHING = {"", number(None)}
 
 @dataclass(slots=True)
 class Column(Generic[Row]):
-    """What is shown of each row: ``value``, as ``form`` writes it.
+    """A column that shows ``value`` of each row, formatted by ``form``.
 
     Columns of numbers are right-aligned. On a narrow terminal, columns with ``wrap`` are wrapped between words.
     """
@@ -106,7 +106,7 @@ class Column(Generic[Row]):
     right: bool = False
     wrap: bool = True
     optional: bool = False
-    """Left out where no row has a value."""
+    """Left out if no row has a value."""
     common: bool = False
     """In the title if all rows have the same value."""
     min_width: int | None = None
@@ -115,7 +115,7 @@ class Column(Generic[Row]):
     drop: int = 0
     """Its place in the order in which columns are left out on a narrow terminal; 0 for one that always stays."""
     label: bool = True
-    """As the first column, it is not wrapped unless it is very wide."""
+    """If it is the first column, it is only wrapped if it is very wide."""
 
 
 @dataclass(slots=True)
@@ -229,7 +229,7 @@ def markdown_table(table: Table) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """In one line, with nothing that Markdown obeys."""
+    """Escape a text for Markdown, in one line."""
     for letter in ("\\", "|", "<", "*", "_", "`", "["):
         text = text.replace(letter, f"\\{letter}")
     return text.replace("\n", " ")
@@ -307,7 +307,7 @@ def _drawn(table: Table, widths: Sequence[int] | None) -> RichTable:
 
 COLORS = {"pass": "green", "improved": "green", "regressed": "red", "inconclusive": "yellow"}
 _VERDICT = re.compile(rf"(?:\d[^;\n]*; )?({'|'.join(COLORS)})\b", re.IGNORECASE)
-"""At the beginning of a text, or behind what was measured."""
+"""A verdict at the beginning of a text, or after a measurement."""
 
 
 def _colored(text: Text) -> Text:
@@ -338,7 +338,7 @@ def fitting_widths(table: Table, width: int) -> list[int] | None:
 
 
 def _shrunk(natural: Sequence[int], least: Sequence[int], available: int) -> list[int]:
-    """The widest column that can is made narrower, until all fit."""
+    """Narrow the widest column that can be narrowed, until all fit."""
     widths = list(natural)
     while sum(widths) > available:
         widest = max((place for place in range(len(widths)) if widths[place] > least[place]), key=widths.__getitem__)
@@ -349,7 +349,7 @@ def _shrunk(natural: Sequence[int], least: Sequence[int], available: int) -> lis
 Value = TypeVar("Value")
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = str.maketrans(BLOCKS, "12345678")
-"""For an output that has no block characters: the height as a digit."""
+"""The height as a digit, for an output without block characters."""
 MOST_CELLS = 32
 CHART_CELLS, CHART_ROWS = 64, 8
 LEAST_SPAN = 0.1
@@ -418,7 +418,7 @@ def step_chart(
 
 
 def _block_in_row(height: float, row: int, rows: int) -> str:
-    """What a column shows in a row, counted from the lowest: nothing, a block, or the full height."""
+    """Return the character of a column in a row, counted from the lowest: none, a block, or the full height."""
     part = height * rows - row
     if part >= 1:
         return BLOCKS[-1]
@@ -432,7 +432,7 @@ def _parts(values: Sequence[Value], cells: int) -> Iterator[Sequence[Value]]:
 
 
 def _longest(values: Sequence[float]) -> float | None:
-    """None if one is not finite."""
+    """Return the longest value; None if one is not finite."""
     return max(values) if all(map(math.isfinite, values)) else None
 
 

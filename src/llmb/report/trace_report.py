@@ -13,13 +13,13 @@ from llmb.readers.nccl.nccl_summary import Collective, NcclSummary, StepTraffic
 from llmb.readers.nccl.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
 from llmb.readers.profiles.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.readers.profiles.timeline import NameTime
-from llmb.report.table import Column, Table, cut, fields_of, number, number_column, result_table, table_of, whole
+from llmb.report.table import Column, Table, crop, fields_of, number, number_column, result_table, table_of, whole
 
 PLACES = ("out_of_place", "in_place")
 MOST_ROWS = 40
 MIB = 2**20
 Key = tuple[int, str, str | None]
-"""What lines of several files are matched by: size, datatype and reduction."""
+"""Key that matches lines of several files: size, datatype and reduction."""
 
 
 def nccl_document(
@@ -170,7 +170,7 @@ PART_NAMES = {
     "idle": "idle",
 }
 RARE_PARTS = ("unclassified", "cuda_graph")
-"""Not shown where they are 0."""
+"""Parts that are hidden if they are 0."""
 LONGEST_NAME = 90
 MOST_NOTES = 5
 COLORS = {
@@ -185,7 +185,7 @@ COLORS = {
 }
 """Distinguishable by colorblind people: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
 WHITE_ON = ("attention", "matrix_product", "communication_exposed")
-"""Parts whose color is dark."""
+"""Parts with a dark color."""
 HIDDEN_COLOR = "#d55e00"
 HIDDEN_LEGEND = ("communication, hidden", HIDDEN_COLOR, 4)
 WIDTH, LEFT, RIGHT = 1000, 190, 90
@@ -275,7 +275,7 @@ def _slowest(summary: TraceSummary) -> Iterator[str]:
 
 
 def _notes(summary: TraceSummary) -> list[str]:
-    """What of the traces could not be read, with the ranks."""
+    """List the parts of traces that could not be read, with the ranks."""
     notes = [f"{printable(rank.label)}: {printable(note)}." for rank in summary.ranks for note in rank.notes]
     more = len(notes) - MOST_NOTES
     return notes[:MOST_NOTES] + ([f"{more} more notes, see --json."] if more > 0 else [])
@@ -308,7 +308,7 @@ def _names_table(title: str, rank: RankTrace, names: Iterable[NameTime]) -> Tabl
     right = ("calls", "ms", "ms per step")
     table = result_table(title, _what(rank), "kind", *right, right=right)
     for item in names:
-        name, milliseconds = printable(cut(item.name, LONGEST_NAME)), item.total_ns / 1e6
+        name, milliseconds = printable(crop(item.name, LONGEST_NAME)), item.total_ns / 1e6
         kind, calls = item.activity.value.replace("_", " "), str(item.calls)
         table.add_row(name, kind, calls, number(milliseconds), number(milliseconds / len(rank.steps)))
     return table
@@ -384,7 +384,7 @@ MOST_NAMED = 8
 
 
 def network_text(network: Network) -> str:
-    """Such as ``InfiniBand, 8 devices, GPUDirect RDMA, NVLS, 16 channels; NCCL 2.28.9``."""
+    """Format as ``InfiniBand, 8 devices, GPUDirect RDMA, NVLS, 16 channels; NCCL 2.28.9``."""
     devices = network.nodes[0].devices
     parts = [
         " and ".join(network.used),

@@ -157,7 +157,7 @@ def reference_s(judged: Judged) -> float | None:
 
 
 def _two_sided(verdict: Verdict) -> list[Condition]:
-    """Without what is noted of one side only."""
+    """Return the conditions that are known of both sides."""
     return [one for one in verdict.conditions if one.effect != "noted" or (one.own and one.reference)]
 
 
@@ -206,7 +206,7 @@ def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Tab
 
 
 def left_out_lines(left_out: Sequence[ExcludedRun]) -> list[str]:
-    """One for each reason: what a development version left may be dozens of runs."""
+    """Return one line per reason: there may be dozens of runs of a development version."""
     groups = by_reason(left_out).items()
     several = "{} runs, such as {}"
     return [f"left out: {runs[0] if len(runs) == 1 else several.format(len(runs), runs[0])}: {w}" for w, runs in groups]
@@ -318,7 +318,7 @@ def compare_tables(comparison: Comparison) -> list[Table]:
 
 
 def _answer(comparison: Comparison) -> str:
-    """The verdict, and the change of the only recipe, or of how many recipes it is the verdict."""
+    """Return the verdict, and the change of the only recipe, or the number of recipes with that verdict."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     varied = f"{before}, varying {', '.join(comparison.vary)}"
     if len(rows) != 1 or rows[0].delta_pct is None:
@@ -341,7 +341,7 @@ def _verdict(row: Row) -> str:
 
 
 def _change(row: Row) -> str:
-    """With as many digits as tell it from the tolerance: a row of '+3.0' does not regress by more than 3 %."""
+    """Format with the digits that distinguish it from the tolerance: '+3.0' must not be a regression by over 3 %."""
     delta, limit = row.delta_pct, row.tolerance_pct
     if delta is None:
         return signed_pct(None)
@@ -358,7 +358,7 @@ def signed_pct(percent: float | None) -> str:
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
-    """What a reader needs to know beside the figures."""
+    """Yield caveats about the figures."""
     if not comparison.rows:
         yield "No recipe was measured on both sides."
         return
@@ -388,7 +388,7 @@ def _row_notes(row: Row) -> Iterator[str]:
 
 
 def _differences_table(differences: Sequence[Difference]) -> Table:
-    """A row for what is known of both sides; below, what is known of one, such as that of an older record."""
+    """Return a row for each difference between known values; below, values that are known of one side only."""
     table = result_table("What differs in the records", "key", "before", "after")
     one_sided = [one for one in differences if one.before is None or one.after is None]
     for one in differences:

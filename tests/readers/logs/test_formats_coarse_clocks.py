@@ -12,7 +12,7 @@ from llmb.base.errors import UsageError
 from llmb.readers.logs.log_files import parse_file
 from llmb.readers.logs.outcome import WIDEST_CLOCK_ERROR, judge_log
 from llmb.readers.logs.reader import read_log
-from llmb.report.parse_report import known_times
+from llmb.report.parse_report import time_fields
 
 
 def judged(text, rule="reference"):
@@ -77,7 +77,7 @@ def test_what_a_coarse_clock_does_not_tell_is_unknown():
     found = judged(bars(even(100, 2.4)) + VALUES + end(100, 240.0))
     times = found.step_time_s
     assert found.status == "success" and times.mean == pytest.approx(2.4, abs=0.05)
-    assert (times.std, times.cv, *(known_times(found)[key] for key in ("median", "min", "max"))) == (None,) * 5
+    assert (times.std, times.cv, *(time_fields(found)[key] for key in ("median", "min", "max"))) == (None,) * 5
     assert (times.count, found.clock_error_s, found.step_times_s) == (20, 0.05, ())
     assert "±0.05 s" in found.reason
 

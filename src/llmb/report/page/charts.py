@@ -33,7 +33,7 @@ STYLE = Path(__file__).with_name("templates") / "plots.mplstyle"
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A plot that is drawn when it is asked for, equal for equal data. Raises EnvironmentProblem without matplotlib."""
+    """A plot that is drawn on request, deterministically. Raises EnvironmentProblem without matplotlib."""
 
     name: str
     """Unique on a page, as the names inside of the SVG derive from it."""
@@ -86,14 +86,14 @@ def slim(svg: str) -> str:
 
 
 def themed(svg: str) -> str:
-    """With the variables of the page's style in place of colors."""
+    """Replace colors by the variables of the page's style."""
     for color, variable in NAMED.items():
         svg = svg.replace(color, f"var(--{variable})")
     return svg
 
 
 def standalone(svg: str) -> str:
-    """A file of its own, on white."""
+    """Return the SVG as a separate file, on white."""
     head = svg.index(">") + 1
     font = "<style>text { font-family: sans-serif } * { stroke-linejoin: round }</style>"
     return f'{svg[:head]}{font}<rect width="100%" height="100%" fill="{PAPER}"/>{svg[head:]}\n'
@@ -111,7 +111,7 @@ ABOVE: Mapping[str, Any] = {
     "handlelength": 1.2,
     "columnspacing": 1,
 }
-"""Where a legend covers nothing."""
+"""The place of a legend above the plot, where it covers nothing."""
 PUBLISHED, PREDICTED = "published", "predicted"
 BESIDE: Mapping[str, tuple[str, str, float, tuple[float, ...]]] = {
     PREDICTED: (PURPLE, "P", 12, (5, 1.5, 1, 1.5)),
@@ -152,7 +152,7 @@ class Estimate:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """At most ``MOST_POINTS`` of them: of each bin the smallest and the largest value, in their order."""
+    """Reduce to at most ``MOST_POINTS``: the smallest and the largest value of each bin, in order."""
     if len(points) <= MOST_POINTS:
         return points
     bins = MOST_POINTS // 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page shows: for each recipe its verdict, its runs, and the figures and tables of one of them."""
+"""The contents of a page: for each recipe its verdict, its runs, and the figures and tables of one of them."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ from llmb.report.page.figures import Figure, history_figure, run_figures, scalin
 from llmb.report.parse_report import one_mfu
 from llmb.report.plan_report import plan_title
 from llmb.report.run_report import cv_pct, machine_table, run_table
-from llmb.report.table import Column, Table, known, number_column, result_table, rows_table, table_of
+from llmb.report.table import Column, Table, cell, number_column, result_table, rows_table, table_of
 from llmb.report.trace_report import network_table
 from llmb.report.verdict_report import explanation_tables, interval_pct, reference_s, signed_pct, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, by_reason, flaw_of, grouped
@@ -48,7 +48,7 @@ SYMBOLS: Mapping[VerdictName, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One recipe: runs that are repeats of each other, their verdict, and what is shown of one of them."""
+    """One recipe: runs that are repeats of each other, their verdict, and the figures and tables of one of them."""
 
     anchor: str
     title: str
@@ -63,7 +63,7 @@ class Section:
     advice: tuple[str, ...]
     """The commands that help with the verdict; empty if none is needed."""
     missing: tuple[tuple[str, str], ...]
-    """What is not shown, and why."""
+    """Missing figures, each with the reason."""
 
     @property
     def verdict(self) -> VerdictName:
@@ -100,17 +100,17 @@ WIDEST = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a page shows, in its order."""
+    """The contents of a page, in order."""
 
     title: str
     selected: str
-    """What was asked for, such as a path, of which the title has the name."""
+    """The selection, such as a path; the title has its name."""
     sections: tuple[Section, ...]
     runs: Table
     failed: tuple[tuple[AnalyzedRun, str, str], ...]
-    """Runs that are no measurements, with the reason and the command that shows more."""
+    """Invalid runs, with the reason and the command that shows more."""
     left_out: Mapping[str, Sequence[str]]
-    """Runs that were found and not used, by the reason."""
+    """Runs that were not used, by reason."""
     conventions: Table | None
     overview: tuple[Figure, ...]
     """Plots of several recipes."""
@@ -143,7 +143,7 @@ class Contents:
 
 
 def gather(found: RunSet, against: Against, install: Path, say: Callable[[str], None]) -> Contents:
-    """Judges the newest run of each recipe; against runs, all its runs together."""
+    """Judge the newest run of each recipe; against other runs, all its runs together."""
     groups = grouped(found.runs)
     shown = [[run for run in repeats if flaw_of(run) is None][-1:] or repeats[-1:] for repeats in groups]
     judged = judge_runs([run for some in (groups if against.runs else shown) for run in some], against, install, say)
@@ -199,7 +199,7 @@ def _section(
 
 
 def _titles(groups: Sequence[Sequence[AnalyzedRun]]) -> list[str]:
-    """The recipe of each group; of groups with the same one also what their configurations differ in."""
+    """Return the recipe of each group; for groups with the same recipe, also the differences in configuration."""
     titles = [plan_title(runs[0].record.plan) if runs[0].record else title_of_run(runs[0]) for runs in groups]
     alike: dict[str, list[AnalyzedRun]] = {}
     for title, runs in zip(titles, groups, strict=True):
@@ -208,7 +208,7 @@ def _titles(groups: Sequence[Sequence[AnalyzedRun]]) -> list[str]:
 
 
 def _anchors(titles: Sequence[str], groups: Sequence[Sequence[AnalyzedRun]]) -> list[str]:
-    """Parts of addresses, the same on every page; a log's own name may be of a person, and is in none."""
+    """Return anchors that are the same on every page, without names of logs, which may contain names of people."""
     names = [
         re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") if runs[0].record else "log"
         for title, runs in zip(titles, groups, strict=True)
@@ -224,18 +224,18 @@ def _distinction(run: AnalyzedRun, alike: Sequence[AnalyzedRun]) -> str:
 
 
 def _result_tables(run: AnalyzedRun) -> Iterator[Table]:
-    """As ``llmb result`` prints it, without the verdict; of a log what ``llmb parse`` finds."""
+    """Yield the tables of ``llmb result`` without the verdict; for a log, statistics as in ``llmb parse``."""
     if run.record is not None:
         result = read_ended_run(RunFolder(run.path)).result
         yield run_table(run.record.plan, result.model_copy(update={"verdict": None}))
     elif times := run.step_time_s:
         names = {"steps": "count"} | {f"step time s, {name}": name for name in ("mean", "median", "std")}
-        rows = ((shown, known(getattr(times, name))) for shown, name in names.items())
+        rows = ((shown, cell(getattr(times, name))) for shown, name in names.items())
         yield rows_table(run.path.name, ("metric", "measured"), rows, right=("measured",))
 
 
 def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
-    """Everything that decided the run, and the machine that it ran on."""
+    """Yield all settings of the run, and its machine."""
     yield _values_table("Configuration: equal in all runs of this recipe", run.identity.configuration)
     yield _values_table("Conditions: may differ between runs", run.conditions)
     if run.record is not None:
@@ -279,9 +279,9 @@ def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
         Column("recipe", lambda run: run.recipe.title() if run.recipe else run.path.name),
         Column("label", lambda run: run.label or run.campaign, optional=True),
         Column("status", lambda run: run.status.replace("_", " ")),
-        number_column("step s", lambda run: run.step_time_s.mean if run.step_time_s else None, known),
-        number_column("CV %", lambda run: cv_pct(run.step_time_s), known),
-        number_column("tokens/s", lambda run: _result(run, "tokens_per_s"), known),
+        number_column("step s", lambda run: run.step_time_s.mean if run.step_time_s else None, cell),
+        number_column("CV %", lambda run: cv_pct(run.step_time_s), cell),
+        number_column("tokens/s", lambda run: _result(run, "tokens_per_s"), cell),
         Column("verdict, published", lambda run: _result(run, "verdict_name"), optional=True),
         Column("reason", flaw_of, optional=True),
     ]
@@ -293,7 +293,7 @@ def _result(run: AnalyzedRun, name: str) -> object:
 
 
 def _advice(judged: Judged, shown: AnalyzedRun, against: str | None) -> Iterator[str]:
-    """What the verdict asks for."""
+    """Yield the commands that help with the verdict."""
     verdict = judged.verdict
     if verdict.verdict in BETTER or is_pretended(shown):
         return
@@ -317,7 +317,7 @@ def _advice(judged: Judged, shown: AnalyzedRun, against: str | None) -> Iterator
 
 
 def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
-    """The runs of both sides that would tell, if any would; the smaller side gets the first."""
+    """Yield the commands for runs that would give a verdict, if any; the smaller side gets the first ones."""
     more, sides = judged.verdict.more_runs, [judged.baseline[-1:], (shown,)]
     if judged.verdict.reason and TOO_MANY_RUNS in judged.verdict.reason:
         return
@@ -332,7 +332,7 @@ def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
 
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:
-    """None for a run of another program, whose options are its own, and of a recipe that the catalogue has not."""
+    """Return the command; None for other programs, which have their own options, and for uncatalogued recipes."""
     if not isinstance(record.plan, EnginePlan):
         return None
     try:

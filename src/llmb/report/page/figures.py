@@ -34,7 +34,7 @@ from llmb.report.page.charts import (
     parts_chart,
     series_chart,
 )
-from llmb.report.table import Table, interval_of, known, number, result_table
+from llmb.report.table import Table, cell, interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
 from llmb.runs.conditions import definite_differences, rule_of
@@ -66,7 +66,7 @@ class Figure:
 
 
 def add_first(table: Table, rows: Sequence[tuple[str, ...]]) -> None:
-    """Adds the first of more rows than a page can bear, which the table then says."""
+    """Add the rows that fit on a page; the table says if there are more."""
     table.rows.extend(rows[:MOST_POINTS])
     if len(rows) > MOST_POINTS:
         table.caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all"
@@ -84,7 +84,7 @@ class Beside:
 
 
 def figures_beside(run: AnalyzedRun) -> list[Beside]:
-    """What is published of the run's recipe, and what was predicted before the run."""
+    """Return the published and the predicted figures of the run's recipe."""
     found = []
     if run.recipe and (expected := next(iter(run.recipe.expectations), None)):
         tokens = None if expected.tokens_per_s is None else expected.tokens_per_s / run.recipe.layout.gpus
@@ -100,7 +100,7 @@ def figures_beside(run: AnalyzedRun) -> list[Beside]:
 
 
 FARTHEST = 0.25
-"""How far from the mean another step time may be, as a share of it, to be drawn beside the steps."""
+"""The largest distance from the mean, as a share of it, at which another step time is drawn beside the steps."""
 Found = tuple[list[Figure], list[tuple[str, str]]]
 
 
@@ -129,7 +129,7 @@ StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
 
 def _step_times(run: AnalyzedRun, steps: Sequence[Step]) -> list[tuple[float, float]]:
-    """Each step with its time; of a log only the steps of the window."""
+    """Return each step with its time; for a log only the steps of the window."""
     first = run.window.first if run.window else 0
     logged = ((float(place), seconds) for place, seconds in enumerate(run.step_times_s, start=first))
     return [(float(step.step), step.step_time_s) for step in steps] or list(logged)
@@ -146,7 +146,7 @@ def _name_of(run: AnalyzedRun, other: AnalyzedRun) -> str:
 def _lines(
     name: str, color: str, own: Points, other: Points, runs: tuple[AnalyzedRun, AnalyzedRun | None]
 ) -> list[Line]:
-    """A run, and behind it the one that it is judged against, in a color of its own."""
+    """Return the line of a run, and behind it that of its baseline, in another color."""
     run, baseline = runs
     if baseline is None or not other:
         return [Line(name, color, own)]
@@ -154,7 +154,7 @@ def _lines(
 
 
 def step_times_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figure | Missing:
-    """Each step, with the window, its mean, and the steps that something was done to."""
+    """Plot each step, with the window, its mean, and marks on special steps."""
     run, steps = of_run
     times, other_times = _step_times(*of_run), _step_times(*of_other) if of_other else []
     if not times:
@@ -211,7 +211,7 @@ def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int], others: Seq
 
 
 def _is_near(other_s: float, mean_s: float | None) -> bool:
-    """One that is far from what was measured would leave the steps a flat line."""
+    """Return whether to draw a step time: with a distant one, the steps would be a flat line."""
     return mean_s is not None and abs(other_s / mean_s - 1) <= FARTHEST
 
 
@@ -335,7 +335,7 @@ def _ranks(lines: Sequence[RankTimes], beyond: Sequence[Sequence[float]]) -> lis
 
 
 def _groups(count: int, most: int) -> list[range]:
-    """As few consecutive places in each as leave at most ``most`` groups."""
+    """Split ``count`` places into at most ``most`` groups, as small as possible, of consecutive places."""
     size = math.ceil(count / most)
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
@@ -365,7 +365,7 @@ def _ranks_table(run: str, ranks: Sequence[_Rank]) -> Table:
 
 
 FEWEST = 2
-"""Scales that are compared in a plot; of one a sentence says as much."""
+"""The fewest scales to plot; a sentence is enough for one."""
 
 
 def scaling_figures(runs: Sequence[AnalyzedRun]) -> Iterator[Figure]:
@@ -392,7 +392,7 @@ def _scaling_figure(place: int, recipe: str, scales: Mapping[int, AnalyzedRun]) 
     for (gpus, value), run in zip(points, scales.values(), strict=True):
         batch = str(run.recipe.layout.gbs) if run.recipe else "unknown"
         found = others[int(gpus)]
-        beside = [known(found[kind].tokens_per_s_per_gpu) if kind in found else "" for kind in BESIDE]
+        beside = [cell(found[kind].tokens_per_s_per_gpu) if kind in found else "" for kind in BESIDE]
         efficiency, sources = (
             percent(100 * value / first),
             "; ".join(f"{one.name}: {one.source}" for one in found.values()),
@@ -411,7 +411,7 @@ def _scaling_figure(place: int, recipe: str, scales: Mapping[int, AnalyzedRun]) 
 
 
 def _marks(others: Mapping[int, Mapping[str, Beside]]) -> Iterator[Marked]:
-    """By what kind of figure it is, those of each scale."""
+    """Yield the figures of all scales as marked points, by kind."""
     for kind, (color, shape, size, _) in BESIDE.items():
         found = [(float(gpus), one[kind].tokens_per_s_per_gpu) for gpus, one in others.items() if kind in one]
         if points := [(gpus, value) for gpus, value in found if value is not None]:
@@ -475,7 +475,7 @@ def _estimates(measured: Sequence[tuple[AnalyzedRun, Statistics]]) -> list[Estim
 
 
 def _changed(before: AnalyzedRun, after: AnalyzedRun) -> str:
-    """What of software and hardware differs between two runs, in a line; empty if nothing does."""
+    """Describe the differences in software and hardware between two runs in a line; empty if there are none."""
     found = (
         one
         for one in definite_differences(before.conditions, after.conditions)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of a page as one HTML file, which requests nothing, or as PDF or Markdown, without what is private."""
+"""Contents of a page as one self-contained HTML file, PDF or Markdown, without private names."""
 
 import os
 import re
@@ -33,7 +33,7 @@ OFFLINE = (
     *("--headless", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-"""Neither a window, nor anything from the network."""
+"""Options for no window and no network."""
 
 
 def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
@@ -46,7 +46,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
         raise EnvironmentProblem("a page needs jinja2, which is not installed", do=do) from error
 
     def finalize(value: Any) -> Any:  # noqa: ANN401 (any value of a template)
-        """All text but what is markup of our own."""
+        """Convert everything except our own markup to text."""
         return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     def drawn(name: str) -> Markup:
@@ -125,7 +125,7 @@ def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:
 
 _HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[^/\s:;,'\"]+|(?<![\w./])/root(?=[/\s:;,'\"]|$)")
 SYSTEM_USERS = ("root", "daemon")
-"""Accounts of a system, whose names say nothing of a person."""
+"""System accounts, whose names are not private."""
 NO_HOST = ("localhost",)
 
 
@@ -158,7 +158,7 @@ def _any_of(texts: Iterable[str], *, before: str) -> re.Pattern[str]:
 
 
 def full_text(text: str) -> str:
-    """With names and folders; secrets are left out, and nothing that a terminal would obey is kept."""
+    """Remove secrets and control characters; names and folders stay."""
     return printable_lines(redacted(text))
 
 
