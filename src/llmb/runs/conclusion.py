@@ -63,7 +63,7 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
     model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
     total, active = parameter_count(model)
     return {
-        **{name: value for name, value in asdict(measured).items() if name != "step_time_s"},
+        **asdict(measured),
         "packing": packing or plan.recipe.packing,
         "parameters": Parameters(total=total, active=active, trainable=trainable_parameters(model, plan.lora)),
     }
