@@ -15,9 +15,9 @@ from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import LOCAL
+from llmb.runs.reports import read_breakdown
 from llmb.runs.result import Condition, Reference, Result, Verdict
 from llmb.runs.steps import Step, read_steps
-from llmb.runs.trace_reports import read_breakdown
 from llmb.verdict.causes import (
     FINDERS,
     Bound,
