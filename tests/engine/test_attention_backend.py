@@ -30,7 +30,7 @@ from llmb.engine.attention_backend import (
 )
 from llmb.engine.collectives import Group
 from llmb.engine.model import attention
-from llmb.engine.model.attention import Attention, CausalAttention, Segments, attend
+from llmb.engine.model.attention import Attention, CausalAttention, Reach, SegmentOptions, Segments, attend
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import SpanAttention
 from llmb.engine.parallel.mesh import Ranks, arrange
@@ -69,7 +69,7 @@ def operators_of(core: CausalAttention, plan: Plan, ranks: Ranks) -> set[str]:
 @pytest.mark.parametrize("document_tokens", [None, 40])
 @pytest.mark.parametrize(
     "core",
-    [CausalAttention(), CausalAttention(32), SpanAttention(Group("", 1, 0), 128, 32)],
+    [CausalAttention(), CausalAttention(Reach(32)), SpanAttention(Group("", 1, 0), 128, Reach(32))],
     ids=["causal", "chunked", "context-parallel"],
 )
 def test_every_kind_of_attention_is_computed_by_the_chosen_backend(
@@ -96,7 +96,7 @@ def test_a_cpu_takes_flash_attention_unless_told_otherwise(workload: str, alone:
 def test_a_trial_times_all_layers(alone: Alone) -> None:
     plan, ranks = alone("finetune_llama4-maverick", overrides={"seq_len": 256})
     cores = attention_cores(prepare_stages(plan, ranks))
-    assert {core.chunk_size for core in cores} == {None, plan.recipe.model.chunked_attention.chunk_size}
+    assert {core.reach.chunk for core in cores} == {None, plan.recipe.model.chunked_attention.chunk_size}
     for backend in OPERATORS:
         trial = attempt(cores, plan, ranks, backend, True)
         assert trial.problem is None
@@ -118,7 +118,7 @@ def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, mon
     found.append(attempt(cores, on_gpu, ranks, "varlen", False))
     assert [(trial.problem, trial.repeats_heads) for trial in found] == [(None, False), (None, True)]
     heads, segments = torch.randn(8, 2, 4), Segments(torch.tensor([0, 8]), torch.tensor([0, 8]), None)
-    assert attention.varlen_kernel(heads, heads, heads, segments, 8) is heads
+    assert attention.varlen_kernel(heads, heads, heads, segments, SegmentOptions(8)) is heads
 
 
 def test_a_backend_that_is_not_there_says_so_before_training(alone: Alone) -> None:

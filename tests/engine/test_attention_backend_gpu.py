@@ -11,7 +11,7 @@ from llmb.catalogue.records import Model
 from llmb.engine.attention_backend import FAILURES, attention_kernel, choose_attention, groups_heads_of_documents
 from llmb.engine.collectives import Group
 from llmb.engine.data.batches import moved
-from llmb.engine.model.attention import CausalAttention, attend, document_masks, document_segments
+from llmb.engine.model.attention import CausalAttention, Reach, attend, document_masks, document_segments
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 from llmb.engine.parallel.mesh import arrange
 from llmb.engine.stages import prepare_stages
@@ -46,7 +46,7 @@ def test_a_backend_computes_what_exact_attention_does_or_refuses(
     rounded = [part.detach().bfloat16().requires_grad_() for part in exact]
     places = torch.arange(512, device=gpu)
     mask = ((places[:, None] >= places) & (places[:, None] // 100 == places // 100))[None, None]
-    spans = SpanAttention(Group("", 2, 1), 512, None)
+    spans = SpanAttention(Group("", 2, 1), 512)
 
     def compute(parts: list[torch.Tensor], computed_by: AttentionBackend, repeats_heads: bool) -> list[torch.Tensor]:
         spans.backend, spans.repeats_heads = computed_by, repeats_heads
@@ -99,8 +99,8 @@ def test_documents_without_masks_are_computed_as_with_exact_ones(
     lengths = [torch.tensor(row) for row in LENGTHS]
     starts = torch.stack([torch.repeat_interleave(row.cumsum(0) - row, row) for row in lengths])
     for rank in range(ranks):
-        core = CausalAttention(chunk_size)
-        core = SpanAttention(Group("", ranks, rank), 512, chunk_size) if ranks > 1 else core
+        core = CausalAttention(Reach(chunk_size))
+        core = SpanAttention(Group("", ranks, rank), 512, Reach(chunk_size)) if ranks > 1 else core
         core.repeats_heads = not groups_heads_of_documents()
         places = rank_positions(512, rank, ranks, gpu)
         masks = document_masks(model, places, places - starts.to(gpu)[:, places], 512)

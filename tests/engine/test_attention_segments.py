@@ -16,7 +16,15 @@ from llmb.catalogue.records import Model
 from llmb.engine.collectives import Group
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model import attention
-from llmb.engine.model.attention import CausalAttention, Segments, attend_one_by_one, document_masks, document_segments
+from llmb.engine.model.attention import (
+    CausalAttention,
+    Reach,
+    SegmentOptions,
+    Segments,
+    attend_one_by_one,
+    document_masks,
+    document_segments,
+)
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 from llmb.engine.transformations import with_varying_segments
 
@@ -106,9 +114,9 @@ def test_attention_of_segments_is_attention_with_masks(
 ) -> None:
     model, starts = models["llama4"], starts_of(ROWS)
     for rank in range(ranks):
-        core = CausalAttention(chunk_size)
+        core = CausalAttention(Reach(chunk_size))
         if ranks > 1:
-            core = SpanAttention(Group("", ranks, rank), SEQ, chunk_size)
+            core = SpanAttention(Group("", ranks, rank), SEQ, Reach(chunk_size))
         core.repeats_heads = repeats_heads
         places = rank_positions(SEQ, rank, ranks, CPU)
         masks = document_masks(model, places, places - starts[:, places], SEQ)
@@ -137,7 +145,7 @@ def test_a_model_computes_segments_as_masks(
 @torch.library.custom_op("llmb_test::varlen", mutates_args=())
 def opaque(query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, longest: int) -> Tensor:
     """In the place of the GPU's kernel, into which the compiler cannot see either."""
-    return attend_one_by_one(query, key, value, Segments(queries, keys, None), longest)
+    return attend_one_by_one(query, key, value, Segments(queries, keys, None), SegmentOptions(longest))
 
 
 @opaque.register_fake
@@ -149,10 +157,10 @@ def _(query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, 
 def test_a_block_is_compiled_once_for_all_documents(
     ranks: int, models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, longest: int) -> Tensor:
-        return opaque(query, key, value, segments.queries, segments.keys, longest)
+    def kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
+        return opaque(query, key, value, segments.queries, segments.keys, options.longest)
 
-    core = SpanAttention(Group("", 2, 1), SEQ, None) if ranks == 2 else CausalAttention()
+    core = SpanAttention(Group("", 2, 1), SEQ) if ranks == 2 else CausalAttention()
     inputs, counter, found = heads(1, ranks - 1, ranks), CompileCounter(), []
     rows = [[[40, 40]], [[1, 9, 30, 40]], [[20, 5, 5, 50]], [[3] * 26 + [2]], [[80]]]
     steps = [

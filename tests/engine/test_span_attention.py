@@ -14,6 +14,7 @@ from llmb.engine import attention_backend
 from llmb.engine.attention_backend import BOUNDS, accuracy_problem, distances_of, exact_attention
 from llmb.engine.collectives import Group
 from llmb.engine.kernels import span_attention
+from llmb.engine.model.attention import Reach
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, span_kernel
 from llmb.engine.transformations import _policy
 
@@ -50,7 +51,7 @@ def distance(found: list[Tensor], exact: list[Tensor]) -> float:
 def test_parts_together_are_exact_attention(ranks: int, chunk_size: int | None, dtype: torch.dtype) -> None:
     heads, gradient = heads_of(ranks, dtype)
     for rank in range(ranks):
-        core = SpanAttention(Group("", ranks, rank), SEQ, chunk_size)
+        core = SpanAttention(Group("", ranks, rank), SEQ, Reach(chunk_size))
         exact = exact_attention(heads, gradient, *seen_by(rank, ranks, chunk_size))
         assert distance(results(core, heads, gradient), exact) < CLOSE[dtype]
         core.repeats_heads = True
@@ -64,7 +65,7 @@ def test_scores_far_apart_are_joined_without_overflow() -> None:
     heads, gradient = heads_of(2, torch.float32)
     with torch.no_grad():
         heads[0][:, 40], heads[0][:, 41] = 200 * heads[1][:, 1, :1], 200 * heads[1][:, 73, :1]
-    core = SpanAttention(Group("", 2, 1), SEQ, None)
+    core = SpanAttention(Group("", 2, 1), SEQ)
     found = results(core, heads, gradient)
     assert distance(found, exact_attention(heads, gradient, *seen_by(1, 2, None))) < 1e-4  # of scores of 800
 
@@ -84,7 +85,7 @@ class Sizes(TorchDispatchMode):
 def test_nothing_is_made_for_every_pair_of_tokens() -> None:
     seq, ranks = 2048, 2
     heads, gradient = heads_of(ranks, torch.float32, seq)
-    core = SpanAttention(Group("", ranks, 1), seq, None)
+    core = SpanAttention(Group("", ranks, 1), seq)
     with Sizes() as sizes:
         results(core, heads, gradient)
     assert sizes.most == max(part.numel() for part in heads) < (seq // 2) ** 2 / 4
@@ -93,7 +94,7 @@ def test_nothing_is_made_for_every_pair_of_tokens() -> None:
 @pytest.mark.parametrize(("kept", "count"), [(True, 4), (False, 8)])
 def test_selective_recomputation_keeps_the_joined_result(kept: bool, count: int) -> None:
     heads, gradient = heads_of(2, torch.float32)
-    core = SpanAttention(Group("", 2, 1), SEQ, None)
+    core = SpanAttention(Group("", 2, 1), SEQ)
     expected = results(core, heads, gradient)
     options = {"context_fn": lambda: create_selective_checkpoint_contexts(_policy)} if kept else {}
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
@@ -106,7 +107,7 @@ def test_selective_recomputation_keeps_the_joined_result(kept: bool, count: int)
 
 def test_it_is_compiled_as_one_graph() -> None:
     heads, gradient = heads_of(2, torch.float32)
-    core = SpanAttention(Group("", 2, 1), SEQ, 24)
+    core = SpanAttention(Group("", 2, 1), SEQ, Reach(24))
     compiled = torch.compile(core, fullgraph=True, dynamic=False, backend="aot_eager")
     assert all(map(torch.equal, results(compiled, heads, gradient), results(core, heads, gradient)))
 
@@ -117,9 +118,9 @@ def test_operators_of_cudnn_are_called_as_torch_declares_them() -> None:
     kernel = span_attention.KERNELS["cudnn"]
     query, seen, gradient = (torch.empty(2, 6, 8, 16, device="meta", dtype=torch.bfloat16) for _ in range(3))
     key, value = (torch.empty(2, 2, 24, 16, device="meta", dtype=torch.bfloat16) for _ in range(2))
-    found, lse = kernel.forward(query, key, value, False)
+    found, lse = kernel.forward(query, key, value, False, None)
     assert (found.shape, lse.shape, lse.dtype) == (query.shape, (2, 6, 8), torch.float32)
-    gradients = kernel.backward(gradient, query, key, value, seen, lse, False)
+    gradients = kernel.backward(gradient, query, key, value, seen, lse, False, None)
     assert [part.shape for part in gradients] == [query.shape, key.shape, value.shape]
 
 

@@ -27,7 +27,15 @@ from torch.nn.attention.varlen import varlen_attn
 from llmb.engine.data.batches import moved
 from llmb.engine.data.build import build_data
 from llmb.engine.device import Moment, synchronize
-from llmb.engine.model.attention import CausalAttention, Documents, attend, between, document_masks, document_segments
+from llmb.engine.model.attention import (
+    CausalAttention,
+    Documents,
+    Reach,
+    attend,
+    between,
+    document_masks,
+    document_segments,
+)
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
@@ -133,8 +141,8 @@ def try_layers(
     timed: bool,
 ) -> BackendTrial:
     """Runs one layer of each kind; its time counts for all layers of its kind."""
-    kinds = {core.chunk_size: core for core in cores}
-    layers = Counter(core.chunk_size for core in cores)
+    kinds = {core.reach: core for core in cores}
+    layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()
     for kind, core in kinds.items():
         core.backend, core.repeats_heads = backend, repeats_heads
@@ -240,15 +248,13 @@ def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents |
     return document_masks(model, places, places - starts.to(device)[:, places], layout.seq_len)
 
 
-def seen_keys(plan: EnginePlan, ranks: Ranks, chunk_size: int | None) -> tuple[Tensor, Tensor]:
+def seen_keys(plan: EnginePlan, ranks: Ranks, reach: Reach) -> tuple[Tensor, Tensor]:
     """The first and the last key that each of this rank's queries attends to: [MBS or 1, queries]."""
     layout = plan.recipe.layout
     starts = first_documents(plan)
     places = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)[None]
     first = torch.zeros_like(places) if starts is None else starts.to(ranks.device)[:, places[0]]
-    if chunk_size is not None:
-        first = places - (places - first) % chunk_size
-    return first, places
+    return reach.first_keys(places, first), places
 
 
 def forward_and_backward(

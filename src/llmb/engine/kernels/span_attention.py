@@ -42,46 +42,86 @@ class SpanPart(NamedTuple):
 class Kernel(NamedTuple):
     """An attention kernel: [batch, heads, tokens, head_dim] each, log-sum-exp [batch, heads, tokens].
 
-    forward: (query, key, value, causal) to the result and its log-sum-exp. backward: (gradient, query, key, value,
-    result, log-sum-exp, causal) to the gradients of query, key and value.
+    forward: (query, key, value, causal, scale) to the result and its log-sum-exp. backward: (gradient, query, key,
+    value, result, log-sum-exp, causal, scale) to the gradients of query, key and value.
     """
 
-    forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]]
+    forward: Callable[[Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor]]
+    backward: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor, Tensor]
+    ]
 
 
-def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[TokenSpan], kernel: str) -> Tensor:
-    """[batch, queries or keys, heads, head_dim]; together the spans have all queries. kernel: a key of ``KERNELS``."""
-    seen: Tensor = apply(_SpanAttention, query, key, value, [number for span in spans for number in span], kernel)
+def span_attention(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[TokenSpan], kernel: str, scale: float | None = None
+) -> Tensor:
+    """[batch, queries or keys, heads, head_dim]; together the spans have all queries. kernel: a key of ``KERNELS``.
+
+    scale: of scores, by default 1 / sqrt(head_dim) of queries.
+    """
+    numbers = [number for span in spans for number in span]
+    seen: Tensor = apply(_SpanAttention, query, key, value, numbers, kernel, scale)
     return seen
 
 
-def _cudnn_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    seen, lse, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, causal)
+def _cudnn_forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    seen, lse, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, causal, scale=scale)
     return seen, lse.view(query.shape[:3])
 
 
 def _cudnn_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, lse: Tensor, causal: bool
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     unused = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout
     lengths = (query.shape[2], key.shape[2])
     gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_cudnn_attention_backward(
-        gradient, query, key, value, seen, lse.unsqueeze(-1), unused, unused, None, None, None, *lengths, 0.0, causal
+        gradient,
+        query,
+        key,
+        value,
+        seen,
+        lse.unsqueeze(-1),
+        unused,
+        unused,
+        None,
+        None,
+        None,
+        *lengths,
+        0.0,
+        causal,
+        scale=scale,
     )
     return gradients
 
 
-def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
+def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, scale=scale
+    )
     return result
 
 
 def _cpu_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, lse: Tensor, causal: bool
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, query, key, value, seen, lse, 0.0, causal
+        gradient, query, key, value, seen, lse, 0.0, causal, scale=scale
     )
     return gradients
 
@@ -104,15 +144,17 @@ def _parts(span: TokenSpan) -> Iterator[SpanPart]:
 
 
 @torch.library.custom_op("llmb::span_attention", mutates_args=())
-def forward(query: Tensor, key: Tensor, value: Tensor, numbers: Sequence[int], kernel: str) -> tuple[Tensor, Tensor]:
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, numbers: Sequence[int], kernel: str, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The result, [batch, queries, heads, head_dim], and its log-sum-exp, [batch, heads, queries] fp32."""
-    outputs, lse = query.new_empty(query.shape), _empty_lse(query)
+    outputs, lse = _empty_results(query, value)
     query, key, value, into = (heads.transpose(1, 2) for heads in (query, key, value, outputs))
     for span in _spans(numbers):
         for part in _parts(span):
             queries, keys = part.queries, part.keys
             output, scores = KERNELS[kernel].forward(
-                query[:, :, queries], key[:, :, keys], value[:, :, keys], part.causal
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], part.causal, scale
             )
             if part.causal:
                 into[:, :, queries], lse[:, :, queries] = output, scores
@@ -124,13 +166,14 @@ def forward(query: Tensor, key: Tensor, value: Tensor, numbers: Sequence[int], k
 
 
 @forward.register_fake
-def _(query, key, value, numbers, kernel):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    return query.new_empty(query.shape), _empty_lse(query)
+def _(query, key, value, numbers, kernel, scale=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    return _empty_results(query, value)
 
 
-def _empty_lse(query: Tensor) -> Tensor:
+def _empty_results(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     batch, queries, heads, _ = query.shape
-    return query.new_empty((batch, heads, queries), dtype=torch.float32)
+    outputs = query.new_empty((batch, queries, heads, value.shape[-1]))
+    return outputs, query.new_empty((batch, heads, queries), dtype=torch.float32)
 
 
 @torch.library.custom_op("llmb::span_attention_backward", mutates_args=())
@@ -143,6 +186,7 @@ def backward(
     lse: Tensor,
     numbers: Sequence[int],
     kernel: str,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     results = (query.new_empty(query.shape), key.new_zeros(key.shape), value.new_zeros(value.shape))
@@ -159,6 +203,7 @@ def backward(
                 seen[:, :, queries],
                 lse[:, :, queries].contiguous(),
                 part.causal,
+                scale,
             )
             if part.causal:
                 to_query[:, :, queries] = of_query
@@ -170,25 +215,28 @@ def backward(
 
 
 @backward.register_fake
-def _(gradient, query, key, value, seen, lse, numbers, kernel):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def _(gradient, query, key, value, seen, lse, numbers, kernel, scale=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 class _Context(Context):
     numbers: list[int]
     kernel: str
+    scale: float | None
 
 
 class _SpanAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, query: Tensor, key: Tensor, value: Tensor, numbers: list[int], kernel: str) -> Tensor:
+    def forward(
+        ctx: _Context, query: Tensor, key: Tensor, value: Tensor, numbers: list[int], kernel: str, scale: float | None
+    ) -> Tensor:
         outputs: Tensor
-        outputs, lse = forward(query, key, value, numbers, kernel)
+        outputs, lse = forward(query, key, value, numbers, kernel, scale)
         save_for_backward(ctx, query, key, value, outputs, lse)
-        ctx.numbers, ctx.kernel = numbers, kernel
+        ctx.numbers, ctx.kernel, ctx.scale = numbers, kernel, scale
         return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        return *backward(gradient, *ctx.saved_tensors, ctx.numbers, ctx.kernel), None, None
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        return *backward(gradient, *ctx.saved_tensors, ctx.numbers, ctx.kernel, ctx.scale), None, None, None

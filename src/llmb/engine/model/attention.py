@@ -26,6 +26,27 @@ from llmb.engine.model.linear import Joined, Linear
 from llmb.runs.attention_choice import AttentionBackend
 
 
+class Reach(NamedTuple):
+    """How far back queries attend within their document: not beyond the start of their attention chunk, of ``chunk``
+    tokens, and to the last ``window`` keys, with their own; None: no such limit."""
+
+    chunk: int | None = None
+    window: int | None = None
+
+    def first_keys(self, places: Tensor, starts: Tensor) -> Tensor:
+        """The first key of the queries at ``places``, whose documents begin at ``starts``; the last is their own."""
+        first = starts if self.chunk is None else places - (places - starts) % self.chunk
+        return first if self.window is None else torch.maximum(first, places - self.window + 1)
+
+    def within(self, seq_len: int) -> "Reach":
+        """The same for sequences of ``seq_len`` tokens, without the limits that no query gets to."""
+        chunk, window = (None if limit is None or seq_len <= limit else limit for limit in self)
+        return Reach(chunk, window)
+
+
+FULL = Reach()
+
+
 class Segments(NamedTuple):
     """The segments of a range of queries of every sequence in a micro-batch, one sequence after the other.
 
@@ -39,7 +60,8 @@ class Segments(NamedTuple):
 
 
 class DocumentSegments(NamedTuple):
-    """Segments of each range of queries: within documents, and also within their attention chunks.
+    """Segments of each range of queries: within documents, and also within their attention chunks. A window is an
+    argument of the kernel.
 
     longest: the most tokens that a document can have, the same in all steps of a run.
     """
@@ -55,12 +77,16 @@ def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], lon
     starts: [batch, seq] int64, on the host: for each token of the full sequences, where its document begins.
     """
     document = tuple(_segments(starts, queries) for queries in ranges)
-    chunked, seq_len = model.chunked_attention, starts.shape[1]
-    if chunked is None or seq_len <= chunked.chunk_size:
+    reach, seq_len = chunks_of(model).within(starts.shape[1]), starts.shape[1]
+    if reach.chunk is None:
         return DocumentSegments(document, document, longest)
-    places = torch.arange(seq_len)
-    of_chunks = places - (places - starts) % chunked.chunk_size
-    return DocumentSegments(document, tuple(_segments(of_chunks, queries) for queries in ranges), longest)
+    first_keys = reach.first_keys(torch.arange(seq_len), starts)
+    return DocumentSegments(document, tuple(_segments(first_keys, queries) for queries in ranges), longest)
+
+
+def chunks_of(model: Model) -> Reach:
+    """The reach of the layers of ``model`` that do not see their whole document."""
+    return Reach() if model.chunked_attention is None else Reach(model.chunked_attention.chunk_size)
 
 
 def _segments(first_keys: Tensor, queries: range) -> Segments:
@@ -132,11 +158,11 @@ def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -
 
     positions: [batch, queries], each query's position in its document.
     """
-    document = between(places - positions, places, keys)
-    chunked = model.chunked_attention
-    if chunked is None or keys <= chunked.chunk_size:
+    starts, reach = places - positions, chunks_of(model).within(keys)
+    document = between(starts, places, keys)
+    if reach.chunk is None:
         return Masks(document, document)
-    return Masks(document, between(places - positions % chunked.chunk_size, places, keys))
+    return Masks(document, between(reach.first_keys(places, starts), places, keys))
 
 
 def between(first: Tensor, last: Tensor, keys: int) -> Tensor:
@@ -153,8 +179,12 @@ def attend(
     mask: Tensor | None = None,
     repeats_heads: bool = False,
     in_fp32: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """Attention with ``mask``, or causal: [batch, queries or keys, heads, head_dim].
+
+    Values, and so the result, may have another head_dim than queries and keys. ``scale`` multiplies scores, by default
+    1 / sqrt(head_dim).
 
     ``repeats_heads`` expands key and value heads to one per query head, for kernels without grouped-query attention.
     ``in_fp32`` rounds only the result.
@@ -166,7 +196,7 @@ def attend(
     if in_fp32:
         query, key, value = query.float(), key.float(), value.float()
     output = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped, scale=scale
     )
     return output.to(dtype).transpose(1, 2)
 
@@ -177,66 +207,108 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     return (key, value) if group == 1 else (key.repeat_interleave(group, -2), value.repeat_interleave(group, -2))
 
 
-def attend_segments(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, longest: int, *, repeats_heads: bool = False
-) -> Tensor:
-    """Attention of each segment's queries to its keys: [batch, queries or keys, heads, head_dim].
+class SegmentOptions(NamedTuple):
+    """longest: at least the tokens of any segment; a GPU starts work for so many of each. window, scale: see
+    ``CausalAttention``."""
 
-    longest: at least the tokens of any segment. A GPU starts work for so many of each.
-    """
+    longest: int
+    window: int | None = None
+    scale: float | None = None
+
+
+def attend_segments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    options: SegmentOptions,
+    *,
+    repeats_heads: bool = False,
+) -> Tensor:
+    """Attention of each segment's queries to its keys: [batch, queries or keys, heads, head_dim]."""
     shape, (query, key, value) = query.shape, (heads.flatten(0, 1) for heads in (query, key, value))
     if segments.seen is not None:
         key, value = key.index_select(0, segments.seen), value.index_select(0, segments.seen)
     if repeats_heads:
         key, value = repeated(query, key, value)
     kernel = varlen_kernel if query.is_cuda else attend_one_by_one
-    return kernel(query, key, value, segments, longest).view(shape)
+    return kernel(query, key, value, segments, options).view(*shape[:-1], value.shape[-1])
 
 
-def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, longest: int) -> Tensor:
+def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
     """Variable-length flash attention. Its causal mask is aligned at the last query and the last key of a segment."""
-    lengths = (segments.queries, segments.keys, longest, longest)
+    lengths = (segments.queries, segments.keys, options.longest, options.longest)
     # torch 2.11 has no grouped heads here, nor an option for them.
     kernel = varlen_attn if query.shape[1] == key.shape[1] else partial(varlen_attn, enable_gqa=True)
-    output = kernel(query, key, value, *lengths, window_size=(-1, 0))
+    before = -1 if options.window is None else options.window - 1
+    output = kernel(query, key, value, *lengths, scale=options.scale, window_size=(before, 0))
     assert isinstance(output, Tensor)  # a tuple if more results were asked for
     return output
 
 
-def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, _longest: int) -> Tensor:
+def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
     """Attends document by document, on a CPU. It reads the lengths, so it cannot be compiled for all steps."""
     queries, keys = segments.queries.diff().tolist(), segments.keys.diff().tolist()
     parts = zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True)
     outputs = []
     for own, of_keys, of_values in parts:
-        bias = causal_lower_right(len(own), len(of_keys)) if len(own) < len(of_keys) else None
-        outputs.append(attend(own[None], of_keys[None], of_values[None], mask=bias)[0])
+        bias: Tensor | None = causal_lower_right(len(own), len(of_keys)) if len(own) < len(of_keys) else None
+        if options.window is not None:
+            last = torch.arange(len(of_keys) - len(own), len(of_keys))[None]
+            bias = between(last - options.window + 1, last, len(of_keys))
+        outputs.append(attend(own[None], of_keys[None], of_values[None], mask=bias, scale=options.scale)[0])
     return torch.cat(outputs)
 
 
 class CausalAttention(nn.Module):
-    """Causal attention, within each chunk if there is a chunk size: [batch, seq, heads, head_dim] in and out."""
+    """Attention of each query from the first key of its ``reach`` to its own: [batch, seq, heads, head_dim].
+
+    scale: of scores, see ``attend``. The heads of values, and of the result, may have another size than the others.
+    """
 
     backend: AttentionBackend = "flash"
     repeats_heads = False
     in_fp32 = False
 
-    def __init__(self, chunk_size: int | None = None) -> None:
+    def __init__(self, reach: Reach = FULL, scale: float | None = None) -> None:
         super().__init__()
-        self.chunk_size = chunk_size
+        self.reach = reach
+        self.scale = scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
+        """key, value: of as many places as ``query``, or of the full sequence."""
         if isinstance(documents, DocumentSegments):
             return self.by_document(query, key, value, documents)
+        if documents is not None or self.reach.within(key.shape[1]).window is not None:
+            return self.masked(query, key, value, self.mask(key, documents))
+        return self.whole(query, key, value)
+
+    def places(self, key: Tensor) -> Tensor:
+        """The places of the queries in the sequence of the keys."""
+        return torch.arange(key.shape[1], device=key.device)
+
+    def mask(self, key: Tensor, documents: Masks | None) -> Tensor:
+        places, keys = self.places(key)[None], key.shape[1]
+        if documents is None:
+            return between(self.reach.first_keys(places, torch.zeros_like(places)), places, keys)
+        mask = documents.document if self.reach.chunk is None else documents.chunk
+        return mask if self.reach.window is None else mask & between(places - self.reach.window + 1, places, keys)
+
+    def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return attend(
+            query, key, value, mask=mask, repeats_heads=self.repeats_heads, in_fp32=self.in_fp32, scale=self.scale
+        )
+
+    def whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention without a mask, of sequences that are not packed from documents."""
         batch, seq = query.shape[:2]
-        size, mask = self.chunk_size or seq, documents and self.mask(documents)
-        in_chunks = mask is None and seq > size
-        if in_chunks:
+        size = self.reach.chunk or seq
+        if seq > size:
             # Chunks become separate sequences, which need no mask. Only the last chunk can be padded, and no query that
             # is kept attends to padding at its end.
             query, key, value = (self.chunks(heads, size) for heads in (query, key, value))
-        output = attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads, in_fp32=self.in_fp32)
-        return torch.unflatten(output, 0, (batch, -1)).flatten(1, 2)[:, :seq] if in_chunks else output
+        output = attend(query, key, value, repeats_heads=self.repeats_heads, in_fp32=self.in_fp32, scale=self.scale)
+        return torch.unflatten(output, 0, (batch, -1)).flatten(1, 2)[:, :seq] if seq > size else output
 
     @staticmethod
     def chunks(heads: Tensor, size: int) -> Tensor:
@@ -245,16 +317,14 @@ class CausalAttention(nn.Module):
         padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
         return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)
 
-    def mask(self, masks: Masks) -> Tensor:
-        return masks.document if self.chunk_size is None else masks.chunk
-
     def by_document(self, query: Tensor, key: Tensor, value: Tensor, documents: DocumentSegments) -> Tensor:
         """Attention without a mask: each range of queries on its own."""
         ranges, longest = documents.document, documents.longest
-        if self.chunk_size is not None:
-            ranges, longest = documents.chunk, min(longest, self.chunk_size)
+        if self.reach.chunk is not None:
+            ranges, longest = documents.chunk, min(longest, self.reach.chunk)
+        options = SegmentOptions(longest, self.reach.window, self.scale)
         outputs = [
-            attend_segments(part, key, value, segments, longest, repeats_heads=self.repeats_heads)
+            attend_segments(part, key, value, segments, options, repeats_heads=self.repeats_heads)
             for part, segments in zip(query.chunk(len(ranges), 1), ranges, strict=True)
         ]
         return torch.cat(outputs, dim=1)
@@ -301,7 +371,7 @@ class Attention(nn.Module):
         if chunked is not None and model.is_global_layer(layer):
             self.position = TemperaturePosition(chunked.floor_scale, chunked.attn_scale)
         elif chunked is not None:
-            self.core = CausalAttention(chunked.chunk_size)
+            self.core = CausalAttention(chunks_of(model))
         self.biased = model.qkv_bias or model.attention_output_bias
         self.q_bias = bias_if(model.qkv_bias, queries)
         self.k_bias, self.v_bias = bias_if(model.qkv_bias, keys), bias_if(model.qkv_bias, keys)

@@ -5,6 +5,8 @@ A sequence is split into twice as many parts as there are ranks. A rank takes on
 part from the back, so that the ranks attend to the same number of keys.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,7 +14,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from llmb.engine.collectives import Group, all_gather, group_of
 from llmb.engine.kernels.span_attention import TokenSpan, span_attention
-from llmb.engine.model.attention import Attention, CausalAttention, Documents, Masks, attend, repeated
+from llmb.engine.model.attention import FULL, Attention, CausalAttention, Documents, Reach, attend, repeated
 from llmb.engine.model.decoder import Decoder
 from llmb.runs.attention_choice import AttentionBackend
 
@@ -24,7 +26,7 @@ def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> No
     group = group_of(mesh)
     for attention in [module for module in model.modules() if isinstance(module, Attention)]:
         assert isinstance(attention.core, CausalAttention)
-        attention.core = ContextParallelAttention(group, seq_len, attention.core.chunk_size)
+        attention.core = ContextParallelAttention(group, seq_len, attention.core.reach, attention.core.scale)
 
 
 def rank_parts(rank: int, ranks: int) -> tuple[int, int]:
@@ -42,12 +44,16 @@ def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
 
 def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) -> Tensor:
     """Positions of a rank as a tensor: [seq_len / ranks] int64."""
-    return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
+    return positions_of(rank_ranges(seq_len, rank, ranks), device)
 
 
-def spans(positions: range, query: int, chunk_size: int | None) -> list[TokenSpan]:
+def positions_of(ranges: Sequence[range], device: torch.device) -> Tensor:
+    return torch.cat([torch.arange(part.start, part.stop, device=device) for part in ranges])
+
+
+def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
     """The queries at ``positions``, the first of which has the index ``query``, split where attention chunks end."""
-    size = chunk_size or positions.stop
+    size = chunk or positions.stop
     starts = range(positions.start - positions.start % size, positions.stop, size)
     ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]
     return [
@@ -59,63 +65,66 @@ def spans(positions: range, query: int, chunk_size: int | None) -> list[TokenSpa
 class ContextParallelAttention(nn.Module):
     """Each query attends to the keys of all ranks up to its own position, within its attention chunk if it has one."""
 
-    def __init__(self, group: Group, seq_len: int, chunk_size: int | None) -> None:
+    def __init__(self, group: Group, seq_len: int, reach: Reach, scale: float | None) -> None:
         super().__init__()
         self.group = group
-        self.core = SpanAttention(group, seq_len, chunk_size)
+        self.core = SpanAttention(group, seq_len, reach, scale)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq_len / ranks, heads, head_dim] in and out."""
-        gathered = all_gather(torch.cat((key, value), dim=2), 1, self.group).chunk(2 * self.group.size, dim=1)
+        rows, sizes = (
+            torch.cat((key.flatten(2), value.flatten(2)), dim=2),
+            [part[0, 0].numel() for part in (key, value)],
+        )
+        gathered = all_gather(rows, 1, self.group).chunk(2 * self.group.size, dim=1)
         order = [part for rank in range(self.group.size) for part in rank_parts(rank, self.group.size)]
         by_position = torch.cat([gathered[order.index(part)] for part in range(len(order))], dim=1)
-        keys, values = by_position.chunk(2, dim=2)
+        keys, values = (torch.unflatten(part, -1, (key.shape[2], -1)) for part in by_position.split(sizes, dim=2))
         output: Tensor = self.core(query, keys, values, documents)
         return output
 
 
 class SpanAttention(CausalAttention):
-    """Attention of a rank's queries to the full sequence, span by span. Does not communicate."""
+    """Attention of a rank's queries to the full sequence, span by span. Does not communicate.
 
-    def __init__(self, group: Group, seq_len: int, chunk_size: int | None) -> None:
-        super().__init__(chunk_size)
+    query and result: [batch, seq_len / ranks, heads, head_dim]; key, value: [batch, seq_len, ...].
+    """
+
+    def __init__(self, group: Group, seq_len: int, reach: Reach = FULL, scale: float | None = None) -> None:
+        super().__init__(reach, scale)
         self.ranges = rank_ranges(seq_len, group.rank, group.size)
         self.spans = [
-            span for place, own in enumerate(self.ranges) for span in spans(own, place * len(own), chunk_size)
+            span for place, own in enumerate(self.ranges) for span in spans(own, place * len(own), reach.chunk)
         ]
         # The last query attends to all keys, the one before it to all but one, etc. Made here: it cannot be compiled.
         self.biases = [causal_lower_right(span.length, span.own_key + span.length - span.key) for span in self.spans]
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        """query and result: [batch, seq_len / ranks, heads, head_dim]; key, value: [batch, seq_len, ...]."""
-        if isinstance(documents, Masks):
-            return self._masked(query, key, value, self.mask(documents))
-        if documents is not None:
-            return self.by_document(query, key, value, documents)
-        if kernel := span_kernel(self.backend, query.device):
+    def places(self, key: Tensor) -> Tensor:
+        return positions_of(self.ranges, key.device)
+
+    def whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kernel = span_kernel(self.backend, query.device)
+        if kernel and (kernel == "cudnn" or key.shape[-1] == value.shape[-1]):
             if self.repeats_heads:
                 key, value = repeated(query, key, value)
-            return span_attention(query, key, value, self.spans, kernel)
+            return span_attention(query, key, value, self.spans, kernel, self.scale)
         outputs = []
         for span, bias in zip(self.spans, self.biases, strict=True):
             queries, keys = query[:, span.query : span.query + span.length], slice(span.key, span.own_key + span.length)
-            outputs.append(attend(queries, key[:, keys], value[:, keys], mask=bias, repeats_heads=self.repeats_heads))
+            outputs.append(self._attend(queries, key[:, keys], value[:, keys], bias))
         return torch.cat(outputs, dim=1)
 
-    def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Leaves out the keys that come after all queries of a part."""
         parts = zip(query.chunk(len(self.ranges), 1), mask.chunk(len(self.ranges), 2), self.ranges, strict=True)
         outputs = [
-            attend(
-                part,
-                key[:, : own.stop],
-                value[:, : own.stop],
-                mask=of_part[..., : own.stop],
-                repeats_heads=self.repeats_heads,
-            )
+            self._attend(part, key[:, : own.stop], value[:, : own.stop], of_part[..., : own.stop])
             for part, of_part, own in parts
         ]
         return torch.cat(outputs, dim=1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads, scale=self.scale)
 
 
 def span_kernel(backend: AttentionBackend, device: torch.device) -> str | None:
