@@ -24,9 +24,8 @@ from benchmarks.engine.cases import GPU_MODELS
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Model
 from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.kernels import fp8_cast, rotary
-from llmb.engine.kernels.fp8_cast import CAPABILITY, Activation
-from llmb.engine.kernels.rotary import Heads
+from llmb.engine.kernels import elementwise
+from llmb.engine.kernels.elementwise import CAPABILITY, Activation, Heads
 from llmb.engine.model.attention import rotary_tables
 
 SLOWER, MISSING = 1, 3
@@ -138,12 +137,12 @@ def cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
 def cast_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
     activation: Activation = "swiglu" if model.norm == "rmsnorm" else "squared-relu"
     scale = torch.ones((), device=device)
-    yield Case("cast", fp8_cast, "cast_both_ways", (random(rows, model.hidden_size, device), scale, E4M3))
+    yield Case("cast", elementwise, "cast_both_ways", (random(rows, model.hidden_size, device), scale, E4M3))
     features = model.ffn_hidden_size
     inputs = random(rows, features * (2 if activation == "swiglu" else 1), device)
-    yield Case(f"{activation}, cast", fp8_cast, "cast_activated", (inputs, scale, activation, E4M3))
+    yield Case(f"{activation}, cast", elementwise, "cast_activated", (inputs, scale, activation, E4M3))
     given = inputs, random(rows, features, device), scale, activation, E5M2
-    yield Case(f"{activation} backward, cast", fp8_cast, "cast_activation_gradient", given)
+    yield Case(f"{activation} backward, cast", elementwise, "cast_activation_gradient", given)
 
 
 def rotary_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
@@ -154,7 +153,7 @@ def rotary_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case
     )
     scale = torch.ones((), device=device)
     operands = Heads(*given), tables.rotation, scale, E5M2
-    yield Case("rotation backward, cast", rotary, "cast_rotated_gradient", operands)
+    yield Case("rotation backward, cast", elementwise, "cast_rotated_gradient", operands)
 
 
 def random(rows: int, columns: int, device: torch.device) -> Tensor:
@@ -164,7 +163,7 @@ def random(rows: int, columns: int, device: torch.device) -> Tensor:
 def measure(model: str, case: Case, seconds: Seconds) -> Measured:
     torch.compiler.reset()
     arguments = case.arguments
-    kernel = getattr(kernels_of(case.module), case.function)
+    kernel = getattr(kernels_of(case.function), case.function)
     first = next(each for each in tree_leaves(arguments) if isinstance(each, Tensor))
     size = moved_bytes(arguments, kernel(*arguments))
     sets = copies(arguments)
@@ -197,11 +196,11 @@ def compiled(function: Callable[..., object]) -> Callable[..., object]:
     return found
 
 
-def kernels_of(module: ModuleType) -> ModuleType:
-    """The module with the kernels of another, whose functions have the same names and arguments."""
+def kernels_of(function: str) -> ModuleType:
+    """The module with the kernel of a function, which has the same name and arguments."""
     from llmb.engine.kernels import fp8_cast_triton, rotary_triton  # a machine without a GPU has no Triton
 
-    return {fp8_cast: fp8_cast_triton, rotary: rotary_triton}[module]
+    return rotary_triton if "rotated" in function else fp8_cast_triton
 
 
 def without_kernels(module: ModuleType) -> AbstractContextManager[object]:

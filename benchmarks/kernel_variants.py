@@ -67,7 +67,7 @@ def main() -> None:
     for name in options.models:
         for case in cases(*of_model(name, options.rows), device):
             sys.stderr.write(f"{name}: {case.name}\n")
-            variants = list(measure(name, case, kernels_of(case.module), on_gpu))
+            variants = list(measure(name, case, kernels_of(case.function), on_gpu))
             if not options.json:
                 show("\n".join(lines(variants)))
             found += variants

@@ -14,7 +14,8 @@ from benchmarks.fused_kernels import Measured, cases, measure
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.kernels import fp8_cast, rotary
+from llmb.engine.kernels import elementwise
+from llmb.engine.kernels.elementwise import has_kernel
 
 COMMAND = [sys.executable, "-m", "benchmarks.fused_kernels"]
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ ROWS = 64
 @pytest.mark.parametrize("name", ["llama3.1", "nemotron4"])
 def test_every_tensor_is_counted_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes over memory in bytes per element of the hidden state, or of the activation's result."""
-    monkeypatch.setattr(fused_kernels, "kernels_of", lambda module: module)
+    monkeypatch.setattr(fused_kernels, "kernels_of", lambda _function: elementwise)
     model = resolve(Catalogue(), Request(workload=f"pretrain_{name}", size="tiny", gpu_type="cpu")).model
     found = [measure("8b", case, lambda _call: 2.0) for case in cases(model, ROWS, torch.device("cpu"))]
     hidden, features = ROWS * model.hidden_size, ROWS * model.ffn_hidden_size
@@ -46,9 +47,9 @@ def test_the_table_fits_80_columns() -> None:
 
 
 def test_the_torch_code_is_that_of_one_module() -> None:
-    with fused_kernels.without_kernels(rotary):
-        assert rotary.has_kernel is not fp8_cast.has_kernel
-    assert rotary.has_kernel is fp8_cast.has_kernel
+    with fused_kernels.without_kernels(elementwise):
+        assert elementwise.has_kernel is not has_kernel
+    assert elementwise.has_kernel is has_kernel
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from benchmarks import kernel_variants
 from benchmarks.fused_kernels import SETS, Case, kernels_of
 from benchmarks.kernel_variants import VARIANTS, Measured, header, lines, measure
 
-from llmb.engine.kernels import fp8_cast, rotary
+from llmb.engine.kernels import elementwise
 
 COMMAND = [sys.executable, "-m", "benchmarks.kernel_variants"]
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ class Kernels(ModuleType):
 
 
 def test_sizes_are_of_the_modules_of_kernels(triton: None) -> None:
-    for module in map(kernels_of, (fp8_cast, rotary)):
+    for module in map(kernels_of, ("cast_both_ways", "cast_rotated_gradient")):
         own, *_ = variants = VARIANTS[module.__name__.rpartition(".")[2]]
         assert all(each.keys() == own.keys() for each in variants)
         assert all(type(getattr(module, name)) is int for name in own)
@@ -48,7 +48,7 @@ def test_sizes_are_of_the_modules_of_kernels(triton: None) -> None:
 
 def test_what_is_wrong_or_does_not_run_has_no_time(triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_variants, "VARIANTS", {"kernels": [{"TILE": tile} for tile in (2, 3, 4, 5)]})
-    module, case = Kernels("llmb.kernels"), Case("cast", fp8_cast, "function", (torch.ones(4),))
+    module, case = Kernels("llmb.kernels"), Case("cast", elementwise, "function", (torch.ones(4),))
     found = measure("8b", case, module, lambda _calls: 1.0 * SETS * module.TILE)
     assert list(found) == [
         Measured("8b", "cast", {"TILE": 4}, own=True, time_s=4.0, problem=None),

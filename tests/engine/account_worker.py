@@ -17,11 +17,11 @@ import torch.distributed as dist
 from ranks import joined, plan_in, ranks_of, run
 from torch import Tensor
 
+from llmb.engine.account.graphs import group_of
 from llmb.engine.account.one_rank import Ledger, SameBatches, account_of, fake_account
-from llmb.engine.account.operators import group_of
 from llmb.engine.loop import do_step
 from llmb.engine.model.decoder import initialize
-from llmb.engine.model.shards import local_tensor
+from llmb.engine.model.linear import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.mesh import Ranks

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llmb.engine.collectives import all_reduce
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.shards import local_tensor, sharded_like
+from llmb.engine.model.linear import local_tensor, sharded_like
 
 
 @torch.no_grad()

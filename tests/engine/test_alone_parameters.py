@@ -30,8 +30,7 @@ from llmb.engine.loop import add_gradients, update
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder, build_model, initialize
 from llmb.engine.model.layers import GatedMLP
-from llmb.engine.model.linear import joined_layers
-from llmb.engine.model.shards import local_tensor
+from llmb.engine.model.linear import joined_layers, local_tensor
 from llmb.engine.optimizer import AdamW, build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.parallel.pipeline import build_passes

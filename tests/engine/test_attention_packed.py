@@ -66,19 +66,6 @@ def test_every_document_has_the_logits_and_gradients_that_it_has_by_itself(name,
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=2e-6, msg=lambda m, p=parameter: f"{p}: {m}")
 
 
-def test_a_query_sees_its_document_up_to_itself_and_its_chunk_of_it(models):
-    """Chunks of 32 begin anew with each document."""
-    starts = starts_of(DOCUMENTS)
-    places = torch.arange(80)
-    masks = document_masks(models["llama4"], places, places - starts, 80)
-    for row, lengths in enumerate(DOCUMENTS):
-        numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        chunks = (places - starts[row]) // 32
-        same = (numbers[:, None] == numbers) & (places <= places[:, None])
-        assert torch.equal(masks.document[row, 0], same)
-        assert torch.equal(masks.chunk[row, 0], same & (chunks[:, None] == chunks))
-
-
 def test_layers_share_one_mask_unless_a_document_can_be_longer_than_a_chunk(models):
     places = torch.arange(32)
     masks = document_masks(models["llama4"], places, places.expand(1, 32), 32)

@@ -9,21 +9,12 @@ from torch import Tensor
 
 from llmb.catalogue.records import Model
 from llmb.engine.collectives import Group
-from llmb.engine.model.attention import (
-    CausalAttention,
-    DocumentSegments,
-    Masks,
-    Reach,
-    document_masks,
-    document_segments,
-)
+from llmb.engine.model.attention import CausalAttention, Documents, Reach, document_masks, document_segments
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 
 SEQ = 48
 CPU = torch.device("cpu")
 REACHES = [Reach(), Reach(chunk=20), Reach(window=7), Reach(chunk=20, window=7), Reach(window=SEQ)]
-SIZES = [(16, 16), (24, 16), (12, 20)]
-"""Of the heads of queries and keys, and of values."""
 
 
 def softmax(heads: list[Tensor], seen: Tensor, scale: float | None) -> Tensor:
@@ -36,21 +27,13 @@ def softmax(heads: list[Tensor], seen: Tensor, scale: float | None) -> Tensor:
 
 def seen_keys(reach: Reach, places: Tensor, starts: Tensor) -> Tensor:
     """Pair by pair: the same document, the same chunk of it, and not too far back."""
-    keys, begins = torch.arange(SEQ), starts[:, places]
-    rows = []
-    for begin in begins:
-        pairs = (keys >= begin[:, None]) & (keys <= places[:, None])
-        if reach.chunk is not None:
-            chunks = (places - begin) // reach.chunk
-            pairs &= (keys - begin[:, None]) // reach.chunk == chunks[:, None]
-        if reach.window is not None:
-            pairs &= places[:, None] - keys < reach.window
-        rows.append(pairs)
-    return torch.stack(rows)
+    begins, places, keys, size = starts[:, places, None], places[:, None], torch.arange(SEQ), reach.chunk or SEQ
+    same_chunk = (keys - begins) // size == (places - begins) // size
+    return (keys >= begins) & (keys <= places) & same_chunk & (places - keys < (reach.window or SEQ))
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes", [(16, 16), (24, 16), (12, 20)], ids=str)
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("packed", ["whole", "masks", "segments"])
@@ -70,23 +53,17 @@ def test_attention_is_the_softmax_of_what_is_in_reach(
         shapes = (len(places), 6, sizes[0]), (SEQ, 2, sizes[0]), (SEQ, 2, sizes[1])
         heads = [torch.randn(2, *shape, generator=generator, requires_grad=True) for shape in shapes]
         core = SpanAttention(Group("", ranks, rank), SEQ, reach, scale) if ranks > 1 else CausalAttention(reach, scale)
-        results = []
-        for seen in (
-            core(*heads, documents(packed, model, places, starts, rank_ranges(SEQ, rank, ranks))),
-            softmax(heads, seen_keys(reach, places, starts), scale),
-        ):
-            results.append((seen, *torch.autograd.grad(seen.square().sum(), heads)))
+        seen = core(*heads, documents(packed, model, places, starts, rank_ranges(SEQ, rank, ranks)))
+        both = seen, softmax(heads, seen_keys(reach, places, starts), scale)
+        results = [(each, *torch.autograd.grad(each.square().sum(), heads)) for each in both]
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-def documents(
-    packed: str, model: Model, places: Tensor, starts: Tensor, ranges: list[range]
-) -> Masks | DocumentSegments | None:
+def documents(packed: str, model: Model, places: Tensor, starts: Tensor, ranges: list[range]) -> Documents | None:
     if packed == "masks":
         return document_masks(model, places, places - starts[:, places], SEQ)
     return document_segments(model, starts, ranges, SEQ) if packed == "segments" else None
 
 
 def test_limits_that_no_query_gets_to_are_left_out() -> None:
-    assert Reach(20, 7).within(8) == Reach(None, 7)
-    assert Reach(20, 7).within(7) == Reach()
+    assert [Reach(20, 7).within(tokens) for tokens in (7, 8, 21)] == [Reach(), Reach(None, 7), Reach(20, 7)]

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents as segments of variable length: what masks compute, without the pairs that masks leave out."""
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model import attention
 from llmb.engine.model.attention import (
     CausalAttention,
-    Reach,
     SegmentOptions,
     Segments,
     attend_one_by_one,
@@ -104,42 +101,6 @@ def heads(batch: int, rank: int, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
     query = torch.randn(batch, SEQ, 6, 8, generator=generator)[:, rank_positions(SEQ, rank, ranks, CPU)]
     key, value = (torch.randn(batch, SEQ, 2, 8, generator=generator, requires_grad=True) for _ in range(2))
     return query.requires_grad_(), key, value
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("chunk_size", [None, 32])
-@pytest.mark.parametrize("repeats_heads", [False, True])
-def test_attention_of_segments_is_attention_with_masks(
-    ranks: int, chunk_size: int | None, repeats_heads: bool, models: dict[str, Model]
-) -> None:
-    model, starts = models["llama4"], starts_of(ROWS)
-    for rank in range(ranks):
-        core = CausalAttention(Reach(chunk_size))
-        if ranks > 1:
-            core = SpanAttention(Group("", ranks, rank), SEQ, Reach(chunk_size))
-        core.repeats_heads = repeats_heads
-        places = rank_positions(SEQ, rank, ranks, CPU)
-        masks = document_masks(model, places, places - starts[:, places], SEQ)
-        segments = document_segments(model, starts, rank_ranges(SEQ, rank, ranks), SEQ)
-        inputs = heads(len(ROWS), rank, ranks)
-        results = []
-        for documents in (masks, segments):
-            seen = core(*inputs, documents)
-            results.append((seen, *torch.autograd.grad(seen.square().sum(), inputs)))
-        torch.testing.assert_close(results[1], results[0])
-
-
-@pytest.mark.parametrize("name", ["llama", "llama4", "mixtral"])
-def test_a_model_computes_segments_as_masks(
-    name: str, models: dict[str, Model], randomised: Callable[..., Any]
-) -> None:
-    model = models[name]
-    decoder, starts = randomised(model), starts_of(ROWS)
-    tokens = torch.randint(model.vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        masked = decoder(tokens, starts=starts)
-        found = decoder(tokens, starts=starts, segments=document_segments(model, starts, [range(SEQ)], SEQ))
-    torch.testing.assert_close(found, masked, rtol=1e-5, atol=1e-5)
 
 
 @torch.library.custom_op("llmb_test::varlen", mutates_args=())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llmb.base.errors import EnvironmentProblem
-from llmb.engine.kernels.fp8_cast import cast
+from llmb.engine.kernels.elementwise import cast
 from llmb.engine.model.linear import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.apply import check_device

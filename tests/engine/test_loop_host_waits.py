@@ -15,9 +15,8 @@ from llmb.catalogue.records import Model
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.moe import Experts
 from llmb.engine.optimizer import gradient_norm
-from llmb.engine.precision.apply import layers_of
+from llmb.engine.precision.apply import fp8_step, layers_of
 from llmb.engine.precision.experts import fused_fp8_products
-from llmb.engine.precision.scale_update import fp8_step
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.timing import ExpertLoadCounter
 from llmb.engine.transformations import set_routing

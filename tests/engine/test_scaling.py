@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.engine.precision.scale_update import weight_amax
+from llmb.engine.precision.apply import weight_amax
 from llmb.engine.precision.scaling import GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
 
 AMAX = st.one_of(

@@ -48,7 +48,11 @@ def distance(found: list[Tensor], exact: list[Tensor]) -> float:
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("chunk_size", [None, 24, 32, 100])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_parts_together_are_exact_attention(ranks: int, chunk_size: int | None, dtype: torch.dtype) -> None:
+def test_parts_together_are_exact_attention(
+    ranks: int, chunk_size: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact attention, too, is computed in parts."""
+    monkeypatch.setattr(attention_backend, "MOST_SCORES", 2**14)
     heads, gradient = heads_of(ranks, dtype)
     for rank in range(ranks):
         core = SpanAttention(Group("", ranks, rank), SEQ, Reach(chunk_size))
@@ -118,25 +122,10 @@ def test_operators_of_cudnn_are_called_as_torch_declares_them() -> None:
     kernel = span_attention.KERNELS["cudnn"]
     query, seen, gradient = (torch.empty(2, 6, 8, 16, device="meta", dtype=torch.bfloat16) for _ in range(3))
     key, value = (torch.empty(2, 2, 24, 16, device="meta", dtype=torch.bfloat16) for _ in range(2))
-    found, lse = kernel.forward(query, key, value, False, None)
+    found, lse = kernel.forward(query, key, value, causal=False, scale=None)
     assert (found.shape, lse.shape, lse.dtype) == (query.shape, (2, 6, 8), torch.float32)
-    gradients = kernel.backward(gradient, query, key, value, seen, lse, False, None)
+    gradients = kernel.backward(gradient, query, key, value, seen, lse, causal=False, scale=None)
     assert [part.shape for part in gradients] == [query.shape, key.shape, value.shape]
-
-
-@pytest.mark.parametrize("most_scores", [1, 700, 2**26])
-def test_exact_attention_is_the_softmax_of_scores(most_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_backend, "MOST_SCORES", most_scores)
-    heads, gradient = heads_of(4, torch.float32)
-    first, last = seen_by(2, 4, 24)
-    query, key, value = (part.double() for part in heads)
-    key, value = key.repeat_interleave(3, 2), value.repeat_interleave(3, 2)
-    scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(16)
-    keys = torch.arange(SEQ)
-    scores = scores.masked_fill((keys < first[0, :, None]) | (keys > last[0, :, None]), -math.inf)
-    seen = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value)
-    expected = [seen.detach().float(), *torch.autograd.grad(seen, heads, gradient.double())]
-    assert distance(exact_attention(heads, gradient, first, last), expected) < 1e-5
 
 
 def test_a_wrong_result_is_told_from_a_rounded_one() -> None:

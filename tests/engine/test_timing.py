@@ -19,8 +19,7 @@ from llmb.engine.loop import do_step
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.parallel.pipeline import build_passes
-from llmb.engine.precision.apply import CAPABILITY
-from llmb.engine.precision.scale_update import fp8_counts
+from llmb.engine.precision.apply import CAPABILITY, fp8_counts
 from llmb.engine.profile import TorchRecorder
 from llmb.engine.stages import prepare_stages
 from llmb.engine.timing import ExpertLoadCounter, LayerTimes, StepReader

@@ -8,7 +8,7 @@ import torch
 from torch._inductor.utils import get_code
 from torch.nn import functional
 
-from llmb.engine.kernels.rotary import rotate
+from llmb.engine.kernels.elementwise import rotate
 from llmb.engine.model.attention import rotary_tables
 from llmb.engine.model.layers import LayerNorm1P, RMSNorm
 from llmb.engine.model.moe import swiglu

@@ -28,7 +28,7 @@ from llmb.engine.model.exchange import await_updates
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
-from llmb.engine.precision.scale_update import fp8_counts, scale_state
+from llmb.engine.precision.apply import fp8_counts, scale_state
 from llmb.engine.stages import prepare_stages
 from llmb.engine.transformations import apply_compile
 from llmb.runs.folder import RunFolder

@@ -5,6 +5,7 @@ The operators below have the same names in every supported version of torch. The
 and return asynchronous tensors, whose gradient a compiled block can lose.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,9 +13,15 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from llmb.engine.typed_autograd import apply
-
 c10d = torch.ops._c10d_functional
+
+
+class Context(FunctionCtx):
+    """The attributes that autograd sets on the context of any function. None is saved and restored as None."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    save_for_backward: Callable[..., None]
 
 
 class Group(NamedTuple):
@@ -32,13 +39,13 @@ def group_of(mesh: DeviceMesh) -> Group:
 
 def all_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
     """Concatenates the shards of all ranks along ``dim``. Gradients are summed over the ranks."""
-    gathered: Tensor = apply(_AllGather, shard, dim, group)
+    gathered: Tensor = _AllGather.apply(shard, dim, group)
     return gathered
 
 
 def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's shard, along ``dim``, of the sum over the ranks."""
-    shard: Tensor = apply(_ReduceScatter, full, dim, group)
+    shard: Tensor = _ReduceScatter.apply(full, dim, group)
     return shard
 
 
@@ -55,25 +62,25 @@ def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: 
 
     What is computed between the two, and later its gradient, does not wait for the exchange.
     """
-    started: Tensor = apply(_StartAllToAll, rows, sent, received, group)
+    started: Tensor = _StartAllToAll.apply(rows, sent, received, group)
     return started
 
 
 def finish_all_to_all(started: Tensor) -> Tensor:
     """The exchanged rows, once all have arrived."""
-    exchanged: Tensor = apply(_FinishAllToAll, started, started.grad_fn)
+    exchanged: Tensor = _FinishAllToAll.apply(started, started.grad_fn)
     return exchanged
 
 
 def rank_sum(summand: Tensor, group: Group) -> Tensor:
     """All-reduces the sum. The gradient, which is the same on all ranks, is the gradient of each summand."""
-    total: Tensor = apply(_RankSum, summand, group)
+    total: Tensor = _RankSum.apply(summand, group)
     return total
 
 
 def gradient_sum(tensor: Tensor, group: Group) -> Tensor:
     """The input, which is the same on all ranks. Its gradients, which differ, are summed over the ranks."""
-    same: Tensor = apply(_GradientSum, tensor, group)
+    same: Tensor = _GradientSum.apply(tensor, group)
     return same
 
 

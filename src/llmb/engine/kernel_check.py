@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the engine's kernels with torch's code for the same operations, at the start of a run and at its shapes.
 
-Assemblers have lost values of kernels that are right (``fp8_cast.cast_activation_gradient`` names one). Which ones
+Assemblers have lost values of kernels that are right (``elementwise.cast_activation_gradient`` names one). Which ones
 depends on the GPU, the shapes and the assembler's version, so a test elsewhere cannot exclude it. Attention by spans is
 compared by ``attention_backend``, which leaves it out if it is wrong; for these kernels a run has no alternative.
 """
@@ -17,20 +17,8 @@ from torch import Tensor
 
 from llmb.base.errors import EnvironmentProblem, itemized
 from llmb.engine.attention_backend import forget_memory
-from llmb.engine.kernels.fp8_cast import (
-    Activation,
-    BothWays,
-    activate,
-    activate_backward,
-    cast,
-    cast_activated,
-    cast_activation_gradient,
-    cast_both_ways,
-    cast_into,
-    has_kernel,
-    largest_value,
-)
-from llmb.engine.kernels.rotary import Heads, cast_rotated_gradient, rotated_back
+from llmb.engine.kernels import elementwise
+from llmb.engine.kernels.elementwise import Activation, BothWays, Heads
 from llmb.engine.model.attention import rotary_tables
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
@@ -90,7 +78,7 @@ def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
     """The results of the first rank, and wrong ones of others; empty without kernels, as on a CPU. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
-        for kernel, shape, parts in checks(plan, ranks, values) if has_kernel(probe) else ():
+        for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():
             difference = difference_of(parts())
             finite = difference if math.isfinite(difference) else None
             right = finite is not None and finite <= 1
@@ -182,19 +170,19 @@ def shapes_of(plan: EnginePlan) -> RankShapes:
 
 def cast_parts(values: Values, shape: Shape, dtype: torch.dtype) -> Parts:
     source, scale = values(*shape), values.number(SCALE)
-    yield from both_ways(cast_both_ways(source, scale, dtype), source, scale)
+    yield from both_ways(elementwise.cast_both_ways(source, scale, dtype), source, scale)
 
 
 def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
     """A cast of what ``stored`` has in bf16, [rows, columns] or several such."""
-    yield casts[2], largest_value(stored)
+    yield casts[2], elementwise.largest_value(stored)
     columns = stored.shape[-1]
     for values, transposed, source in zip(
         *(each.view(-1, *each.shape[-2:]) for each in (*casts[:2], stored)), strict=True
     ):
         step = max(1, MOST_VALUES // columns)
         for own in (slice(first, first + step) for first in range(0, len(source), step)):
-            expected = cast(source[own], scale, values.dtype)
+            expected = elementwise.cast(source[own], scale, values.dtype)
             yield values[own], expected
             yield transposed[:, own], expected.mT
 
@@ -208,21 +196,21 @@ def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
     for number in parts:
         own, source = slice(first, first + number), values(number, columns)
         casts = whole[own], transposed[:, own], amax
-        cast_into(source, scale, *casts)
+        elementwise.cast_into(source, scale, *casts)
         yield from both_ways(casts, source, scale)
         first += number
 
 
 def activation_parts(values: Values, shape: Shape, activation: Activation) -> Parts:
     inputs, scale = inputs_of(values, shape, activation), values.number(SCALE)
-    casts = cast_activated(inputs, scale, activation, FORMATS[INPUT])
-    yield from both_ways(casts, activate(inputs, activation), scale)
+    casts = elementwise.cast_activated(inputs, scale, activation, FORMATS[INPUT])
+    yield from both_ways(casts, elementwise.activate(inputs, activation), scale)
 
 
 def activation_gradient_parts(values: Values, shape: Shape, activation: Activation) -> Parts:
     inputs, gradient, scale = inputs_of(values, shape, activation), values(*shape), values.number(SCALE)
-    casts = cast_activation_gradient(inputs, gradient, scale, activation, FORMATS[GRADIENT])
-    yield from both_ways(casts, activate_backward(inputs, gradient, activation), scale)
+    casts = elementwise.cast_activation_gradient(inputs, gradient, scale, activation, FORMATS[GRADIENT])
+    yield from both_ways(casts, elementwise.activate_backward(inputs, gradient, activation), scale)
 
 
 def inputs_of(values: Values, shape: Shape, activation: Activation) -> Tensor:
@@ -236,5 +224,5 @@ def rotation_gradient_parts(plan: EnginePlan, ranks: Ranks, shapes: RankShapes, 
     heads = Heads(*(values(batch, seq, number, model.head_dim) for number in (queries, keys, keys)))
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     rotation = rotary_tables(model, positions).rotation
-    casts = cast_rotated_gradient(heads, rotation, scale, FORMATS[GRADIENT])
-    yield from both_ways(casts, rotated_back(heads, rotation), scale)
+    casts = elementwise.cast_rotated_gradient(heads, rotation, scale, FORMATS[GRADIENT])
+    yield from both_ways(casts, elementwise.rotated_back(heads, rotation), scale)

@@ -27,7 +27,7 @@ from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learni
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Passes, build_passes
-from llmb.engine.precision.scale_update import fp8_counts, fp8_step
+from llmb.engine.precision.apply import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
 from llmb.engine.stages import prepare_stages, trained_parameters
 from llmb.engine.timing import ExpertLoadCounter, KnownStep, LayerTimes, StepReader
@@ -212,17 +212,17 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
         if plan.compiled:
             batches = with_varying_segments(batches)
         loss = passes.add_gradients(with_token_keys(batches, passes.stages, plan, number, ranks), count)
-    reduce_gradients(passes.stages, layout.tp)
+    reduce_gradients(passes.stages)
     return loss
 
 
-def reduce_gradients(stages: Sequence[Decoder], tp: int) -> None:
-    """At the end of a step's passes, over all ranks that have the same parameters. tp: those that share a layer."""
+def reduce_gradients(stages: Sequence[Decoder]) -> None:
+    """At the end of a step's passes, over all ranks that have the same parameters."""
     for gradients in (each for stage in stages for each in stage.memory.gradient_sums):
         gradients.give()
     if reduction := stages[0].memory.reduction:
         reduction.finish()
-    for parameter in trained_parameters(stages) if tp > 1 else ():
+    for parameter in trained_parameters(stages):
         reduce_partial_gradient(parameter)
 
 

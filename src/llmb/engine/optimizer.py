@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from llmb.catalogue.records import Training
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.exchange import OwnPart, StageMemory
-from llmb.engine.model.shards import local_tensor
+from llmb.engine.model.linear import local_tensor
 
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""

@@ -17,9 +17,17 @@ from torch.distributed.tensor import DTensor
 from llmb.engine.collectives import Group
 from llmb.engine.model.decoder import Decoder, initialize
 from llmb.engine.model.exchange import Bucket, Peers, Reduction, Unit, cut, padded_size, sizes_of
-from llmb.engine.model.linear import GradientSum, Joined, Linear, is_plain, join_products, joined_layers
+from llmb.engine.model.linear import (
+    GradientSum,
+    Joined,
+    Linear,
+    is_plain,
+    join_products,
+    joined_layers,
+    local_tensor,
+    sharded_like,
+)
 from llmb.engine.model.moe import Experts
-from llmb.engine.model.shards import local_tensor, sharded_like
 from llmb.engine.parallel.data_parallel import compute_dtype, reduce_dtype
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_stages

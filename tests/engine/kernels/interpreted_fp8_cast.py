@@ -7,8 +7,8 @@ from itertools import cycle, product
 import pytest
 import torch
 
-from llmb.engine.kernels import fp8_cast, fp8_cast_triton
-from llmb.engine.kernels.fp8_cast import activate, activate_backward, cast
+from llmb.engine.kernels import elementwise, fp8_cast_triton
+from llmb.engine.kernels.elementwise import activate, activate_backward, cast
 from llmb.engine.kernels.fp8_cast_triton import MAX_STRIDE
 
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -52,7 +52,7 @@ def assert_both_ways(found, source, dtype, scale=SCALE):
     assert transposed.is_contiguous()
     torch.testing.assert_close(values.float(), expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(transposed.float(), expected.mT, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(amax, fp8_cast.largest_value(source), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(amax, elementwise.largest_value(source), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(("shape", "dtype", "worst"), CASTS)
@@ -147,7 +147,7 @@ def assert_close_both_ways(found, stored, dtype, step):
     assert torch.equal(values.float().nan_to_num(7.0), transposed.mT.float().nan_to_num(7.0))
     differing = (values.float().nan_to_num(7.0) != expected.nan_to_num(7.0)).sum()
     assert differing <= max(1, 0.002 * expected.numel())
-    torch.testing.assert_close(amax, fp8_cast.largest_value(stored), rtol=2**-7, atol=0, equal_nan=True)
+    torch.testing.assert_close(amax, elementwise.largest_value(stored), rtol=2**-7, atol=0, equal_nan=True)
 
 
 def run(operation, *arguments):

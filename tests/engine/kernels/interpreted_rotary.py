@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 
-from llmb.engine.kernels import rotary, rotary_triton
-from llmb.engine.kernels.fp8_cast import BothWays
-from llmb.engine.kernels.rotary import Heads, Rotation
+from llmb.engine.kernels import elementwise, rotary_triton
+from llmb.engine.kernels.elementwise import BothWays, Heads, Rotation
 
 E5M2 = torch.float8_e5m2
 SCALE = torch.tensor(3.7)
@@ -67,7 +66,7 @@ def test_gradients_are_rotated_back_and_cast_as_if_they_were_stored(number, case
     torch.manual_seed(3)
     gradients = Heads(*(with_worst(random(batch, seq, number, head_dim), worst) for number in heads))
     rotation = rotation_of(batch, seq, pairs, by_sequence=case in BY_SEQUENCE, interleaved=interleaved)
-    expected = rotary.cast_rotated_gradient(gradients, rotation, SCALE, E5M2)
+    expected = elementwise.cast_rotated_gradient(gradients, rotation, SCALE, E5M2)
     assert_equal(rotary_triton.cast_rotated_gradient._init_fn(*gradients, *rotation, SCALE, E5M2), expected)
 
 
@@ -89,7 +88,7 @@ def test_gradients_in_any_order_in_memory(first):
     orders = [list(ORDERS.values())[(first + place) % len(ORDERS)] for place in range(3)]
     mixed = Heads(*(order(random(batch, seq, number, head_dim)) for order, number in zip(orders, heads, strict=True)))
     rotation = rotation_of(batch, seq, pairs, by_sequence=True, interleaved=first % 2 == 1)
-    expected = rotary.cast_rotated_gradient(mixed, rotation, SCALE, E5M2)
+    expected = elementwise.cast_rotated_gradient(mixed, rotation, SCALE, E5M2)
     assert_equal(rotary_triton.cast_rotated_gradient._init_fn(*mixed, *rotation, SCALE, E5M2), expected)
 
 

@@ -4,9 +4,9 @@
 import ast
 from pathlib import Path
 
-from llmb.engine.kernels import fp8_cast
+from llmb.engine.kernels import elementwise
 
-FOLDER = Path(fp8_cast.__file__).parent
+FOLDER = Path(elementwise.__file__).parent
 MODULES = sorted(path.stem for path in FOLDER.glob("*_triton.py"))
 
 

@@ -28,11 +28,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.records import Layout
-from llmb.engine.account.graphs import KERNELS, Graph, Inner, counting_backend
-from llmb.engine.account.operators import (
+from llmb.engine.account.graphs import (
+    KERNELS,
     NAMESPACES,
+    Graph,
+    Inner,
     Message,
     collective_of,
+    counting_backend,
     flops_of,
     group_names,
     is_collective,
@@ -44,7 +47,7 @@ from llmb.engine.attention_backend import attention_kernel
 from llmb.engine.data.batches import Figures, MicroBatch, StepData
 from llmb.engine.loop import do_step
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.shards import local_tensor
+from llmb.engine.model.linear import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import lone_rank
 from llmb.engine.parallel.mesh import Ranks

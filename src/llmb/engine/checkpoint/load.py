@@ -35,7 +35,7 @@ from llmb.engine.model.adapter import is_of_adapter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
-from llmb.engine.precision.scale_update import FP8
+from llmb.engine.precision.apply import FP8
 from llmb.readers.logs.step_line import LoadLine, format_load_line
 from llmb.runs.checkpoints.checkpoint import (
     WEIGHTS,

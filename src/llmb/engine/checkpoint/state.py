@@ -37,7 +37,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.exchange import OwnPart
 from llmb.engine.optimizer import AdamW
-from llmb.engine.precision.scale_update import scale_state
+from llmb.engine.precision.apply import scale_state
 
 Numbers = tuple[int, ...]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton kernels of ``fp8_cast``.
+"""The Triton kernels of casts in ``elementwise``.
 
 A program takes one tile, which is transposed in registers and shared memory, so that reads and both writes are of whole
 rows of the tile. The largest value is the largest of the bit patterns without sign, which have the order of their

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton kernel of ``rotary``.
+"""The Triton kernel of ``elementwise.cast_rotated_gradient``.
 
 A program takes some rows of several heads, because cos and sin of a row are larger than the row of a head: those of the
 first head are in the cache for the others. Both elements of a pair are in the same thread. Intermediate values are
@@ -226,7 +226,7 @@ def cast_rotated_gradient(
     scale: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``rotary.cast_rotated_gradient``: scale 0-d; results [batch * seq, outputs] and transposed."""
+    """See ``elementwise.cast_rotated_gradient``: scale 0-d; results [batch * seq, outputs] and transposed."""
     unit, ordered = (2, _heads_of_pairs) if interleaved else (1, _contiguous_heads)
     parts = [ordered(part) for part in (query, key, value)]
     cosine, sine = cos.contiguous(), sin.contiguous()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from llmb.engine.typed_autograd import Context, apply, save_for_backward
+from llmb.engine.collectives import Context
 
 aten = torch.ops.aten
 
@@ -42,14 +42,12 @@ class SpanPart(NamedTuple):
 class Kernel(NamedTuple):
     """An attention kernel: [batch, heads, tokens, head_dim] each, log-sum-exp [batch, heads, tokens].
 
-    forward: (query, key, value, causal, scale) to the result and its log-sum-exp. backward: (gradient, query, key,
-    value, result, log-sum-exp, causal, scale) to the gradients of query, key and value.
+    forward: query, key and value to the result and its log-sum-exp. backward: the gradient, query, key, value, the
+    result and the log-sum-exp to the gradients of query, key and value. Both take ``causal`` and ``scale``.
     """
 
-    forward: Callable[[Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor]]
-    backward: Callable[
-        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor, Tensor]
-    ]
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def span_attention(
@@ -60,68 +58,33 @@ def span_attention(
     scale: of scores, by default 1 / sqrt(head_dim) of queries.
     """
     numbers = [number for span in spans for number in span]
-    seen: Tensor = apply(_SpanAttention, query, key, value, numbers, kernel, scale)
+    seen: Tensor = _SpanAttention.apply(query, key, value, numbers, kernel, scale)
     return seen
 
 
-def _cudnn_forward(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    seen, lse, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, causal, scale=scale)
-    return seen, lse.view(query.shape[:3])
+def _cudnn_forward(*heads: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    seen, lse, *_ = aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, causal, scale=scale)
+    return seen, lse.view(seen.shape[:3])
 
 
-def _cudnn_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    unused = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout
-    lengths = (query.shape[2], key.shape[2])
+def _cudnn_backward(*tensors: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    *heads, lse = tensors
+    unused = torch.empty((), dtype=torch.int64, device=lse.device)  # of dropout
+    lengths = (heads[1].shape[2], heads[2].shape[2])
     gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_cudnn_attention_backward(
-        gradient,
-        query,
-        key,
-        value,
-        seen,
-        lse.unsqueeze(-1),
-        unused,
-        unused,
-        None,
-        None,
-        None,
-        *lengths,
-        0.0,
-        causal,
-        scale=scale,
+        *heads, lse.unsqueeze(-1), unused, unused, None, None, None, *lengths, 0.0, causal, scale=scale
     )
     return gradients
 
 
-def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, scale=scale
-    )
+def _cpu_forward(*heads: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(*heads, 0.0, causal, scale=scale)
     return result
 
 
-def _cpu_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _cpu_backward(*tensors: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
     gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, query, key, value, seen, lse, 0.0, causal, scale=scale
+        *tensors, 0.0, causal, scale=scale
     )
     return gradients
 
@@ -154,7 +117,7 @@ def forward(
         for part in _parts(span):
             queries, keys = part.queries, part.keys
             output, scores = KERNELS[kernel].forward(
-                query[:, :, queries], key[:, :, keys], value[:, :, keys], part.causal, scale
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], causal=part.causal, scale=scale
             )
             if part.causal:
                 into[:, :, queries], lse[:, :, queries] = output, scores
@@ -202,8 +165,8 @@ def backward(
                 value[:, :, keys],
                 seen[:, :, queries],
                 lse[:, :, queries].contiguous(),
-                part.causal,
-                scale,
+                causal=part.causal,
+                scale=scale,
             )
             if part.causal:
                 to_query[:, :, queries] = of_query
@@ -232,7 +195,7 @@ class _SpanAttention(torch.autograd.Function):
     ) -> Tensor:
         outputs: Tensor
         outputs, lse = forward(query, key, value, numbers, kernel, scale)
-        save_for_backward(ctx, query, key, value, outputs, lse)
+        ctx.save_for_backward(query, key, value, outputs, lse)
         ctx.numbers, ctx.kernel, ctx.scale = numbers, kernel, scale
         return outputs
 

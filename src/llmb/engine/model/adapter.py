@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from llmb.catalogue.records import Lora
 from llmb.engine.collectives import Group
-from llmb.engine.model.linear import Joined, Linear
-from llmb.engine.model.shards import SEQUENCE
+from llmb.engine.model.linear import SEQUENCE, Joined, Linear
 
 OWN, FUSED = "adapter", "qkv_adapter"
 """Names of the two kinds of adapters among the submodules of a linear layer, and of attention."""

@@ -19,7 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
 from llmb.catalogue.records import Model
-from llmb.engine.kernels.rotary import RotaryFactors, Rotation, factors_of, rotate
+from llmb.engine.kernels.elementwise import RotaryFactors, Rotation, factors_of, rotate
 from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.layers import RMSNorm, bias_if
 from llmb.engine.model.linear import Joined, Linear
@@ -39,9 +39,8 @@ class Reach(NamedTuple):
         return first if self.window is None else torch.maximum(first, places - self.window + 1)
 
     def within(self, seq_len: int) -> "Reach":
-        """The same for sequences of ``seq_len`` tokens, without the limits that no query gets to."""
-        chunk, window = (None if limit is None or seq_len <= limit else limit for limit in self)
-        return Reach(chunk, window)
+        """Return the reach without the limits that no query of ``seq_len`` tokens gets to."""
+        return Reach(*(None if limit is None or seq_len <= limit else limit for limit in self))
 
 
 FULL = Reach()
@@ -294,10 +293,12 @@ class CausalAttention(nn.Module):
         mask = documents.document if self.reach.chunk is None else documents.chunk
         return mask if self.reach.window is None else mask & between(places - self.reach.window + 1, places, keys)
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        options = {"repeats_heads": self.repeats_heads, "in_fp32": self.in_fp32}
+        return attend(query, key, value, mask=mask, scale=self.scale, **options)
+
     def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        return attend(
-            query, key, value, mask=mask, repeats_heads=self.repeats_heads, in_fp32=self.in_fp32, scale=self.scale
-        )
+        return self.attend(query, key, value, mask)
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention without a mask, of sequences that are not packed from documents."""
@@ -307,7 +308,7 @@ class CausalAttention(nn.Module):
             # Chunks become separate sequences, which need no mask. Only the last chunk can be padded, and no query that
             # is kept attends to padding at its end.
             query, key, value = (self.chunks(heads, size) for heads in (query, key, value))
-        output = attend(query, key, value, repeats_heads=self.repeats_heads, in_fp32=self.in_fp32, scale=self.scale)
+        output = self.attend(query, key, value)
         return torch.unflatten(output, 0, (batch, -1)).flatten(1, 2)[:, :seq] if seq > size else output
 
     @staticmethod

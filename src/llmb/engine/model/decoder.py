@@ -16,11 +16,9 @@ from llmb.engine.model.adapter import adapter_deviation, is_of_adapter
 from llmb.engine.model.attention import Attention, Documents, DocumentSegments, Rotary, document_masks, rotary_tables
 from llmb.engine.model.exchange import BlockEntry, Reduction, StageMemory, Unit, await_updates
 from llmb.engine.model.layers import GatedMLP, LayerNorm1P, Norm, RMSNorm, SquaredReluMLP
-from llmb.engine.model.linear import KeptWeight
+from llmb.engine.model.linear import KeptWeight, local_tensor
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
-from llmb.engine.model.shards import local_tensor
-from llmb.engine.typed_autograd import apply
 
 EMBEDDING = "embed_tokens.weight"
 NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNorm1P}
@@ -63,7 +61,7 @@ class Block(nn.Module):
             layer.keep_weight()
         if self.exchanged is None:
             return hidden
-        entered: Tensor = apply(BlockEntry, hidden, *self.exchanged)
+        entered: Tensor = BlockEntry.apply(hidden, *self.exchanged)
         return entered
 
     def wrap(self, stage: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

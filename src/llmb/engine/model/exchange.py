@@ -25,8 +25,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.tensor import DTensor
 
 from llmb.engine.collectives import Group, c10d
-from llmb.engine.model.linear import GradientSum
-from llmb.engine.model.shards import local_tensor, sharded_like
+from llmb.engine.model.linear import GradientSum, local_tensor, sharded_like
 
 ALIGNED = 64
 """Elements of which a piece has a multiple: whole vectors for kernels."""
@@ -303,5 +302,5 @@ def padded_size(elements: int, pieces: int) -> int:
 def reduce_partial_gradient(parameter: nn.Parameter) -> None:
     """Reduces a gradient of which tensor-parallel ranks have partial sums, which FSDP does for sharded parameters."""
     gradient = parameter.grad
-    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)

@@ -2,15 +2,14 @@
 """Norms, biases and dense feed-forward layers.
 
 A bias is a module beside its matrix, which may be joined with others, sharded, adapted or computed in FP8 without
-knowing of it. What FP8 computes in one pass over memory (see ``precision.layers``) is not for layers with biases.
+knowing of it. What FP8 computes in one pass over memory (see ``precision.fp8_layers``) is not for layers with biases.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmb.engine.model.linear import Joined, Linear
-from llmb.engine.model.shards import local_shard
+from llmb.engine.model.linear import Joined, Linear, local_shard
 
 
 class Replicated(nn.Module):

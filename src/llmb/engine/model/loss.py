@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from llmb.engine.model.linear import Linear
-from llmb.engine.model.shards import local_shard
-from llmb.engine.typed_autograd import Context, apply, save_for_backward
+from llmb.engine.collectives import Context
+from llmb.engine.model.linear import Linear, local_shard
 
 LARGEST_CHUNK = 1 / 16
 """Largest chunk, as a fraction of the size of all logits in fp32."""
@@ -165,7 +164,7 @@ class Head(Linear):
             each = functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")
             return _total(each, shares)
         places = labels.flatten() - self.vocabulary.first
-        loss: Tensor = apply(_Loss, hidden.flatten(0, 1), weight, places, shares, self)
+        loss: Tensor = _Loss.apply(hidden.flatten(0, 1), weight, places, shares, self)
         return loss
 
 
@@ -197,7 +196,7 @@ class _Loss(torch.autograd.Function):
                 torch.mm(logits, weight, out=gradient[part])
             kept = logits if length == rows and makes_weight else None
             del logits  # before the next chunk needs the memory
-        save_for_backward(ctx, hidden, weight, places, shares, log_sums, gradient, kept)
+        ctx.save_for_backward(hidden, weight, places, shares, log_sums, gradient, kept)
         ctx.head = head
         return _total(log_sums - label, shares)
 

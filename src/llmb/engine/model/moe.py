@@ -13,10 +13,9 @@ from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
+from llmb.engine.collectives import Context
 from llmb.engine.model.layers import GatedMLP
-from llmb.engine.model.linear import KeptWeight
-from llmb.engine.model.shards import local_shard
-from llmb.engine.typed_autograd import Context, apply
+from llmb.engine.model.linear import KeptWeight, local_shard
 
 SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
@@ -151,7 +150,7 @@ def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = Fa
     has_gaps: some rows go nowhere and some come from nowhere, which are zeros. order: [m] of 0 to n, the number of
     rows, for zeros; inverse: [n] of 0 to m likewise.
     """
-    permuted: Tensor = apply(_Arrange, rows, order, inverse, has_gaps)
+    permuted: Tensor = _Arrange.apply(rows, order, inverse, has_gaps)
     return permuted
 
 

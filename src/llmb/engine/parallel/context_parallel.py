@@ -5,8 +5,6 @@ A sequence is split into twice as many parts as there are ranks. A rank takes on
 part from the back, so that the ranks attend to the same number of keys.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -44,11 +42,7 @@ def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
 
 def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) -> Tensor:
     """Positions of a rank as a tensor: [seq_len / ranks] int64."""
-    return positions_of(rank_ranges(seq_len, rank, ranks), device)
-
-
-def positions_of(ranges: Sequence[range], device: torch.device) -> Tensor:
-    return torch.cat([torch.arange(part.start, part.stop, device=device) for part in ranges])
+    return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
 
 
 def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
@@ -92,6 +86,7 @@ class SpanAttention(CausalAttention):
 
     def __init__(self, group: Group, seq_len: int, reach: Reach = FULL, scale: float | None = None) -> None:
         super().__init__(reach, scale)
+        self.group = group
         self.ranges = rank_ranges(seq_len, group.rank, group.size)
         self.spans = [
             span for place, own in enumerate(self.ranges) for span in spans(own, place * len(own), reach.chunk)
@@ -100,7 +95,7 @@ class SpanAttention(CausalAttention):
         self.biases = [causal_lower_right(span.length, span.own_key + span.length - span.key) for span in self.spans]
 
     def places(self, key: Tensor) -> Tensor:
-        return positions_of(self.ranges, key.device)
+        return rank_positions(key.shape[1], self.group.rank, self.group.size, key.device)
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         kernel = span_kernel(self.backend, query.device)

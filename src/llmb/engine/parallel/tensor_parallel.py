@@ -3,7 +3,7 @@
 
 Attention and dense feed-forward layers are sharded by heads and by inner features, embedding, head and loss by the
 vocabulary. Between them every rank holds its shard of the sequence, so that norms and residual stream are sharded
-too, and products gather it (``model.shards``); without sequence parallelism all ranks compute the same there.
+too, and products gather it (``model.linear``); without sequence parallelism all ranks compute the same there.
 A router is replicated on every rank and takes the tokens of its shard of the sequence; experts have their own mesh.
 
 Parameters are DTensors, which the optimizer, gradient clipping, FSDP and checkpoints support; the forward pass uses
@@ -24,10 +24,9 @@ from llmb.engine.model.adapter import OWN, Adapter, Dropout, FusedAdapter
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.layers import Bias, GatedMLP, Norm, SquaredReluMLP
-from llmb.engine.model.linear import Linear
+from llmb.engine.model.linear import SEQUENCE, Linear, local_shard
 from llmb.engine.model.loss import Vocabulary
 from llmb.engine.model.moe import Experts
-from llmb.engine.model.shards import SEQUENCE, local_shard
 
 OUTPUTS, INPUTS = 0, 1
 SHARDED_DIM = {

@@ -15,8 +15,7 @@ With delayed scaling and trained weights (``[ ]`` is a cast by the scale of that
     backward: the gradient of each product is cast once, [gradient of the layer], for both of its products.
 
 An activation casts what it computes; every other input is cast by itself, and so is that of an activation with current
-scaling or adapters. The forward pass of a layer goes through six files: from the block in ``model/decoder`` to
-``layers`` (which layer, which scales), ``autograd`` (what is saved for the backward pass), ``scaling`` (cast, product),
-a module of ``kernels`` (``fp8_cast``, or ``rotary`` for what is fused) and its Triton file. ``apply`` replaces layers,
-``step`` holds what happens to scales once a step, ``experts`` are the routed experts.
+scaling or adapters. The forward pass of a layer goes from its block in ``model/decoder`` to ``fp8_layers`` (which
+layer, which scales, what is saved for the backward pass), ``scaling`` (cast, product), ``kernels/elementwise`` and its
+Triton files. ``apply`` replaces layers, and sets scales once a step; ``experts`` are the routed experts.
 """

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from llmb.engine.kernels.fp8_cast import cast_activated, cast_activation_gradient
+from llmb.engine.collectives import Context
+from llmb.engine.kernels.elementwise import cast_activated, cast_activation_gradient
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.scaling import (
     ALIGNED,
@@ -24,7 +25,6 @@ from llmb.engine.precision.scaling import (
     cast_tensor,
     multiply,
 )
-from llmb.engine.typed_autograd import Context, apply, save_for_backward
 from llmb.runs.attention_choice import ProductDtype
 
 
@@ -129,7 +129,7 @@ class Fp8Stack(Fp8Matrix):
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """[n, inputs] of all experts, in order, to [n, outputs]; counts: rows of each."""
         probe = self.layer_scales.probe
-        product: Tensor = apply(_Fp8GroupedProduct, rows, self.matrix(), probe, self, counts)
+        product: Tensor = _Fp8GroupedProduct.apply(rows, self.matrix(), probe, self, counts)
         return product
 
     def cast(self, rows: Tensor, which: int, *, transposes: bool) -> Cast:
@@ -175,7 +175,7 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         inputs = stack.cast(rows, INPUT, transposes=ctx.needs_input_grad[1])
         _, transposed = stack.kept or stack.cast_weight(weights)
         ctx.stack, ctx.kept, ctx.counts = stack, stack.kept, counts
-        save_for_backward(ctx, inputs.transposed, weights, inputs.inverse, inputs.amax)
+        ctx.save_for_backward(inputs.transposed, weights, inputs.inverse, inputs.amax)
         return stack.product(inputs, transposed, counts, fast=True)
 
     @staticmethod
@@ -204,7 +204,7 @@ def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Ten
     """
     first, last = stacks = fp8_stacks(experts)
     probes = first.layer_scales.probe, last.layer_scales.probe
-    outputs: Tensor = apply(_Fp8Experts, rows, first.matrix(), last.matrix(), *probes, stacks, counts)
+    outputs: Tensor = _Fp8Experts.apply(rows, first.matrix(), last.matrix(), *probes, stacks, counts)
     return outputs
 
 
@@ -245,7 +245,7 @@ class _Fp8Experts(torch.autograd.Function):
         scale, inverse = last.layer_scales.factors.input
         values, transposed, amax = cast_activated(gate_up, scale, "swiglu", FORMATS[INPUT])
         inner = Cast(values, transposed, inverse, amax)
-        save_for_backward(ctx, inputs.transposed, inputs.amax, gate_up, transposed, amax, first_weights, last_weights)
+        ctx.save_for_backward(inputs.transposed, inputs.amax, gate_up, transposed, amax, first_weights, last_weights)
         return last.product(inner, (last.kept or last.cast_weight(last_weights))[1], counts, fast=True)
 
     @staticmethod

@@ -5,32 +5,358 @@ before, what casts its results while it computes them.
 - MLPs cast what the activation computes.
 - Attention casts the gradients of query, key and value while it rotates them back.
 
-These are classes that ``apply`` gives to modules, as FSDP does: parameters keep their names.
+Layers are classes that ``apply`` gives to modules, as FSDP does: parameters keep their names. Their products are
+functions of torch's autograd. They have one weight, or several below each other, and gather their input as bytes of FP8
+if that is a shard of the sequence (``model.linear``).
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from typing import cast as cast_type
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
-from llmb.engine.kernels.fp8_cast import Activation, cast_activated, cast_into
+from llmb.engine.collectives import Context, Group, finish, start_scatter
+from llmb.engine.kernels import elementwise
+from llmb.engine.kernels.elementwise import Activation, Heads, Rotation
 from llmb.engine.model.attention import Attention, Rotary, RotaryPosition
 from llmb.engine.model.layers import GatedMLP, SquaredReluMLP
-from llmb.engine.model.linear import Joined, Linear
-from llmb.engine.model.shards import local_shard
-from llmb.engine.precision.autograd import Fp8Activated, Fp8Rotated, Operands, ProductFunction, ProductKind, apply_to
+from llmb.engine.model.linear import SEQUENCE, Joined, Linear, gathered, local_shard, overlapped
 from llmb.engine.precision.scaling import (
     FORMATS,
+    GRADIENT,
     INPUT,
     WEIGHT,
     Cast,
     Factor,
+    Factors,
     Fp8Matrix,
     Kept,
     LayerScales,
+    Scaled,
     cast_tensor,
+    multiply,
 )
 from llmb.runs.attention_choice import ProductDtype
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class ProductKind(NamedTuple):
+    """The part of a product's arguments that is constant in compiled code.
+
+    group: the ranks with a shard each of the sequence, which the product gathers in FP8; None if the input is whole.
+    batch: how many sequences the rows are of. casts_again: whether the backward pass casts ``hidden`` by the scale of
+    the input again, for the gradients of weights. outputs: those of each weight.
+    """
+
+    delayed: bool
+    product_dtype: ProductDtype
+    activation: Activation | None
+    group: Group | None
+    batch: int
+    casts_again: bool
+    outputs: tuple[int, ...]
+
+
+class Operands(NamedTuple):
+    """The operands of a product of [rows, inputs] and the transposes of weights, [outputs, inputs] each.
+
+    hidden: only its gradient is used. probe: see ``LayerScales``. values, transposed, amax: the input in FP8, which
+    the factor of the input scales back, see ``Cast``. kept: the weights in FP8 as one matrix, [sum of outputs, inputs],
+    and its transpose; None casts them at every use.
+    """
+
+    hidden: Tensor
+    probe: Tensor
+    kind: ProductKind
+    weights: Sequence[Tensor]
+    values: Tensor
+    transposed: Tensor | None
+    amax: Tensor
+    factors: Factors
+    kept: tuple[Tensor, Tensor] | None
+
+
+class Fp8Context(Context):
+    kind: ProductKind
+    keeps: bool
+    interleaved: bool
+
+
+def apply_to(function: type[Function], operands: Operands, *more: object) -> Any:  # noqa: ANN401 (what its ``forward`` returns)
+    """Call ``function`` with one argument per operand: autograd finds no tensors within records.
+
+    Two operands that are the same tensor would break the compiler's graph.
+    """
+    hidden, probe, kind, weights, *tensors, factors, kept = operands
+    return function.apply(hidden, probe, kind, *weights, *tensors, *factors.numbers, *(kept or (None, None)), *more)
+
+
+def restore(arguments: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
+    """The operands of ``apply_to``, and what follows them."""
+    hidden, probe, kind, *rest = arguments
+    weights, (values, transposed, amax, *rest) = rest[: len(kind.outputs)], rest[len(kind.outputs) :]
+    factors, (matrix, matrix_transposed, *more) = Factors.of(rest[:6]), rest[6:]
+    kept = None if matrix is None else (matrix, matrix_transposed)
+    return Operands(hidden, probe, kind, weights, values, transposed, amax, factors, kept), more
+
+
+def as_gradients(ctx: Fp8Context, hidden: Tensor | None, probe: Tensor, weights: Sequence[Tensor | None]) -> Gradients:
+    """The gradients of the arguments of ``apply_to``."""
+    first = hidden, probe, None, *weights
+    return *first, *[None] * (len(ctx.needs_input_grad) - len(first))
+
+
+def needed_gradients(ctx: Fp8Context) -> tuple[bool, bool]:
+    """True for ``hidden`` if it has a gradient, and for the weights if any of them has."""
+    hidden, _, _, *others = ctx.needs_input_grad
+    return hidden, any(others[: len(ctx.kind.outputs)])
+
+
+class Saved(NamedTuple):
+    """The tensors that the backward pass reads.
+
+    rows: the input's transpose, or its values where they are gathered again, or the input itself where it is cast
+    again; None without trained weights. amax: that of the input. matrices: the kept transposed weights, or
+    else the weights. more: what a function saves besides.
+    """
+
+    rows: Tensor | None
+    amax: Tensor
+    factors: Factors
+    matrices: Sequence[Tensor]
+    more: Sequence[Tensor]
+
+
+def forward(operands: Operands) -> Tensor:
+    """Return y = x w^T."""
+    kind, values, (factor, weight_factor, _) = operands.kind, operands.values, operands.factors
+    matrix = operands.kept[0] if operands.kept else cast_weights(operands.weights, weight_factor.scale)
+    if kind.group is not None:
+        values = as_rows(gathered(as_bytes(values, kind.batch), kind.group), values.dtype)
+    rows, columns = Scaled(values, factor.inverse), Scaled(matrix, weight_factor.inverse).mT
+    return multiply(rows, columns, fast=True, product_dtype=kind.product_dtype)
+
+
+def save(ctx: Fp8Context, operands: Operands, more: Sequence[Tensor] = ()) -> None:
+    """Keep what ``backward`` needs."""
+    kind, kept, rows = operands.kind, operands.kept, operands.transposed
+    ctx.kind, ctx.keeps = kind, kept is not None
+    if needed_gradients(ctx)[1]:
+        if kind.group is not None:
+            rows = operands.values
+        elif kind.casts_again:
+            rows = operands.hidden
+    matrices = operands.weights if kept is None else kept[1:]
+    ctx.save_for_backward(rows, operands.amax, *operands.factors.numbers, *matrices, *more)
+
+
+def load_saved(ctx: Fp8Context) -> Saved:
+    """Return what ``save`` kept. To be called once in a backward pass: recomputation permits no more."""
+    rows, amax, *rest = ctx.saved_tensors
+    matrices = 1 if ctx.keeps else len(ctx.kind.outputs)
+    return Saved(rows, amax, Factors.of(rest[:6]), rest[6 : 6 + matrices], rest[6 + matrices :])
+
+
+def backward(ctx: Fp8Context, saved: Saved, gradient: Cast) -> Gradients:
+    """dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
+    kind, rows, transposed = ctx.kind, saved.rows, gradient.transposed
+    (scale, inverse), factor, _ = saved.factors
+    has_gradient, _ = needed_gradients(ctx)
+    trained = transposed is not None and rows is not None
+    to_hidden: Tensor | None = None
+    to_weights: Tensor | None = None
+    if has_gradient or (trained and kind.group is not None):
+        first, *_ = saved.matrices
+        matrix = first if ctx.keeps else cast_weights(saved.matrices, factor.scale).t().contiguous()
+        to_input = gradient.values, gradient.inverse, matrix, factor.inverse, kind.product_dtype
+        if kind.group is None:
+            to_hidden = gradient_product(*to_input)
+        elif transposed is None or rows is None:
+            whole = torch.unflatten(gradient_product(*to_input), 0, (kind.batch, -1))
+            to_hidden = finish(start_scatter(whole, SEQUENCE, kind.group), SEQUENCE).flatten(0, 1)
+        else:
+            compute = shard_gradients if torch.compiler.is_compiling() else _shard_gradients
+            to_hidden, to_weights = compute(*to_input, transposed, rows, inverse, kind.batch, *kind.group)
+    if kind.group is None and transposed is not None and rows is not None:
+        of_outputs = transposed, gradient.inverse
+        if kind.casts_again:
+            multiply_cast = cast_product if torch.compiler.is_compiling() else _cast_product
+            to_weights = multiply_cast(*of_outputs, rows, scale, inverse, kind.product_dtype)
+        else:
+            to_weights = gradient_product(*of_outputs, rows, inverse, kind.product_dtype)
+    of_weights = [None] * len(kind.outputs) if to_weights is None else torch.split(to_weights, list(kind.outputs))
+    return as_gradients(ctx, to_hidden, torch.stack((saved.amax, gradient.amax)), of_weights)
+
+
+def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_inverse: Tensor, dtype: str) -> Tensor:
+    """``left`` [m, k] times the transpose of ``right`` [n, k], both row-major."""
+    product_dtype = cast_type(ProductDtype, dtype)
+    scaled = Scaled(left, left_inverse), Scaled(right, right_inverse).mT
+    return multiply(*scaled, fast=False, product_dtype=product_dtype)
+
+
+def _cast_product(
+    transposed: Tensor, inverse: Tensor, rows: Tensor, scale: Tensor, rows_inverse: Tensor, dtype: str
+) -> Tensor:
+    """``gradient_product`` of ``transposed`` with ``rows``, which are cast.
+
+    Compiled code has it as one operator: the compiler would cast in the forward pass, and keep the cast.
+    """
+    cast_rows = elementwise.cast_both_ways(rows, scale, FORMATS[INPUT])[1]
+    return gradient_product(transposed, inverse, cast_rows, rows_inverse, dtype).contiguous()
+
+
+cast_product = torch.library.custom_op("llmb::fp8_cast_product", _cast_product, mutates_args=())
+
+
+@cast_product.register_fake
+def _(transposed: Tensor, _inverse: Tensor, rows: Tensor, *_: object) -> Tensor:
+    return rows.new_empty((len(transposed), rows.shape[1]), dtype=torch.bfloat16)
+
+
+def _shard_gradients(
+    values: Tensor,
+    inverse: Tensor,
+    weight: Tensor,
+    weight_inverse: Tensor,
+    dtype: str,
+    transposed: Tensor,
+    shard: Tensor,
+    shard_inverse: Tensor,
+    batch: int,
+    name: str,
+    size: int,
+    rank: int,
+) -> tuple[Tensor, Tensor]:
+    """See ``model.linear``. values, transposed: the gradient of the outputs, cast both ways."""
+
+    def to_input() -> Tensor:
+        return torch.unflatten(gradient_product(values, inverse, weight, weight_inverse, dtype), 0, (batch, -1))
+
+    def to_weights(whole: Tensor) -> Tensor:
+        rows = elementwise.transpose(as_rows(whole, shard.dtype))
+        return gradient_product(transposed, inverse, rows, shard_inverse, dtype).contiguous()
+
+    to_shard, of_weights = overlapped(as_bytes(shard, batch), Group(name, size, rank), to_input, to_weights)
+    return to_shard.flatten(0, 1), of_weights
+
+
+shard_gradients = torch.library.custom_op("llmb::fp8_shard_gradients", _shard_gradients, mutates_args=())
+
+
+@shard_gradients.register_fake
+def _(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+    transposed, shard = arguments[5:7]
+    of_weights = shard.new_empty((len(transposed), shard.shape[1]), dtype=torch.bfloat16)
+    return shard.new_empty(shard.shape, dtype=torch.bfloat16), of_weights
+
+
+def as_bytes(rows: Tensor, batch: int) -> Tensor:
+    """[rows, columns] in FP8, which not every collective knows, as [batch, seq, columns]."""
+    return torch.unflatten(rows.view(torch.uint8), 0, (batch, -1))
+
+
+def as_rows(whole: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse."""
+    return whole.flatten(0, 1).view(dtype)
+
+
+def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:
+    casts = [elementwise.cast(weight, scale, FORMATS[WEIGHT]) for weight in weights]
+    return torch.cat(casts) if len(casts) > 1 else casts[0]
+
+
+def without_values(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Stands for a result that is only cast: it has a gradient, and takes no memory."""
+    return like.new_zeros(()).expand(shape)
+
+
+def without_gradients(ctx: FunctionCtx, *outputs: Tensor) -> None:
+    ctx.mark_non_differentiable(*outputs)
+    if not torch.compiler.is_compiling():  # The compiler does not know this; it drops unused zeros by itself.
+        ctx.set_materialize_grads(False)
+
+
+class ProductFunction(torch.autograd.Function):
+    """[rows, sum of outputs]."""
+
+    @staticmethod
+    def forward(ctx: Fp8Context, *arguments: Any) -> Tensor:  # noqa: ANN401 (torch's interface)
+        operands, _ = restore(arguments)
+        save(ctx, operands)
+        return forward(operands)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Fp8Context, gradient: Tensor) -> Gradients:
+        saved, delayed, (_, trained) = load_saved(ctx), ctx.kind.delayed, needed_gradients(ctx)
+        scaled = cast_tensor(gradient, GRADIENT, saved.factors.gradient, delayed=delayed, transposes=trained)
+        return backward(ctx, saved, scaled)
+
+
+class Fp8Activated(torch.autograd.Function):
+    """The product, and what stands for its activation: only the latter has a gradient, and no values.
+
+    So the gradient of the product is never stored in bf16. For trained weights and delayed scaling.
+    """
+
+    @staticmethod
+    def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 (torch's interface)
+        operands, _ = restore(arguments)
+        product = forward(operands)
+        save(ctx, operands, [product])
+        without_gradients(ctx, product)
+        rows, columns = product.shape
+        features = columns // 2 if operands.kind.activation == "swiglu" else columns
+        return product, without_values(product, (rows, features))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Fp8Context, _product: None, gradient: Tensor) -> Gradients:
+        saved = load_saved(ctx)
+        (product,), activation = saved.more, ctx.kind.activation
+        assert activation is not None
+        scale, inverse = saved.factors.gradient
+        values, transposed, amax = elementwise.cast_activation_gradient(
+            product, gradient, scale, activation, FORMATS[GRADIENT]
+        )
+        return backward(ctx, saved, Cast(values, transposed, inverse, amax))
+
+
+class Fp8Rotated(torch.autograd.Function):
+    """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
+
+    Arguments: those of ``apply_to``, ``Rotation`` and head_dim.
+    """
+
+    @staticmethod
+    def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
+        operands, (cos, sin, interleaved, head_dim) = restore(arguments)
+        ctx.interleaved, rotation = interleaved, Rotation(cos, sin, interleaved)
+        save(ctx, operands, [cos, sin])
+        product = forward(operands)
+        sizes = [outputs // head_dim for outputs in operands.kind.outputs]
+        heads = product.view(operands.kind.batch, -1, sum(sizes), head_dim)
+        query, key, value = torch.split(heads, sizes, -2)
+        factors = elementwise.factors_of(rotation)
+        # A view of the product would keep queries and keys for the backward pass, from before the rotation.
+        return elementwise.rotate(query, factors), elementwise.rotate(key, factors), value.contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Fp8Context, *gradients: Tensor) -> Gradients:
+        saved = load_saved(ctx)
+        cos, sin = saved.more
+        rotation = Rotation(cos, sin, ctx.interleaved)
+        scale, inverse = saved.factors.gradient
+        values, transposed, amax = elementwise.cast_rotated_gradient(
+            Heads(*gradients), rotation, scale, FORMATS[GRADIENT]
+        )
+        return backward(ctx, saved, Cast(values, transposed, inverse, amax))
 
 
 class CastInput(NamedTuple):
@@ -99,7 +425,7 @@ class Fp8Joined(Joined):
         for layer, weight in zip(self.layers, weights, strict=True):
             part = slice(first, first + len(weight))
             layer.kept = values[part], transposed[:, part]
-            cast_into(weight, layer.layer_scales.factors.weight.scale, *layer.kept, amax)
+            elementwise.cast_into(weight, layer.layer_scales.factors.weight.scale, *layer.kept, amax)
             first += len(weight)
         self.kept = values, transposed
 
@@ -141,7 +467,7 @@ def cast_activation(first: Fp8Linear | Fp8Joined, last: nn.Module, hidden: Tenso
     assert isinstance(last, Fp8Linear)
     product, activated = apply_to(Fp8Activated, operands(first, hidden, activation))
     scale, inverse = last.layer_scales.factors.input
-    values, transposed, amax = cast_activated(product, scale, activation, FORMATS[INPUT])
+    values, transposed, amax = elementwise.cast_activated(product, scale, activation, FORMATS[INPUT])
     return CastInput(as_sequences(activated, hidden), Cast(values, transposed, inverse, amax))
 
 

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from llmb.engine.collectives import Group, all_reduce
-from llmb.engine.kernels.fp8_cast import cast, cast_both_ways, largest_value
+from llmb.engine.kernels.elementwise import cast, cast_both_ways, largest_value
 from llmb.runs.attention_choice import ProductDtype
 
 INPUT, WEIGHT, GRADIENT = range(3)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 
-from llmb.engine.kernels.fp8_cast import cast_both_ways
-from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, factors_of, rotate
+from llmb.engine.kernels.elementwise import Heads, Rotation, cast_both_ways, cast_rotated_gradient, factors_of, rotate
 
 E5M2 = torch.float8_e5m2
 BATCH, SEQ, HEAD = 2, 24, 16

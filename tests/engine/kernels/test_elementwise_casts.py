@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 
-from llmb.engine.kernels import fp8_cast
-from llmb.engine.kernels.fp8_cast import (
+from llmb.engine.kernels import elementwise
+from llmb.engine.kernels.elementwise import (
     Activation,
     activate,
     activate_backward,
@@ -81,10 +81,10 @@ def test_no_value_is_lost_of_any_number_of_rows(triton: None, monkeypatch: pytes
     assert len(kernels) == 6
     for kernel in kernels:
         resources(kernel, tmp_path)
-    monkeypatch.setattr(fp8_cast, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(elementwise, "has_kernel", lambda *_: True)
     monkeypatch.setattr(fp8_cast_triton, "cast_both_ways", lambda *_: "cast apart")
     # The kernel of the gradient would lose some of these.
-    assert fp8_cast.cast_activation_gradient(inputs, inputs, scale, "squared-relu", E5M2) == "cast apart"
+    assert elementwise.cast_activation_gradient(inputs, inputs, scale, "squared-relu", E5M2) == "cast apart"
 
 
 def test_a_cast_into_given_memory_leaves_nothing_behind(

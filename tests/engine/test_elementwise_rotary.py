@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.engine.kernels.rotary import rotate
+from llmb.engine.kernels.elementwise import rotate
 from llmb.engine.model.attention import frequencies, rotary_tables
 
 PAIRS = {False: "halves", True: "interleaved"}
