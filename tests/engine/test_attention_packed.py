@@ -10,7 +10,6 @@ from torch import Tensor
 
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.data.build import SyntheticData
-from llmb.engine.model.attention import document_masks
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.loss import IGNORED
 
@@ -64,12 +63,6 @@ def test_every_document_has_the_logits_and_gradients_that_it_has_by_itself(name,
     torch.testing.assert_close(loss.detach(), their_loss)
     for (parameter, ours), theirs in zip(together.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=2e-6, msg=lambda m, p=parameter: f"{p}: {m}")
-
-
-def test_layers_share_one_mask_unless_a_document_can_be_longer_than_a_chunk(models):
-    places = torch.arange(32)
-    masks = document_masks(models["llama4"], places, places.expand(1, 32), 32)
-    assert masks.chunk is masks.document
 
 
 @pytest.mark.parametrize("name", ["llama", "llama4"])
