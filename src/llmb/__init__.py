@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how fast machines train large language models.
 
-``llmb.run``, ``llmb.compare``, ``llmb.judge``, ``llmb.parse``, ``llmb.recipe``, ``llmb.result`` and ``llmb.list_runs``
-are loaded when they are first used.
+Its functions, such as ``llmb.run``, ``llmb.judge`` and ``llmb.accept``, are loaded when they are first used.
 """
 
 from importlib import import_module
@@ -11,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 _API = (
     *("Run", "RunComparison", "RunVerdict", "Runs"),
-    *("compare", "judge", "list_runs", "parse", "recipe", "result", "run"),
+    *("accept", "compare", "judge", "list_runs", "parse", "recipe", "result", "run"),
 )
 
 

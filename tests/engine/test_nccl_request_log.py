@@ -16,7 +16,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profiling import Profiling
-from llmb.runs.reports import nccl_log
+from llmb.runs.trace_reports import nccl_log
 
 VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 

@@ -17,7 +17,8 @@ from llmb.jobs.begin import begin
 from llmb.jobs.conclude_ended import conclude_job
 from llmb.jobs.finish import finish_job
 from llmb.jobs.job import Job, Status
-from llmb.jobs.states import SETTLE_S, decide, look, read_folder
+from llmb.jobs.refresh import SETTLE_S, look
+from llmb.jobs.states import decide, read_folder
 from llmb.jobs.store import Store
 from llmb.jobs.wait import exit_code
 from llmb.launch.jobspec.spec import write_spec

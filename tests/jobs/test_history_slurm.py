@@ -18,7 +18,7 @@ from llmb.base.errors import InfrastructureError, UsageError
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.order import prepare, send
-from llmb.jobs.states import refresh
+from llmb.jobs.refresh import refresh
 from llmb.jobs.store import KeyExists, Store
 from llmb.jobs.submit import new_job, submit_order
 from llmb.jobs.wait import last_try, retry_failed, wait_for

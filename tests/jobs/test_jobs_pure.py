@@ -12,7 +12,8 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.data_files import CatalogueError
 from llmb.jobs.find_jobs import NodeRecord, node_records, parse_since
 from llmb.jobs.job import Job
-from llmb.jobs.states import faults_of, find_fault, matching, read_faults, read_run, worth_a_retry
+from llmb.jobs.refresh import faults_of, find_fault, matching, read_faults, worth_a_retry
+from llmb.jobs.states import read_run
 from llmb.jobs.wait import excluded, exit_code, repeated
 from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.launch.slurm.job_state import FIELD, RECORD, SlurmJob, parse_accounts, parse_queue

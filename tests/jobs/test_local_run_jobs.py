@@ -15,7 +15,7 @@ from called_here import MODULE, WITHIN_S, Run, environ_of
 from slowed_runs import Slow, slowed
 
 from llmb.jobs.history import database_path, open_history
-from llmb.jobs.states import refresh
+from llmb.jobs.refresh import refresh
 from llmb.launch.local import is_alive, this_process
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job, read_record, write_record

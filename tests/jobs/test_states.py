@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from job_rows import job_row
 
-from llmb.jobs.job import Job, job_states
-from llmb.jobs.states import FolderState, decide, look
+from llmb.jobs.job import Job
+from llmb.jobs.refresh import look
+from llmb.jobs.states import FolderState, decide, job_states
 from llmb.launch.scheduler_port import UNKNOWN as UNKNOWN_WORD
 from llmb.launch.scheduler_port import JobState
 from llmb.launch.slurm.job_state import SlurmJob, with_meaning

@@ -12,7 +12,7 @@ from slurm_accounts import ACCOUNT, ClusterWithAccounts
 from slurm_client import Client, up, wait_until
 
 from llmb.jobs.job import Job
-from llmb.jobs.states import refresh
+from llmb.jobs.refresh import refresh
 from llmb.jobs.store import Store
 from llmb.runs.folder import RunFolder
 

@@ -20,8 +20,8 @@ from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profiling import Profile, Profiling, listed
-from llmb.runs.reports import report_profile, write_breakdown
 from llmb.runs.steps import Step
+from llmb.runs.trace_reports import report_profile, write_breakdown
 
 
 def gpu_plan(profiling: Profiling, steps: int | None = None) -> Plan:

@@ -26,8 +26,8 @@ from llmb.runs.analyzed_run import ExcludedRun
 from llmb.runs.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.runs.choices import DpSharding, Recompute
 from llmb.runs.plan import PredictedStep
-from llmb.runs.reports import NetworkUse
 from llmb.runs.result import Result, Verdict
+from llmb.runs.trace_reports import NetworkUse
 from llmb.setup.prepare.hub import AccessState, NeededRepository, TokenSource
 from llmb.verdict import compare_runs
 from llmb.verdict.expectations_file import AcceptanceSet

@@ -12,7 +12,7 @@ from typing import Any
 from slurm_cluster import SlurmCluster
 
 from llmb.jobs.job import Job
-from llmb.jobs.states import refresh
+from llmb.jobs.refresh import refresh
 from llmb.jobs.store import Store
 from llmb.runs.folder import RunFolder
 

@@ -20,7 +20,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.history import open_history
 from llmb.jobs.local_run import plan_here
-from llmb.jobs.states import refresh
+from llmb.jobs.refresh import refresh
 from llmb.launch.programs.conclude import conclude_run, judge_run
 from llmb.launch.programs.port import End
 from llmb.runs.choices import Choices

@@ -8,7 +8,7 @@ import pytest
 from fake_steps import step_of
 
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
-from llmb.runs.result import Condition, Reference
+from llmb.runs.result import Condition
 from llmb.runs.steps import Step
 from llmb.verdict.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
 from llmb.verdict.explain_run import Explanation, explain_evidence
@@ -41,9 +41,8 @@ def differs(key: str, own: str, other: str) -> Condition:
     return Condition(key=key, own=own, reference=other, effect="noted")
 
 
-def reference(*differing: Condition, step_time_s: float = 0.5, window_text: str = "", **values: Any) -> ReferenceTime:
-    known = Reference(kind="baseline", step_time_s=step_time_s, source="the baseline", window_text=window_text)
-    return ReferenceTime(reference=known, differing=differing, **values)
+def reference(*differing: Condition, step_time_s: float = 0.5, **values: Any) -> ReferenceTime:
+    return ReferenceTime(step_time_s=step_time_s, source="the baseline", differing=differing, **values)
 
 
 def explained(run: Evidence, against: ReferenceTime | None = None) -> Explanation:

@@ -73,16 +73,3 @@ def test_tolerances_are_those_of_the_data_file() -> None:
         "expectation": default_tolerance("expectation"),
     }.items():
         assert f"| {name} | {found.pct:.7g} % | {found.source} |" in EXPLANATION
-
-
-def test_the_campaign_that_is_shown_queues_the_whole_set() -> None:
-    (block,) = (block for block in HOW_TO.split("```text\n")[1:] if block.startswith("pretrain_llama3.1  70b"))
-    queued = set()
-    for line in block.partition("```")[0].splitlines():
-        workload, size, dtypes, scale, _ = line.split()
-        queued |= {(workload, size, dtype, int(scale)) for dtype in dtypes.split(",")}
-    recipes = acceptance_sets()["h100"].recipes
-    assert queued == {(one.workload, one.size, one.dtype.value, one.scale) for one in recipes}
-    for name, one in acceptance_sets().items():
-        assert f"| `{name}` | " in HOW_TO
-        assert str(one.recipes[0].scale) in HOW_TO or "one node" in one.title

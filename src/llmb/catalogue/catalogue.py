@@ -299,6 +299,7 @@ def _figures(published: PublishedFile, document: Document) -> Iterator[Published
     for table in published.tables:
         for row in table.rows:
             expectation = Expectation(
+                kind="table",
                 **row.model_dump(exclude={"gpus", "notes"}),
                 peak_tflops=table.peak_tflops,
                 line=table.lines["step_time_s"],
@@ -310,7 +311,7 @@ def _figures(published: PublishedFile, document: Document) -> Iterator[Published
         fields = example.model_dump(exclude={"size", "dtype", "gpu_type", "gpus"})
         yield PublishedFigure(
             workload, example.size, example.dtype, example.gpu_type, example.gpus,
-            Expectation(**fields, **origin, gpu_type_stated=example.gpu_type is not None),
+            Expectation(kind="example", **fields, **origin, gpu_type_stated=example.gpu_type is not None),
         )  # fmt: skip
 
 

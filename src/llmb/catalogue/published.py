@@ -67,10 +67,10 @@ class PublishedCondition(Record):
     """File, line and commit of the code that ran."""
 
 
-class Figures(Record):
-    """Figures of one step, as published; None for those that the document does not print."""
+class Expectation(Record):
+    """A published figure, as published. None for figures that the document does not print."""
 
-    kind: Literal["table", "example"] = "table"
+    kind: Literal["table", "example"]
     step_time_s: float | None
     step_time_std_s: float | None = None
     """Standard deviation of the window's steps, of a population as the document's script prints it."""
@@ -78,12 +78,6 @@ class Figures(Record):
     mfu_pct: float | None = Field(gt=0, le=100)
     days_per_1t_tokens: float | None
     tflops_per_gpu: float | None = None
-
-
-class Expectation(Figures):
-    """A published figure, with its source."""
-
-    kind: Literal["table", "example"]
     convention: str
     peak_tflops: float | None
     """The peak that the document's MFU column was computed with."""

@@ -25,6 +25,7 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.catalogue.window import DEFAULT_RULE, check_rule
+from llmb.cli.accept import accept_with
 from llmb.jobs.find_jobs import parse_since
 from llmb.jobs.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, run_folders
 from llmb.jobs.history import read_history
@@ -34,6 +35,7 @@ from llmb.jobs.read_run import parsed_run, run_of_log
 from llmb.jobs.store import Filter
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.launch.programs.engine.program import check_memory
+from llmb.nodes.acceptance.parts import AcceptanceResult
 from llmb.readers.logs.log_files import ParsedFile, find_logs
 from llmb.report.export import exported_run
 from llmb.report.export_tables import RESULTS, STEPS, data_frame, frame_of, step_rows
@@ -306,6 +308,22 @@ def judge(
         count = f"{len(judged)} verdicts" if judged else "no run has ended"
         raise UsageError(f"one run, or repeats of one recipe, are needed: {count}", where=str(path))
     return RunVerdict(**dict(judged[0].verdict))
+
+
+@_checked
+def accept(
+    *,
+    minutes: float | None = None,
+    nodes: int | None = None,
+    checks: str | None = None,
+    start_new: bool = False,
+    on_message: Callable[[str], None] = lambda _: None,
+) -> AcceptanceResult:
+    """Check whether this machine, or ``nodes`` of the cluster, are as fast as they should be, as ``llmb accept``.
+
+    It takes minutes, and continues one that was interrupted. Raises UsageError, EnvironmentProblem, UserInterrupt.
+    """
+    return accept_with(on_message, minutes, nodes, checks, start_new=start_new)
 
 
 @_checked

@@ -56,11 +56,18 @@ from llmb.nodes.bench.measurements import MeasurementFile, write_measurements
 from llmb.nodes.bench.pair_rounds import SCHEDULE, expected_s, limit_s, schedule
 from llmb.nodes.bench.pairs import LEAST_NODES, pair_files
 from llmb.nodes.bench.protocol import COLLECTIVES_JOB, COLLECTIVES_PROGRAM
-from llmb.nodes.bench.slow_gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts, outlier_rule
+from llmb.nodes.bench.slow_gpus import (
+    Parts,
+    compare_parts,
+    gpu_files,
+    gpus_document,
+    gpus_job,
+    measure_parts,
+    outlier_rule,
+)
 from llmb.readers.samples.host import Device
 from llmb.report.bench_report import (
     advice,
-    gpus_document,
     gpus_tables,
     measurement_document,
     not_measured_table,

@@ -22,8 +22,8 @@ from llmb.jobs.history import open_history, read_history, rebuild_history
 from llmb.jobs.imported import read_origin
 from llmb.jobs.job import Job, Kind, stale
 from llmb.jobs.pace import Standing, WatchedRun
+from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.states import read_last_lines, read_run
-from llmb.jobs.states import refresh as refresh_jobs
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
 from llmb.launch.scheduler_lookup import find_scheduler

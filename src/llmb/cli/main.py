@@ -22,6 +22,7 @@ from llmb.runs.source_version import source_version
 
 PANELS = {
     "Start": {
+        "accept": ("llmb.cli.accept", "Whether this machine, or nodes of a cluster, are as fast as they should be."),
         "list": ("llmb.cli.recipe", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
         "show": ("llmb.cli.recipe", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
         "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),

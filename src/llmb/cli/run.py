@@ -108,8 +108,7 @@ def run(
     `--repeats`, and options with commas between their values (`--mbs 1,2,4`), make several runs, one after another, and
     a table that compares them; with `--label` the same command continues where it was interrupted.
 
-    A run that does not fit a GPU, by the estimate and the count of `llmb memory`, is refused before it starts, unless
-    `--force` is set.
+    A run that does not fit a GPU, by `llmb memory`, is refused before it starts, unless `--force` is set.
 
     Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
     the complete settings of the run.

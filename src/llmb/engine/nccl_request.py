@@ -14,7 +14,7 @@ from llmb.base.input_files import open_regular
 from llmb.readers.nccl.nccl_network import MOST_BYTES, beginning
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.reports import nccl_log, network_log
+from llmb.runs.trace_reports import nccl_log, network_log
 
 LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
 OF_NETWORK = ("INIT", "NET")

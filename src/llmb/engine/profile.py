@@ -23,7 +23,7 @@ from llmb.readers.profiles import NCCL_STEPS_END
 from llmb.runs.experiment import probe
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.reports import nccl_log, profile_file
+from llmb.runs.trace_reports import nccl_log, profile_file
 
 
 class StepProfiler:

@@ -14,8 +14,9 @@ from llmb.base.errors import EnvironmentProblem, InfrastructureError
 from llmb.base.trust import WORKLOADS
 from llmb.jobs.finish import finish_job
 from llmb.jobs.history import database_path, read_history
-from llmb.jobs.job import COMPLETED, FAILED, LOST, Job
-from llmb.jobs.states import NOT_CONCLUDED, read_figures, refresh
+from llmb.jobs.job import LOST, Job
+from llmb.jobs.refresh import NOT_CONCLUDED, refresh
+from llmb.jobs.states import COMPLETED, FAILED, read_figures
 from llmb.jobs.store import Filter, Store
 from llmb.launch.programs.conclude import finish_run
 from llmb.launch.programs.port import End

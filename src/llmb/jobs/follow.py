@@ -12,7 +12,8 @@ from typing import BinaryIO
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.conclude_ended import Say, conclude_job
 from llmb.jobs.job import LIVE, Job, row_of_record
-from llmb.jobs.states import TIME_OUT_S, decide, read_folder, read_run, refresh
+from llmb.jobs.refresh import TIME_OUT_S, refresh
+from llmb.jobs.states import decide, read_folder, read_run
 from llmb.jobs.store import Store
 from llmb.jobs.wait import last_try
 from llmb.launch.scheduler_lookup import find_scheduler

@@ -16,9 +16,9 @@ from llmb.base.trust import WORKLOADS, check_links
 from llmb.catalogue.records import Record
 from llmb.jobs.archive import Manifest, unpack_archive
 from llmb.jobs.history import open_history, run_folders_below
-from llmb.jobs.job import COMPLETED, FAILED, Job, row_of_record
+from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
-from llmb.jobs.states import read_figures
+from llmb.jobs.states import COMPLETED, FAILED, read_figures
 from llmb.jobs.store import Filter, Store
 from llmb.runs.folder import RunFolder, new_numbered, read_stored, write_atomically, writing
 from llmb.runs.record import LOCAL, RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from llmb.launch.scheduler_lookup import all_schedulers
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, short_id
@@ -14,6 +13,7 @@ from llmb.runs.record import RunRecord, short_id
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 Kind = Literal["run", "preparation", "benchmark", "check"]
 LIVE: tuple[Status, ...] = ("queued", "running")
+
 # A scheduler's states of a job are used unchanged. These three are llmb's own:
 SUBMITTING = "SUBMITTING"
 """Written before the job is submitted: it may have reached the scheduler or not."""
@@ -21,9 +21,6 @@ NOT_SUBMITTED = "NOT_SUBMITTED"
 """The scheduler never received it."""
 LOST = "LOST"
 """It was submitted, and no record of how it ended exists."""
-COMPLETED, FAILED = "COMPLETED", "FAILED"
-COMMON_STATES = frozenset([COMPLETED, FAILED, LOST, SUBMITTING, NOT_SUBMITTED])
-"""States that need no scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +137,8 @@ def row_of_record(record: RunRecord) -> dict[str, Any]:
 
 
 COLUMNS: tuple[str, ...] = tuple(item.name for item in fields(Job))
+
+
 ANSWERED = ("state", "exit_code", "signal", "nodes", "restarts", "started_s", "ended_s")
 """Columns with what the scheduler has answered."""
 CHANGING = (*ANSWERED, "status", "reason", "checked_s", "fault", "bad_nodes", "step_time_s", "verdict")
@@ -151,8 +150,3 @@ def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
     submitted = [job for job in jobs if job.live and job.state != SUBMITTING]
     # A query that was made in the future was made by a clock that was wrong.
     return any(abs(now_s - (job.checked_s or 0)) > older_than_s for job in submitted)
-
-
-def job_states() -> frozenset[str]:
-    """All states that a job may have."""
-    return COMMON_STATES.union(*(scheduler.words for scheduler in all_schedulers()))

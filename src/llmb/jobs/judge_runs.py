@@ -12,7 +12,7 @@ from llmb.predict.prediction import predicted_step
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped, without_unmeasured
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import Value
-from llmb.runs.plan import make_plan
+from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.result import Condition, Reference
 from llmb.verdict.catalogue_figures import as_catalogued, find_recipe, with_stated
 from llmb.verdict.copies import once_in
@@ -81,17 +81,17 @@ def _judge_runs(
 
 
 def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
-    """Judge a log of a recipe without a published figure against its predicted step; the source says that it is one."""
+    """Judge a run without another reference against its predicted step; the source says that it is one."""
     run = judged.runs[0]
-    if run.record or run.step_time_s is None or judged.verdict.reference or judged.verdict.verdict == "invalid":
+    if run.step_time_s is None or judged.verdict.reference or judged.verdict.verdict == "invalid":
         return judged
     catalogue = Catalogue()
     try:
-        recipe = find_recipe(as_catalogued(run.configuration, catalogue), catalogue, own_sizes=True)
-        predicted = recipe and predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"))
+        plan = run.record.plan if run.record else _plan_of_log(run, catalogue)
+        predicted = predicted_step(catalogue, plan) if isinstance(plan, EnginePlan) else None
     except UsageError:  # the engine cannot train it
         return judged
-    if not recipe or not predicted:
+    if plan is None or predicted is None:
         return judged
     pct = 100 * (predicted.ci95_s[1] / predicted.step_time_s - 1)
     source = f"a prediction of llmb predict, ±{pct:.0f} %, as {judged.verdict.reason}"
@@ -100,4 +100,9 @@ def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
     own = measured_run(run)
     software = Condition(key="program", own=own.conditions.get("program"), reference="llmb predict", effect="weakens")
     verdict = judge_against_figure(own, reference, (software,), limit)
-    return replace(judged, title=recipe.title(), verdict=verdict)
+    return replace(judged, title=plan.recipe.title(), verdict=verdict)
+
+
+def _plan_of_log(run: AnalyzedRun, catalogue: Catalogue) -> EnginePlan | None:
+    recipe = find_recipe(as_catalogued(run.configuration, catalogue), catalogue, own_sizes=True)
+    return make_plan(recipe, Choices(), device="cuda") if recipe else None

@@ -21,7 +21,7 @@ from llmb.jobs.history import open_history, read_history
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared, send
-from llmb.jobs.states import refresh_job
+from llmb.jobs.refresh import refresh_job
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.submit import new_job, new_key, record_handle
 from llmb.launch.jobspec.job_options import FrameworkOptions

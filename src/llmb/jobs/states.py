@@ -1,46 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a job: decided, purely, by its scheduler's answer and by what it left in its folder, read here; and the
-update of many: a few queries to schedulers for all jobs, then a look into run folders.
+"""The state of a job: decided, purely, by its scheduler's answer and by what it left in its folder, read here.
 
 The scheduler reports how the job ended, the folder how the run did: a run with all steps done is a success even if the
-job was killed, and a run whose loss is not a number is invalid even if the job completed. If a job failed, also whether
-the infrastructure made it, and which nodes are at fault.
+job was killed, and a run whose loss is not a number is invalid even if the job completed.
 """
 
-import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError
-from llmb.catalogue.data_files import read_file
-from llmb.jobs.job import ANSWERED, COMPLETED, FAILED, LIVE, LOST, Job, Status
-from llmb.jobs.store import Store
-from llmb.jobs.submit import resolve_submissions
+from llmb.jobs.job import ANSWERED, LIVE, LOST, NOT_SUBMITTED, SUBMITTING, Job, Status
 from llmb.jobs.task import task_outcome
 from llmb.launch.programs.port import StepProgress, find_program
-from llmb.launch.scheduler_lookup import find_scheduler
-from llmb.launch.scheduler_port import FROM_OUTSIDE, INFRASTRUCTURE, FaultTable, JobState, Phase, Scheduler
-from llmb.runs.failure import failed_host, last_lines
+from llmb.launch.scheduler_lookup import all_schedulers
+from llmb.launch.scheduler_port import FROM_OUTSIDE, JobState
+from llmb.runs.failure import last_lines
 from llmb.runs.folder import RunFolder, tail
-from llmb.runs.record import LOCAL, JobEnd, RunRecord, read_job_end, read_record
+from llmb.runs.record import JobEnd, RunRecord, read_job_end, read_record
 from llmb.runs.steps import read_steps
-
-Content = TypeVar("Content")
-MOST_LINES = 12
-MOST_LISTED_BYTES = 1 << 20
-"""Some 1,700 steps, which are read within 0.1 s: a list of runs must not wait for more of each."""
-TABLE = Path(__file__).parent / "data" / "faults.yaml"
-TIME_OUT_S = 60.0
-"""The time limit of one query."""
-SETTLE_S = 10.0
-REQUEUE_S = 3600.0
-"""The time after its end in which a job is queried again: it may have been requeued."""
-NOT_CONCLUDED = "not concluded"
-"""The run of an ended job has no result yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +48,16 @@ class FolderState:
         """The recorded end, if it is that of this job's latest start: an older one is irrelevant."""
         end = self.end
         return end if end and end.job_id == job.job_id and end.restarts >= restarts else None
+
+
+COMPLETED, FAILED = "COMPLETED", "FAILED"
+COMMON_STATES = frozenset([COMPLETED, FAILED, LOST, SUBMITTING, NOT_SUBMITTED])
+"""States that need no scheduler."""
+
+
+def job_states() -> frozenset[str]:
+    """All states that a job may have."""
+    return COMMON_STATES.union(*(scheduler.words for scheduler in all_schedulers()))
 
 
 def decide(job: Job, state: JobState, folder: FolderState, now_s: float) -> Job:
@@ -178,6 +166,12 @@ def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
     return FAILED, "failed", reason or f"the batch script ended with exit code {end.exit_code}{_progress(folder)}"
 
 
+Content = TypeVar("Content")
+MOST_LINES = 12
+MOST_LISTED_BYTES = 1 << 20
+"""Some 1,700 steps, which are read within 0.1 s: a list of runs must not wait for more of each."""
+
+
 def read_folder(run_dir: str) -> FolderState:
     """Missing, damaged and unreadable files count as missing: a job may die at any point."""
     folder = RunFolder(Path(run_dir))
@@ -253,141 +247,3 @@ def read_last_lines(job: Job) -> list[str]:
     if job.status != "failed":
         return []
     return _readable(lambda place: last_lines(tail(place.log) or tail(place.batch_output), MOST_LINES), folder) or []
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """The cause of a job's failure. ``nodes`` are those at fault, as far as they are known."""
-
-    name: str
-    nodes: tuple[str, ...] = ()
-
-
-def read_faults(path: Path = TABLE) -> FaultTable:
-    """The patterns for every log. Raises CatalogueError for a file that violates its schema."""
-    return read_file(path, FaultTable)
-
-
-@cache
-def faults_of(scheduler: Scheduler) -> FaultTable:
-    """The patterns for every log, and those of the scheduler's own messages."""
-    return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))
-
-
-def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
-    """The cause of the end ``phase`` of a job whose log ends with ``log``; None if it is unknown.
-
-    The scheduler's state takes precedence: messages of processes that die with their node are misleading. A node that
-    the scheduler found dead is already down, so it is not listed. A run without a known cause is not retried.
-    """
-    if phase in INFRASTRUCTURE:
-        return Fault(phase)
-    if phase == "out_of_memory":
-        return Fault("host_out_of_memory")
-    if phase != "failed":
-        return None
-    for entry in table.faults:
-        match = re.search(entry.pattern, log, re.IGNORECASE)
-        if match:
-            return Fault(entry.fault, _nodes(match, log) if entry.kind == "infrastructure" else ())
-    return None
-
-
-def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
-    """Return whether ``fault`` is a fault of the infrastructure."""
-    if fault in INFRASTRUCTURE:
-        return True
-    return any(entry.fault == fault and entry.kind == "infrastructure" for entry in table.faults)
-
-
-def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
-    """The nodes that the line names; without any, the node of the rank that failed first."""
-    texts = [text for name, text in match.groupdict().items() if text]
-    host = failed_host(log)
-    return tuple(texts) or ((host,) if host else ())
-
-
-def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list[str]:
-    """Brings every job that may have changed up to date; returns warnings.
-
-    Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here; its jobs
-    are then unchanged, and those of the others are up to date.
-    """
-    query_s, query = time.time(), store.next_query()
-    jobs = store.changeable(query_s - REQUEUE_S)
-    unresolved = {job.scheduler for job in store.unresolved()}
-    names = dict.fromkeys([LOCAL, *unresolved, *(job.scheduler for job in jobs)])
-    warnings: list[str] = []
-    problem: LlmbError | None = None
-    for name in names:
-        group = [job for job in jobs if job.scheduler == name]
-        try:
-            if name in unresolved:
-                warnings += resolve_submissions(store, install, name, time_out_s)
-                group = [job for job in store.changeable(query_s - REQUEUE_S) if job.scheduler == name]
-            if group:
-                answers = find_scheduler(name).states(group, time_out_s)
-                warnings += answers.warnings
-                _apply(store, group, answers.states, query_s, query)
-        except (InfrastructureError, EnvironmentProblem) as error:
-            problem = problem or error
-    if problem:
-        raise problem
-    return warnings
-
-
-def refresh_job(store: Store, job: Job) -> None:
-    query_s, query = time.time(), store.next_query()
-    answers = find_scheduler(job.scheduler).states([job], TIME_OUT_S)
-    _apply(store, [job], answers.states, query_s, query)
-
-
-def _apply(store: Store, jobs: Sequence[Job], states: Mapping[str, JobState], query_s: float, query: int) -> None:
-    store.apply([now for job in jobs if job.key in states and (now := look(job, states[job.key], query_s))], query)
-
-
-def look(job: Job, state: JobState, query_s: float) -> Job | None:
-    """``job`` as it is now; None if nothing can have changed. Nothing is written."""
-    if not job.live and (state.phase == "unrecognized" or (state.ended and state.restarts <= job.restarts)):
-        return None
-    if state.phase in ("queued", "running", "unrecognized"):
-        return decide(job, state, FolderState(), query_s)
-    folder = read_folder(job.run_dir)
-    marked = folder.end_of(job, max(state.restarts, job.restarts)) is not None
-    if state.end_pending and not marked:
-        return None  # unchanged until the scheduler or the folder reports how it ended
-    just_ended = state.phase != "killed" and state.ended_s is not None and abs(query_s - state.ended_s) < SETTLE_S
-    if folder.run_status in (None, "running") and not marked and just_ended:
-        return None  # files of other nodes may be visible here with a delay
-    ended = with_outcome(decide(job, state, folder, query_s), state.phase)
-    if folder.run_status not in ("queued", "running"):
-        return ended
-    return replace(ended, reason="; ".join(filter(None, (ended.reason, f"{NOT_CONCLUDED}; 'llmb result {job.id}'"))))
-
-
-def with_outcome(job: Job, phase: Phase) -> Job:
-    """``job``, which has ended, with the figures of a success, or the cause of a failure, and the nodes at fault."""
-    figures = read_figures(job.run_dir) if job.kind == "run" else {}
-    if job.status != "failed":
-        return replace(job, **figures) if job.status == "success" else job
-    scheduler = find_scheduler(job.scheduler)
-    job = replace(job, bad_nodes=figures.get("bad_nodes"))
-    fault = find_fault(faults_of(scheduler), "failed" if job.state == FAILED else phase, _log(job))
-    if fault is None:
-        return job
-    hosts = matching(scheduler.host_names(job.nodes), fault.nodes)
-    nodes = dict.fromkeys(filter(None, (*(job.bad_nodes or "").split(","), *hosts)))
-    return replace(job, fault=fault.name, bad_nodes=",".join(nodes) or None)
-
-
-def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """The nodes of ``listed`` that are in ``names``, which may include the domain."""
-    return tuple(dict.fromkeys(host for name in names for host in (name, name.split(".")[0]) if host in listed))
-
-
-def _log(job: Job) -> str:
-    folder = job.folder
-    try:
-        return tail(folder.log) + tail(folder.batch_output)
-    except OSError:
-        return ""

@@ -16,7 +16,8 @@ from types import NoneType
 from typing import Any, Literal, Self, get_args
 
 from llmb.base.errors import EnvironmentProblem, UsageError, unknown
-from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Job, Kind, Status, job_states
+from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Job, Kind, Status
+from llmb.jobs.states import job_states
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.record import may_be_short_id
 

@@ -25,7 +25,7 @@ from llmb.jobs.conclude_ended import Say, conclude_job
 from llmb.jobs.history import open_history
 from llmb.jobs.job import CHANGING, Job
 from llmb.jobs.order import Prepared
-from llmb.jobs.states import faults_of, refresh, worth_a_retry
+from llmb.jobs.refresh import faults_of, refresh, worth_a_retry
 from llmb.jobs.store import KeyExists, Store
 from llmb.jobs.submit import hand_over, submission_lock
 from llmb.launch.jobspec.spec import read_spec

@@ -177,29 +177,6 @@ def _case(row: Measurement) -> str:
     return f"{row.case}, sustained" if row.sustained else row.case
 
 
-def gpus_document(parts: Parts, rule: OutlierRule) -> dict[str, Any]:
-    """``exclude`` is the list of nodes for ``llmb submit --exclude``; None if no node is unfit."""
-    return {
-        "median_tflops": median_tflops(parts),
-        "rule": rule.model_dump(),
-        "devices": [
-            {
-                "node": part.row.node,
-                "local_rank": part.row.rank,
-                "uuid": part.row.device_uuid,
-                "device": part.row.device,
-                "tflops": part.row.tflops,
-                "below_median_pct": part.below_pct,
-                "slow": part.slow,
-            }
-            for part in parts.measured
-        ],
-        "failed": [{"node": node, "part": row.case, "reason": row.reason} for node, row in parts.failed],
-        "missing_nodes": list(parts.missing_nodes),
-        "exclude": ",".join(parts.unfit_nodes) or None,
-    }
-
-
 def gpus_tables(parts: Parts, rule: OutlierRule) -> Iterator[Table]:
     """The devices, or of many only the slow ones; then those that failed, and nodes that reported nothing."""
     if parts.measured:

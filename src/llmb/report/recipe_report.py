@@ -196,16 +196,16 @@ def _job_table(job: JobDefaults) -> Table:
     return rows_table("On a cluster", ("", "", "source"), rows)
 
 
-def metrics_document(recipe: Recipe, step_time_s: float, result: Throughput) -> dict[str, Any]:
+def metrics_document(recipe: Recipe, result: Throughput) -> dict[str, Any]:
     """The JSON of ``llmb metrics``; its keys are a contract."""
-    return {**identity_document(recipe), "step_time_s": step_time_s, **asdict(result)}
+    return {**identity_document(recipe), **asdict(result)}
 
 
-def throughput_table(recipe: Recipe, step_time_s: float, result: Throughput) -> Table:
+def throughput_table(recipe: Recipe, result: Throughput) -> Table:
     counted = [item for item in Convention if item != Convention.PACKED or recipe.task != "pretrain"]
     conventions = tuple(CONVENTION_NAMES[item] for item in counted)
     table = result_table(recipe.title(), "metric", *conventions, right=conventions)
-    table.add_row("step time s", number(step_time_s))
+    table.add_row("step time s", number(result.step_time_s))
     packing = recipe.packing
     padded = ", padded" if packing else ""
     table.add_row(f"tokens/s{padded}", number(result.tokens_per_s))

@@ -32,8 +32,8 @@ from llmb.report.table import (
     window_sparkline,
 )
 from llmb.report.trace_report import network_text, shown_parts
+from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
-from llmb.runs.reports import CheckpointReport
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result, Verdict
 from llmb.runs.steps import Step
 from llmb.verdict.causes import cause_rules

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run: the weights that it starts with, and space on disk."""
+"""Checkpoints of a run: the weights that it starts with; the time of saves and loads, which is never part of a step
+time; and space on disk."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.base.errors import EnvironmentProblem, UsageError, itemized
+from llmb.base.missing import Missing
 from llmb.catalogue.records import Model
 from llmb.catalogue.throughput import checkpoint_bytes, parameter_count
 from llmb.runs.checkpoints.checkpoint import (
@@ -13,9 +16,14 @@ from llmb.runs.checkpoints.checkpoint import (
     model_differences,
     read_checkpoint,
     read_checkpoint_record,
+    read_checkpoint_times,
+    saved_checkpoints,
 )
+from llmb.runs.checkpoints.checkpoint_files import Verification
 from llmb.runs.checkpoints.origin import WeightsOrigin, identity_of
+from llmb.runs.folder import RunFolder, read_or_missing
 from llmb.runs.plan import Plan
+from llmb.runs.steps import Step
 
 GB = 10**9
 
@@ -51,6 +59,63 @@ def check_room(what: str, need: int, folder: Path, advice: str) -> None:
 
 def _gb(size: int) -> str:
     return f"{size / GB:,.0f} GB" if size >= 100 * GB else f"{size / GB:.3g} GB"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """Seconds of each save and of the last load, and the newest complete checkpoint.
+
+    Checkpoints before the last are written asynchronously: ``overlapped_steps`` were slowed down by that, of which
+    ``overlapped_steps_in_window`` are in the statistics.
+    """
+
+    save_s: tuple[float, ...]
+    load_s: float | None
+    size_bytes: int | None
+    path: str | None
+    overlapped_steps: int
+    overlapped_steps_in_window: int
+    verification: Verification | None = None
+    """Verification of the checkpoint that was loaded; None without a load."""
+    verify_s: float | None = None
+    """The time beside ``load_s``; None if it was not verified."""
+    save_gb_per_s: float | None = None
+    """All ranks' bytes by the seconds of the slowest save; None, as the rank, if nothing was saved."""
+    slowest_save_rank: int | None = None
+    """The rank whose own files took longest then."""
+    load_gb_per_s: float | None = None
+    """Likewise for the load; what was verified just before may come from memory."""
+    slowest_load_rank: int | None = None
+
+
+def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
+    """None for a run that neither loads nor saves."""
+    if not plan.save_checkpoint and plan.start is None and plan.weights is None:
+        return None
+    return read_or_missing("what was written of the checkpoints", lambda: _report(folder, plan, steps))
+
+
+def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport:
+    times = read_checkpoint_times(folder.checkpoint_times) if folder.checkpoint_times.exists() else []
+    load = next((time for time in reversed(times) if time.kind == "load"), None)
+    newest = next(reversed(saved_checkpoints(folder.checkpoints_of(plan))), None)
+    saves = [time for time in times if time.kind == "save"]
+    slowest = max(saves, key=lambda time: time.duration_s, default=None)
+    overlapped = [step.step for step in steps if step.saving]
+    return CheckpointReport(
+        save_s=tuple(time.duration_s for time in saves),
+        load_s=load.duration_s if load else None,
+        size_bytes=newest.size_bytes if newest else None,
+        path=str(newest.path) if newest else None,
+        overlapped_steps=len(overlapped),
+        overlapped_steps_in_window=sum(step in plan.window for step in overlapped),
+        verification=load.verification if load else None,
+        verify_s=load.verify_s if load else None,
+        save_gb_per_s=slowest.gb_per_s if slowest else None,
+        slowest_save_rank=slowest.slowest.rank if slowest and slowest.slowest else None,
+        load_gb_per_s=load.gb_per_s if load else None,
+        slowest_load_rank=load.slowest.rank if load and load.slowest else None,
+    )
 
 
 def loads_weights(plan: Plan) -> bool:

@@ -22,12 +22,12 @@ from llmb.readers.samples.machine import MachineReport, find_events
 from llmb.readers.samples.other_work import find_other_work
 from llmb.readers.samples.sample_records import OtherWork, ResourceUse
 from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, summarize
+from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.failure import first_failure
 from llmb.runs.folder import read_or_missing
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord
-from llmb.runs.reports import CheckpointReport, ProfileReport
 from llmb.runs.result import (
     NO_SAMPLES,
     NOT_SAMPLED,
@@ -39,8 +39,10 @@ from llmb.runs.result import (
     PretendedRank,
     Result,
     Status,
+    without_figures,
 )
 from llmb.runs.steps import Step, count_steps
+from llmb.runs.trace_reports import ProfileReport
 
 NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network", "machine")
 """The fields that an invalid run's result has, too."""
@@ -61,7 +63,7 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
     model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
     total, active = parameter_count(model)
     return {
-        **asdict(measured),
+        **{name: value for name, value in asdict(measured).items() if name != "step_time_s"},
         "packing": packing or plan.recipe.packing,
         "parameters": Parameters(total=total, active=active, trainable=trainable_parameters(model, plan.lora)),
     }
@@ -122,12 +124,6 @@ class RunEvidence:
     environment: Environment | None = None
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED
     """Samples of the resources in use."""
-
-
-def without_figures(status: Status, reason: str | None, steps: int) -> Result:
-    return Result(
-        status=status, reason=reason, steps=steps, step_time_s=NOT_SUCCESSFUL, loss=None, peak_memory_gib=None
-    )
 
 
 def if_possible(result: Result) -> Result:

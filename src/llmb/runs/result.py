@@ -14,9 +14,10 @@ from llmb.catalogue.records import Packing, Record, Window
 from llmb.readers.samples.machine import MachineReport
 from llmb.readers.samples.sample_records import OtherWork, ResourceUse
 from llmb.runs.attention_choice import AttentionBackend, Fp8Product
+from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
-from llmb.runs.reports import CheckpointReport, NetworkUse, ProfileReport
 from llmb.runs.steps import Counters
+from llmb.runs.trace_reports import NetworkUse, ProfileReport
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 NOT_SUCCESSFUL = Missing("the run was not successful")
@@ -239,3 +240,9 @@ class Result(ReasonedRecord):
 
     def document(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
+
+
+def without_figures(status: Status, reason: str | None, steps: int) -> Result:
+    return Result(
+        status=status, reason=reason, steps=steps, step_time_s=NOT_SUCCESSFUL, loss=None, peak_memory_gib=None
+    )

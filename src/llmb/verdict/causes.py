@@ -20,7 +20,7 @@ from llmb.base.record import Record, Threshold
 from llmb.catalogue.data_files import read_file
 from llmb.readers.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.readers.profiles.breakdown import StepBreakdown
-from llmb.runs.result import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Faults, Reference
+from llmb.runs.result import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Faults
 from llmb.runs.steps import Step
 
 DATA = Path(__file__).with_name("causes.yaml")
@@ -149,15 +149,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceTime:
-    """The reference of a run, whose step time is for the run's own number of sequences."""
+    """The step time that a run is compared with, for the run's own number of sequences."""
 
-    reference: Reference
+    step_time_s: float
+    source: str
     differing: tuple[Condition, ...] = ()
     """Keys of configuration or conditions with two values."""
     evidence: Evidence | None = None
     """Evidence of a baseline run."""
     window_mean_s: float | None = None
     """Mean of the run's own steps in the window of the reference, if that is another one."""
+    window_text: str = ""
 
 
 Bound = Literal["about", "at least", "at most"]

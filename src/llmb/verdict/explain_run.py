@@ -15,9 +15,9 @@ from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import LOCAL
-from llmb.runs.reports import read_breakdown
-from llmb.runs.result import Condition, Reference, Result, Verdict
+from llmb.runs.result import Condition, Result, Verdict
 from llmb.runs.steps import Step, read_steps
+from llmb.runs.trace_reports import read_breakdown
 from llmb.verdict.causes import (
     FINDERS,
     Bound,
@@ -86,17 +86,16 @@ Words = Mapping[str, str]
 """Replacements in the commands that confirm causes: ``run``, ``command``, ..."""
 
 
-def explain_evidence(run: Evidence, compared: ReferenceTime | None, words: Words) -> Explanation:
-    measured = dict(_measured(run, compared.evidence if compared else None))
+def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Words) -> Explanation:
+    measured = dict(_measured(run, reference.evidence if reference else None))
     found = {name: item for name, item in measured.items() if isinstance(item, CauseShare)}
-    reference = compared.reference if compared else None
     gap_s = run.step_time_s - reference.step_time_s if reference else None
     rest_s = None
     least_s = run.step_time_s * cause_rules().least_share_pct.value / 100
-    if compared and gap_s is not None:
-        found |= _window(run, compared)
+    if reference and gap_s is not None:
+        found |= _window(run, reference)
         rest_s = gap_s - sum(item.share_s or 0.0 for item in found.values() if item.in_step)
-        differing = _differing(compared.differing, found, rest_s)
+        differing = _differing(reference.differing, found, rest_s)
         found |= _suspected(differing) if gap_s >= least_s else differing
         if any(item.share_s for item in differing.values()):
             rest_s = min(rest_s, 0.0)
@@ -156,14 +155,12 @@ def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
     return replace(item, share_s=item.share_s - other.share_s, evidence=(*item.evidence, note))
 
 
-def _window(run: Evidence, compared: ReferenceTime) -> dict[CauseName, CauseShare]:
+def _window(run: Evidence, reference: ReferenceTime) -> dict[CauseName, CauseShare]:
     """Return the share of a different window, which is exact: the run has its own steps in the reference's window."""
-    mean_s, reference = compared.window_mean_s, compared.reference
-    if mean_s is None:
+    if reference.window_mean_s is None:
         return {}
-    steps = reference.window_text or _window_text(reference.window)
-    said = f"the reference is of {steps}; those of this run take {mean_s:.4g} s"
-    return {"window": CauseShare(share_s=run.step_time_s - mean_s, evidence=(said,))}
+    said = f"the reference is of {reference.window_text}; those of this run take {reference.window_mean_s:.4g} s"
+    return {"window": CauseShare(share_s=run.step_time_s - reference.window_mean_s, evidence=(said,))}
 
 
 def _differing(
@@ -362,13 +359,13 @@ def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> 
         *definite_differences(_kept(against.conditions), _kept(run.conditions)),
     )
     window = against.window if against.window != run.window else None
-    source = f"run {against.id}" + (f", for {own:g} sequences per GPU" if scale != 1 else "")
-    step_time_s = against.step_time_s.mean * scale
     return ReferenceTime(
-        reference=Reference(kind="baseline", step_time_s=step_time_s, window=window, source=source),
+        step_time_s=against.step_time_s.mean * scale,
+        source=f"run {against.id}" + (f", for {own:g} sequences per GPU" if scale != 1 else ""),
         differing=tuple(map(_as_text, found)),
         evidence=_evidence(against, against.step_time_s.mean, _steps_of(against)),
         window_mean_s=_mean_in(window, steps),
+        window_text=_window_text(window),
     )
 
 
@@ -390,7 +387,13 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
         return None
     reference = verdict.reference
     window = reference.window if reference.window != run.window else None
-    return ReferenceTime(reference=reference, differing=verdict.conditions, window_mean_s=_mean_in(window, steps))
+    return ReferenceTime(
+        step_time_s=reference.step_time_s,
+        source=reference.source,
+        differing=verdict.conditions,
+        window_mean_s=_mean_in(window, steps),
+        window_text=reference.window_text or _window_text(window),
+    )
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:

@@ -68,21 +68,18 @@ class Judged:
     title: str
     runs: tuple[AnalyzedRun, ...]
     verdict: Verdict
+    step_time_s: Statistics | None
+    """Statistics of a run's window, or of the means of several runs."""
     baseline: tuple[AnalyzedRun, ...] = ()
     """The runs that they are judged against; empty for a figure."""
 
     @property
-    def step_time_s(self) -> Statistics | None:
-        """Statistics of a run's window, or of the means of several runs."""
-        return times_of(self.runs)
-
-    @property
     def compared_s(self) -> float | None:
         """The step time that the difference refers to: between groups of runs, the median."""
-        times, counted = self.step_time_s, [run for run in self.runs if flaw_of(run) is None]
-        if times is None:
+        if self.step_time_s is None:
             return None
-        return times.median if self.baseline and len(counted) > 1 else times.mean
+        counted = [run for run in self.runs if flaw_of(run) is None]
+        return self.step_time_s.median if self.baseline and len(counted) > 1 else self.step_time_s.mean
 
 
 def is_pretended(run: AnalyzedRun) -> bool:
@@ -93,7 +90,7 @@ def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
     """Return 'not comparable': all references are runs of all ranks."""
     why = flaw_of(repeats[0])
     assert why, "a rank alone measures no step of all"
-    return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why))
+    return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why), None)
 
 
 def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier) -> list[Judged]:
@@ -114,7 +111,7 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Jud
     if run.record is None:
         return _judge_log(run, tolerance)
     found = published_verdict(run.record, measured_run(run), run.window, tolerance)
-    return Judged(title_of_run(run), (run,), _verdict(run, found))
+    return Judged(title_of_run(run), (run,), _verdict(run, found), run.step_time_s)
 
 
 def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
@@ -132,7 +129,7 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
     recipe = find_recipe(known, catalogue)
     run = if_possible(run, catalogue) if run.log else run
     found = verdict_of_recipe(recipe, _measured_log(run, recipe), tolerance) if recipe else _no_recipe(known, catalogue)
-    return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found))
+    return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found), run.step_time_s)
 
 
 def _measured_log(run: AnalyzedRun, recipe: Recipe) -> Measured:
@@ -168,13 +165,13 @@ def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tole
     measured = measured_run(run)
     entry = expectations.entry_for(measured.conditions)
     if isinstance(entry, Missing):
-        return Judged(title_of_run(run), (run,), _verdict(run, entry))
+        return Judged(title_of_run(run), (run,), _verdict(run, entry), run.step_time_s)
     wanted = entry.values
     own = {key: value for key, value in measured.conditions.items() if key in wanted}
     conditions = find_conditions(own, wanted, "expectation")
     limit = tolerance or expectations.tolerance_of(entry)
     verdict = judge_against_figure(measured, entry.reference, conditions, limit)
-    return Judged(title_of_run(run), (run,), verdict)
+    return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
 
 
 def judge_against(
@@ -201,7 +198,7 @@ def _against_nearest(
 ) -> Judged:
     if not groups:
         verdict = without_reference("not comparable", f"{source} has no other run that is a measurement")
-        return Judged(title_of_run(repeats[0]), tuple(repeats), verdict)
+        return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats))
     own = [measured_run(run) for run in repeats]
     verdicts = [
         judge_against_runs(
@@ -214,7 +211,7 @@ def _against_nearest(
         for group in groups
     ]
     verdict, group = min(zip(verdicts, groups, strict=True), key=lambda each: _distance(each[0]))
-    return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, tuple(group))
+    return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats), tuple(group))
 
 
 def _distance(verdict: Verdict) -> tuple[int, ...]:
@@ -263,7 +260,7 @@ def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[An
     title = f"{recipe.name} on {recipe.scale} x {wanted.gpu_type}"
     used = [run for run in runs if flaw_of(run) is None] or runs[-1:]
     if not used:
-        return Judged(title, (), without_reference("inconclusive", "no run of this recipe was found"))
+        return Judged(title, (), without_reference("inconclusive", "no run of this recipe was found"), None)
     by_window: dict[str | None, list[AnalyzedRun]] = {}
     for run in used:
         by_window.setdefault(_kind_of_window(run), []).append(run)
@@ -284,11 +281,11 @@ def _kind_of_window(run: AnalyzedRun) -> str | None:
 
 
 def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tolerance) -> Judged:
-    last = repeats[-1]
+    times, last = times_of(repeats), repeats[-1]
     assert last.record, "recipes are known of records alone"
     found = published_verdict(last.record, _together(repeats), last.window, tolerance)
     verdict = without_reference("not comparable", found.reason) if isinstance(found, Missing) else found
-    return Judged(title, tuple(repeats), verdict)
+    return Judged(title, tuple(repeats), verdict, times)
 
 
 def _together(repeats: Sequence[AnalyzedRun]) -> Measured:

@@ -15,7 +15,7 @@ from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.environment import RdmaPort
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
-from llmb.runs.reports import NetworkUse, report_network
+from llmb.runs.trace_reports import NetworkUse, report_network
 from llmb.verdict.explain_run import explain
 from llmb.verdict.judge_run import judge_against
 

@@ -27,7 +27,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import new_record, queued_record, read_record, write_record
-from llmb.runs.reports import profile_file, report_profile
+from llmb.runs.trace_reports import profile_file, report_profile
 
 MAVERICK = "finetune_llama4-maverick"
 CHOICES = Choices(profiling=Profiling(profile=True, profile_ranks="2-3"))

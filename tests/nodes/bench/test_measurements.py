@@ -10,8 +10,15 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.nodes.bench.device_bench import TimedCase, meaning, memory_cases
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile, NotMeasured, changes
 from llmb.nodes.bench.protocol import Case, DeviceReport, LaunchCase, Timing
-from llmb.nodes.bench.slow_gpus import OutlierRule, below_median_pct, compare_parts, outlier_rule, slow_ones
-from llmb.report.bench_report import advice, gpus_document, gpus_tables
+from llmb.nodes.bench.slow_gpus import (
+    OutlierRule,
+    below_median_pct,
+    compare_parts,
+    gpus_document,
+    outlier_rule,
+    slow_ones,
+)
+from llmb.report.bench_report import advice, gpus_tables
 from llmb.report.table import plain_lines
 
 GPUS = Catalogue().gpus

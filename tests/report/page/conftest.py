@@ -14,7 +14,6 @@ from fake_steps import steps_of
 from recorded_runs import gpu_record, times_around, write_run
 from slowed_runs import Slow, slowed
 
-from llmb.catalogue.resolve import Overrides
 from llmb.cli.main import app, exit_code_of
 from llmb.launch.programs.conclude import finish_run
 from llmb.launch.programs.port import End
@@ -66,7 +65,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     not_finite(below)
     write_run(below, labeled(LONG, "70b", 64), times_around(5.0))
     write_run(below, gpu_record(dtype="fp8", scale=16, nodes=("node1", "node2")), times_around(9.0, 2.0))
-    write_run(below, gpu_record(scale=8, overrides=Overrides(mbs=2)), times_around(9.0))
+    write_run(below, gpu_record(size="tiny", dtype="fp32"), times_around(0.5))
     make_reports(root, compared=("after", "--against", "before"))
     return root
 

@@ -41,7 +41,7 @@ from llmb.jobs.campaigns.expansion import (
 from llmb.jobs.history import open_history
 from llmb.jobs.job import NOT_SUBMITTED, Job
 from llmb.jobs.order import Order, make_order
-from llmb.jobs.states import TIME_OUT_S
+from llmb.jobs.refresh import TIME_OUT_S
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_key, resolve_submissions, submit_order, unanswered_is_explained
 from llmb.launch.jobspec.job_options import FrameworkChoices, framework_options

@@ -14,14 +14,14 @@ from llmb.launch.jobspec.spec import JobSpec
 from llmb.launch.programs.port import End, find_program
 from llmb.readers.samples.node_settings import NodesSettings
 from llmb.readers.samples.samples import discard_settings, settings_of_nodes
-from llmb.runs.conclusion import why_contradicting, without_figures
+from llmb.runs.conclusion import why_contradicting
 from llmb.runs.environment import Environment
 from llmb.runs.folder import UNREADABLE, BrokenRecord, RunFolder, read_or_missing, read_stored, why_unreadable
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
-from llmb.runs.reports import report_network, write_breakdown
-from llmb.runs.result import Result
+from llmb.runs.result import Result, without_figures
 from llmb.runs.steps import Step, read_steps
+from llmb.runs.trace_reports import report_network, write_breakdown
 from llmb.verdict.published_verdict import with_verdict
 
 NEVER_READABLE = (errno.EINVAL, errno.EFBIG)

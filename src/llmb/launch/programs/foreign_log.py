@@ -22,9 +22,9 @@ from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, samples
 from llmb.runs.conclusion import figures_of, if_possible, machine_report, resource_use
 from llmb.runs.folder import ATTEMPT, RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.reports import ProfileReport
 from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status
 from llmb.runs.steps import StepNews
+from llmb.runs.trace_reports import ProfileReport
 
 NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
 NOT_SEPARATED = Missing("which processes of a node are the run's is not known: they are in the framework's container")

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import llmb
 from llmb.catalogue.data_files import read_file
@@ -173,3 +174,26 @@ def compare_parts(files: Sequence[MeasurementFile], missing_nodes: Sequence[str]
 def median_tflops(parts: Parts) -> float | None:
     """None if nothing was measured."""
     return median(part.row.tflops or 0.0 for part in parts.measured) if parts.measured else None
+
+
+def gpus_document(parts: Parts, rule: OutlierRule) -> dict[str, Any]:
+    """The JSON of ``llmb bench gpus``. ``exclude`` is for ``llmb submit --exclude``; None if no node is unfit."""
+    return {
+        "median_tflops": median_tflops(parts),
+        "rule": rule.model_dump(),
+        "devices": [
+            {
+                "node": part.row.node,
+                "local_rank": part.row.rank,
+                "uuid": part.row.device_uuid,
+                "device": part.row.device,
+                "tflops": part.row.tflops,
+                "below_median_pct": part.below_pct,
+                "slow": part.slow,
+            }
+            for part in parts.measured
+        ],
+        "failed": [{"node": node, "part": row.case, "reason": row.reason} for node, row in parts.failed],
+        "missing_nodes": list(parts.missing_nodes),
+        "exclude": ",".join(parts.unfit_nodes) or None,
+    }

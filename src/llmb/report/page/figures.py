@@ -39,8 +39,8 @@ from llmb.report.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
 from llmb.runs.conditions import definite_differences, rule_of
 from llmb.runs.folder import BrokenRecord, RunFolder
-from llmb.runs.reports import read_breakdown
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
+from llmb.runs.trace_reports import read_breakdown
 from llmb.verdict.judgement import percent
 
 STEP = "step"

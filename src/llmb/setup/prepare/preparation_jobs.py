@@ -16,7 +16,7 @@ from llmb.catalogue.published import Source
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU, Request, resolve, source_of
 from llmb.jobs.job import LIVE, Job
-from llmb.jobs.states import refresh
+from llmb.jobs.refresh import refresh
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.task import PREPARATIONS, TaskOrder, TaskRecord
 from llmb.launch.jobspec.job_options import JobOptions

@@ -18,7 +18,7 @@ from llmb.base.errors import EnvironmentProblem, pip_install
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
-from llmb.runs.reports import GPU_METRICS, NSYS, RECORDING, new_report
+from llmb.runs.trace_reports import GPU_METRICS, NSYS, RECORDING, new_report
 
 WORKER, PROFILED_WORKER = "llmb.engine.worker", "llmb.launch.programs.engine.nsys_command"
 

@@ -23,6 +23,7 @@ from llmb.predict.search import remedies
 from llmb.readers.logs.error_text import fault_at_end
 from llmb.readers.samples.host import Device
 from llmb.readers.samples.samples import samples_of_ended
+from llmb.runs.checkpoint_use import report_checkpoints
 from llmb.runs.checkpoints.checkpoint import RECORD, checkpoint_name
 from llmb.runs.choices import Choices
 from llmb.runs.conclusion import (
@@ -38,9 +39,9 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.rank_account import GIB, PROGRAM, SURE_MARGIN_GIB, AccountJob, MemoryUse, RankAccount, countable
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
-from llmb.runs.reports import report_checkpoints, report_profile
 from llmb.runs.result import NOT_SAMPLED, Result
 from llmb.runs.steps import StepFollower, read_steps
+from llmb.runs.trace_reports import report_profile
 
 
 class EngineProgram(Program):

@@ -30,7 +30,7 @@ from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.plan import Plan
-from llmb.runs.reports import GPU_METRICS, NSYS, RECORDING, report_name
+from llmb.runs.trace_reports import GPU_METRICS, NSYS, RECORDING, report_name
 
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
 _NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d)(?!\d)")

@@ -34,8 +34,8 @@ from llmb.runs.conclusion import why_contradicting
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.record import RunRecord
-from llmb.runs.reports import report_profile
 from llmb.runs.result import Result
+from llmb.runs.trace_reports import report_profile
 
 SAVED = "train_state.pt"
 """Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of what a run left beside its steps: the times of saves and loads of checkpoints, which are never part of a
-step time; a profile with the breakdown of one step; and the network that NCCL used."""
+"""A run's profile with the breakdown of one step, and the network that it used by what NCCL said of it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,6 @@ from llmb.readers.nccl.nccl_network import NVLINK, TCP, Network, NodesNetwork, b
 from llmb.readers.profiles import NCCL_LOG_END
 from llmb.readers.profiles.breakdown import StepBreakdown, summarize
 from llmb.readers.profiles.trace_files import REPORT_END, SQLITE_END, read_traces
-from llmb.runs.checkpoints.checkpoint import read_checkpoint_times, saved_checkpoints
-from llmb.runs.checkpoints.checkpoint_files import Verification
 from llmb.runs.environment import Environment, RdmaPort
 from llmb.runs.folder import (
     UNREADABLE,
@@ -31,7 +28,6 @@ from llmb.runs.folder import (
     write_atomically,
 )
 from llmb.runs.plan import Plan
-from llmb.runs.steps import Step
 
 NSYS = "nsys"
 EXPORT_LIMIT_S = 1800
@@ -49,72 +45,6 @@ RECORDING = (
     "--force-overwrite=true",
 )
 GPU_METRICS = "--gpu-metrics-devices=cuda-visible"
-LEAST_SHARE = 0.99
-"""The share of a GPU type's network, whose rate is rounded, that is taken for all of it."""
-MOST_NAMED = 2
-DECIDING = (
-    *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
-    *("NCCL_NET_GDR_LEVEL", "NCCL_NET_DISABLE_GDR"),
-)
-"""Variables that choose the network."""
-SILENT = "NCCL said nothing of its network in the run's files"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointReport:
-    """Seconds of each save and of the last load, and the newest complete checkpoint.
-
-    Checkpoints before the last are written asynchronously: ``overlapped_steps`` were slowed down by that, of which
-    ``overlapped_steps_in_window`` are in the statistics.
-    """
-
-    save_s: tuple[float, ...]
-    load_s: float | None
-    size_bytes: int | None
-    path: str | None
-    overlapped_steps: int
-    overlapped_steps_in_window: int
-    verification: Verification | None = None
-    """Verification of the checkpoint that was loaded; None without a load."""
-    verify_s: float | None = None
-    """The time beside ``load_s``; None if it was not verified."""
-    save_gb_per_s: float | None = None
-    """All ranks' bytes by the seconds of the slowest save; None, as the rank, if nothing was saved."""
-    slowest_save_rank: int | None = None
-    """The rank whose own files took longest then."""
-    load_gb_per_s: float | None = None
-    """Likewise for the load; what was verified just before may come from memory."""
-    slowest_load_rank: int | None = None
-
-
-def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
-    """None for a run that neither loads nor saves."""
-    if not plan.save_checkpoint and plan.start is None and plan.weights is None:
-        return None
-    return read_or_missing("what was written of the checkpoints", lambda: _report(folder, plan, steps))
-
-
-def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport:
-    times = read_checkpoint_times(folder.checkpoint_times) if folder.checkpoint_times.exists() else []
-    load = next((time for time in reversed(times) if time.kind == "load"), None)
-    newest = next(reversed(saved_checkpoints(folder.checkpoints_of(plan))), None)
-    saves = [time for time in times if time.kind == "save"]
-    slowest = max(saves, key=lambda time: time.duration_s, default=None)
-    overlapped = [step.step for step in steps if step.saving]
-    return CheckpointReport(
-        save_s=tuple(time.duration_s for time in saves),
-        load_s=load.duration_s if load else None,
-        size_bytes=newest.size_bytes if newest else None,
-        path=str(newest.path) if newest else None,
-        overlapped_steps=len(overlapped),
-        overlapped_steps_in_window=sum(step in plan.window for step in overlapped),
-        verification=load.verification if load else None,
-        verify_s=load.verify_s if load else None,
-        save_gb_per_s=slowest.gb_per_s if slowest else None,
-        slowest_save_rank=slowest.slowest.rank if slowest and slowest.slowest else None,
-        load_gb_per_s=load.gb_per_s if load else None,
-        slowest_load_rank=load.slowest.rank if load and load.slowest else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +130,17 @@ def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
 def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
     """The breakdown that was saved when the run ended, if it was. Raises BrokenRecord."""
     return read_stored(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
+
+
+LEAST_SHARE = 0.99
+"""The share of a GPU type's network, whose rate is rounded, that is taken for all of it."""
+MOST_NAMED = 2
+DECIDING = (
+    *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
+    *("NCCL_NET_GDR_LEVEL", "NCCL_NET_DISABLE_GDR"),
+)
+"""Variables that choose the network."""
+SILENT = "NCCL said nothing of its network in the run's files"
 
 
 class NetworkUse(Network):

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb accept``."""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmb.base.errors import NoVerdict, Regressed, RunFailed, UsageError
+from llmb.base.options import build, options_of
+from llmb.base.shown_text import counted
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import gpu_type_of
+from llmb.catalogue.resolve import CPU, Request
+from llmb.cli.common import Json, Junit
+from llmb.cli.root import install_here, say
+from llmb.cli.shared_options import selection_options, takes
+from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of
+from llmb.launch.site.site import this_machine
+from llmb.nodes.acceptance.acceptance import (
+    AcceptanceRequest,
+    Choose,
+    Place,
+    Terms,
+    acceptance_key,
+    do_parts,
+    open_acceptance,
+)
+from llmb.nodes.acceptance.acceptance import accept as accept_place
+from llmb.nodes.acceptance.parts import AcceptanceResult, Parts
+from llmb.nodes.acceptance.recipe_choice import ChosenRecipe, choose_recipes
+from llmb.nodes.bench.bench_job import job_nodes
+from llmb.readers.samples.host import host_name
+from llmb.report.accept_report import accept_cases, accept_table, planned_table
+from llmb.report.junit import write_junit
+from llmb.report.output import print_output
+from llmb.runs.record import now
+from llmb.verdict.expectations_file import acceptance_sets, find_acceptance_set
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+ASK_S = 60.0
+MINUTES, MINUTES_ON_CPU = 30.0, 5.0
+CHOSEN = ("workload", "size", "dtype", "scale")
+RECIPE = selection_options([options_of(Request)[name] for name in CHOSEN])
+_nodes = partial(typer.Option, rich_help_panel="Nodes of a cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """The nodes that are accepted in place of this machine."""
+
+    nodes: Annotated[
+        int | None, _nodes("-N", "--nodes", min=1, help="Accept this number of usable nodes of the cluster.")
+    ] = None
+    partition: Annotated[str | None, _nodes("-p", "--partition", help="Their partition.")] = None
+    account: Annotated[str | None, _nodes("-A", "--account", help="Slurm account.")] = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        chosen = {"--partition": self.partition, "--account": self.account}
+        return tuple(word for flag, value in chosen.items() if value is not None for word in (flag, value))
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How long an acceptance may take, and what decides."""
+
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Repeat until every verdict is settled, for so long. Default: 30; on a CPU 5."),
+    ] = None
+    set_name: Annotated[
+        str | None,
+        typer.Option(
+            "--set", metavar="SET", help=f"Train and judge this acceptance set: {', '.join(acceptance_sets())}."
+        ),
+    ] = None
+    checks: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Only these checks, as 'llmb doctor --only' takes them.")
+    ] = None
+    start_new: Annotated[bool, typer.Option("--new", help="Start again, even if an earlier call was interrupted.")] = (
+        False
+    )
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and how long it takes.")] = False
+
+
+@app.command()
+@takes(RECIPE, ClusterOptions, Duration)
+def accept(
+    chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration, junit: Junit = None, json: Json = False
+) -> None:
+    """Say whether this machine, or nodes of a cluster, are as fast as they should be: all checks in one command.
+
+    Checks of the node, measurements of its parts, and training of the recipe that fits its GPUs, in bf16 and fp8; on a
+    CPU a tiny one. The step time is compared with the published figure, else with the prediction, and with the
+    acceptance before. With --nodes the same for nodes of a cluster: each alone, then pairs of them, then the recipe at
+    the scale of those that are fit. It ends in a sentence, a table, a page, and an archive to send.
+
+    An acceptance that was interrupted continues where it was when the same command is called again.
+
+    Exit codes: 0 as fast as it should be, 4 a check fails or a device is slow, 5 slower, 6 not settled, or there is
+    nothing to compare with.
+
+    Examples:
+
+    - `llmb accept`
+
+    - `llmb accept --dry-run`
+
+    - `llmb accept --minutes 60 --junit acceptance.xml`
+
+    - `llmb accept -w pretrain_nemotron4 -s 15b --scale 16 --nodes 2 --partition batch`
+
+    - `llmb accept --set h100-node`
+    """
+    place, choose, terms = _asked(chosen, cluster, duration)
+    if duration.dry_run:
+        _print_planned(place, choose, terms, json=json)
+        return
+    result = accepted(place, choose, terms, _relay)
+    write_junit(junit, "accept", lambda: accept_cases(result))
+    print_output(result.model_dump(mode="json") if json else accept_table(result))
+    raise_unless_accepted(result)
+
+
+def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) -> tuple[Place, Choose, Terms]:
+    """Read the options. Raises UsageError for those that cannot be combined, and for too few nodes or GPUs."""
+    catalogue, install = Catalogue(), install_here()
+    one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
+    if one_set and any(chosen.values()):
+        raise UsageError("--set names its recipes", do="leave -w, -s, --dtype and --scale out")
+    if not cluster.nodes and cluster.words:
+        raise UsageError(f"{cluster.words[0]} is for nodes of a cluster", do="add --nodes")
+    place = _nodes_of_cluster(catalogue, install, cluster) if cluster.nodes else _this_machine(catalogue)
+    wanted = _wanted(chosen)
+
+    def choose(gpus: int) -> list[ChosenRecipe]:
+        return choose_recipes(catalogue, wanted, one_set, place.gpu_type, gpus)
+
+    minutes = duration.minutes if duration.minutes is not None else _minutes(place)
+    terms = Terms(minutes=minutes, set_name=duration.set_name, checks=duration.checks, start_new=duration.start_new)
+    return place, choose, terms
+
+
+def _relay(line: str) -> None:
+    """A message of this command, or a line of one that it calls, which has its own beginning."""
+    sys.stderr.write(f"{line}\n")
+
+
+def _wanted(chosen: dict[str, Any]) -> Request | None:
+    """The recipe that the user names. Raises UsageError if it is named by half."""
+    if not any(chosen.values()):
+        return None
+    if not (chosen["workload"] and chosen["size"]):
+        raise UsageError("a recipe has a workload and a size", do="add -w and -s, or leave --dtype and --scale out")
+    return build(Request, chosen)
+
+
+def _minutes(place: Place) -> float:
+    return MINUTES_ON_CPU if place.gpu_type == CPU and not place.nodes else MINUTES
+
+
+def _this_machine(catalogue: Catalogue) -> Place:
+    machine = this_machine()
+    names, host = machine.gpu_names, host_name()
+    if not names:
+        return Place(subject=f"{host} ({machine.cores} CPU cores)", host=host, gpu_type=CPU, per_node=machine.cores)
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = tuple(listed.split(",")) if listed else tuple(map(str, range(len(names))))
+    gpu_type = gpu_type_of(names[0], catalogue.gpus.values())
+    subject = f"{host} ({len(names)} x {names[0]})"
+    return Place(subject=subject, host=host, gpu_type=gpu_type, per_node=len(names), visible=visible)
+
+
+def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptions) -> Place:
+    """The first usable nodes, by name. Raises UsageError if there are too few."""
+    site = read_cluster_site(catalogue, install, os.environ)
+    scheduler = scheduler_of(site)
+    given = {"partition": cluster.partition, "account": cluster.account, "nodes": cluster.nodes}
+    options = read_job_options(site, given, os.environ, sys.executable)
+    nodes = job_nodes(catalogue, site, options, "auto", None)
+    partition = cluster.partition or options.flags.get("partition")
+    states = scheduler.nodes(None, partition, ASK_S)
+    usable = [name for name, state in states.items() if state.usable]
+    if len(usable) < (wanted := cluster.nodes or 0):
+        problems = "; ".join(f"{name}: {state.problem}" for name, state in states.items() if not state.usable)
+        what = f"{len(usable)} of {len(states)} nodes accept jobs, and {wanted} are wanted"
+        raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or give another --partition")
+    per_node = nodes.placement.processes_per_node
+    return Place(
+        subject=f"{wanted} nodes of {per_node} x {nodes.gpu_type}",
+        host=str(site.install),
+        gpu_type=nodes.gpu_type,
+        per_node=per_node,
+        nodes=tuple(usable[:wanted]),
+        scheduler_words=cluster.words,
+    )
+
+
+def _print_planned(place: Place, choose: Choose, terms: Terms, *, json: bool) -> None:
+    parts = Parts(None, install_here(), sys.stderr.write, say)
+    request = AcceptanceRequest(started_at=now(), label="accept-TIME", key="", nodes=place.nodes)
+    do_parts(parts, request, place, choose, terms)
+    if json:
+        rows = [{"name": one.name, "command": one.command, "seconds": one.seconds} for one in parts.planned]
+        print_output({"subject": place.subject, "minutes": terms.minutes, "parts": rows})
+    else:
+        print_output(planned_table(parts.planned, terms.minutes))
+
+
+def accepted(place: Place, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:
+    """Does what is left of an acceptance, and returns its result. Raises the errors of its parts."""
+    install = install_here()
+    key = acceptance_key(place, choose(place.gpus), terms)
+    folder, request = open_acceptance(install, key, place.nodes, start_new=terms.start_new)
+    if done := len(list(folder.glob("*.json"))) - 1:
+        on_message(f"continues {folder.name}, which has the results of {counted(done, 'part')}; --new starts again")
+    parts = Parts(folder, install, lambda line: on_message(line.rstrip("\n")), on_message)
+    return accept_place(parts, request, place, choose, terms)
+
+
+def accept_with(
+    on_message: Callable[[str], None], minutes: float | None, nodes: int | None, checks: str | None, *, start_new: bool
+) -> AcceptanceResult:
+    """An acceptance from Python. Raises the errors of the command, but none for a verdict."""
+    duration = Duration(minutes=minutes, checks=checks, start_new=start_new)
+    return accepted(*_asked(dict.fromkeys(CHOSEN), ClusterOptions(nodes=nodes), duration), on_message)
+
+
+def raise_unless_accepted(result: AcceptanceResult) -> None:
+    """End with the exit code of the verdict. Raises RunFailed, Regressed or NoVerdict."""
+    errors = {"fail": RunFailed, "regressed": Regressed, "inconclusive": NoVerdict}
+    if result.verdict in errors:
+        raise errors[result.verdict](result.verdict, where=shlex.quote(str(Path(result.page).parent)))

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of an acceptance in their order, and the answer that follows from them.
+
+The order is a plain function that is called from the beginning each time: parts that have a result return it at once.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from typing import Any, Literal
+
+from llmb.base.errors import UsageError
+from llmb.base.shown_text import counted
+from llmb.base.trust import STATE_FOLDER
+from llmb.catalogue.records import Record
+from llmb.catalogue.resolve import CPU
+from llmb.jobs.locks import file_lock
+from llmb.nodes.acceptance.answers import (
+    checks_row,
+    devices_row,
+    measured_row,
+    more_runs_needed,
+    pairs_row,
+    runs_row,
+    unfit_of_checks,
+    verdict_rows,
+)
+from llmb.nodes.acceptance.parts import AcceptancePart, AcceptanceResult, PartResult, Parts
+from llmb.nodes.acceptance.recipe_choice import ChosenRecipe
+from llmb.nodes.bench.bench_job import END, BenchEnd
+from llmb.nodes.bench.pairs import LEAST_NODES
+from llmb.nodes.bench.slow_gpus import compare_parts, gpus_document, outlier_rule
+from llmb.runs.folder import new_numbered, read_stored, write_atomically, writing
+from llmb.runs.record import now
+
+ACCEPTANCES = "acceptance"
+"""The folder of all acceptances, below the root of installation."""
+REQUEST, RESULT = "request.json", "result.json"
+PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
+COMPARED = ("pass", "improved")
+LEAST_REPEATS = 3
+"""Repeats of a recipe, if there is time: the next acceptance is compared with their median."""
+CHECK_S, BENCH_S, JOB_S, READ_S = 10.0, 20.0, 60.0, 3.0
+"""Expected times: of the checks of a node, of a measurement, of the start of a job, of a command that reads runs."""
+
+
+Choose = Callable[[int], Sequence[ChosenRecipe]]
+"""The recipes for a number of GPUs. Raises UsageError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The machine or the nodes that are accepted: this machine, or with ``nodes`` these of a cluster."""
+
+    subject: str
+    host: str
+    gpu_type: str | None
+    """None if the catalogue lacks it."""
+    per_node: int
+    """GPUs, or processes on a CPU."""
+    nodes: tuple[str, ...] = ()
+    scheduler_words: tuple[str, ...] = ()
+    """Options of the commands that queue jobs, such as the partition."""
+    visible: tuple[str, ...] = ()
+    """GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
+
+    @property
+    def gpus(self) -> int:
+        return self.per_node * max(1, len(self.nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How long to repeat, what is checked, and the acceptance set that decides."""
+
+    minutes: float
+    set_name: str | None = None
+    checks: str | None = None
+    """The areas or checks of ``llmb doctor``, separated by commas; all by default."""
+    start_new: bool = False
+
+    @property
+    def only(self) -> list[str]:
+        return ["--only", self.checks] if self.checks else []
+
+
+class AcceptanceRequest(Record):
+    """``request.json``: what is the same if an acceptance is continued. ``before`` is the last one like it."""
+
+    schema_version: Literal[1] = 1
+    started_at: str
+    label: str
+    key: str
+    nodes: tuple[str, ...] = ()
+    before: str | None = None
+
+
+@dataclass(slots=True)
+class Findings:
+    """The rows so far; a part that is done again in a later round replaces its row."""
+
+    rows: dict[str, AcceptancePart] = field(default_factory=dict)
+    unfit: list[str] = field(default_factory=list)
+
+    def add(self, *rows: AcceptancePart) -> None:
+        self.rows.update({row.name: row for row in rows})
+
+
+def acceptance_key(place: Place, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
+    """Return what has to be equal for an acceptance to continue another, or to be compared with it."""
+    own = [
+        place.host,
+        place.gpu_type,
+        place.per_node,
+        len(place.nodes),
+        place.scheduler_words,
+        terms.set_name,
+        terms.checks,
+    ]
+    return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
+
+
+def open_acceptance(
+    install: Path, key: str, nodes: Sequence[str], *, start_new: bool
+) -> tuple[Path, AcceptanceRequest]:
+    """The newest acceptance of this key that has no result, else a new one. Raises NotWritable."""
+    parent = install / ACCEPTANCES
+    before = None
+    for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
+        request = read_stored(path, AcceptanceRequest)
+        if request.key != key:
+            continue
+        if (path.parent / RESULT).exists():
+            before = path.parent
+            break
+        if not start_new:
+            return path.parent, request
+    with writing(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = new_numbered(parent, datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), Path.mkdir)
+        request = AcceptanceRequest(
+            started_at=now(),
+            label=f"accept-{folder.name}",
+            key=key,
+            nodes=tuple(nodes),
+            before=before.name if before else None,
+        )
+        write_atomically(folder / REQUEST, request.model_dump_json(indent=2) + "\n")
+    return folder, request
+
+
+def accept(parts: Parts, request: AcceptanceRequest, place: Place, choose: Choose, terms: Terms) -> AcceptanceResult:
+    """Does every part that has no result yet, and writes the answer. Raises the errors of ``Parts.do``."""
+    assert parts.folder is not None
+    busy = "accepting this machine"
+    waiting = "another 'llmb accept' is at work here: waiting for its end"
+    with file_lock(parts.install / STATE_FOLDER / "accept.lock", inf, busy, lambda: parts.say(waiting)):
+        findings, labels = do_parts(parts, request, place, choose, terms)
+        page, archive = parts.folder / PAGE, parts.folder / ARCHIVE
+        if labels:
+            if not (parts.folder / "archive.json").exists():
+                archive.unlink(missing_ok=True)  # a call that was killed may have written it
+            parts.do("page", "report", *labels, "-o", str(page), seconds=READ_S, json=False)
+            parts.do("archive", "archive", *labels, "-o", str(archive), seconds=READ_S)
+        result = conclude(findings, place, request, parts.seconds, page, archive)
+        with writing(parts.folder):
+            write_atomically(parts.folder / RESULT, result.model_dump_json(indent=2) + "\n")
+    return result
+
+
+def do_parts(
+    parts: Parts, request: AcceptanceRequest, place: Place, choose: Choose, terms: Terms
+) -> tuple[Findings, list[str]]:
+    """The rows, and the labels of the runs, in order. Planned parts go as if everything passed at once."""
+    findings = Findings()
+    before = parts.install / ACCEPTANCES / request.before if request.before else None
+    fit = (
+        _check_nodes(parts, place, terms, findings)
+        if place.nodes
+        else _check_machine(parts, place, terms, before, findings)
+    )
+    labels: list[str] = []
+    if place.nodes and not fit:
+        return findings, labels
+    try:
+        recipes = choose(place.per_node * max(1, len(fit)))
+    except UsageError as error:
+        if not findings.unfit:
+            raise
+        findings.add(AcceptancePart(name="runs", status="left out", value=error.what))  # the fit nodes are too few
+        return findings, labels
+    for number, recipe in enumerate(recipes):
+        for own in _trainings(request, place, recipe, number if len(recipes) > 1 else None, fit, before):
+            own.train(parts, findings, terms)
+            labels.append(own.label)
+    if terms.set_name and labels:
+        result = parts.do("set", "judge", *labels, "--acceptance", terms.set_name, seconds=READ_S)
+        findings.add(*verdict_rows("set", result, terms.set_name))
+    return findings, labels
+
+
+def _check_machine(parts: Parts, place: Place, terms: Terms, before: Path | None, findings: Findings) -> list[str]:
+    findings.add(checks_row(parts.do("checks", "doctor", *terms.only, seconds=CHECK_S)))
+    result = parts.do("devices", "bench", "gpus", seconds=BENCH_S)
+    findings.add(devices_row(result, result.document))
+    measurements = {"memory": ["bench", "memory", "--seconds", "1"]}
+    if place.per_node > 1:
+        size = (
+            ["--ranks", str(place.per_node), "--max-size", "4MiB"] if place.gpu_type == CPU else ["--max-size", "1GiB"]
+        )
+        measurements["all-reduce"] = ["bench", "collectives", "all_reduce", *size]
+    for name, command in measurements.items():
+        earlier = before / f"{name}.json" if before else None
+        kept = read_stored(earlier, PartResult) if earlier and earlier.exists() else None
+        findings.add(measured_row(name, parts.do(name, *command, seconds=BENCH_S), kept))
+    return []
+
+
+def _check_nodes(parts: Parts, place: Place, terms: Terms, findings: Findings) -> list[str]:
+    """Checks the nodes, measures the fit ones alone, then in pairs. Returns those that are fit by then."""
+    fit = list(place.nodes)
+
+    def leave_out(names: Sequence[str]) -> None:
+        findings.unfit += [name for name in fit if name in names]
+        fit[:] = [name for name in fit if name not in names]
+
+    words = ["--nodes", ",".join(fit), *terms.only, *place.scheduler_words]
+    checks = parts.do("checks", "doctor", *words, seconds=JOB_S + CHECK_S)
+    findings.add(checks_row(checks))
+    leave_out(unfit_of_checks(checks))
+    if not fit:
+        return fit
+    result, end = _measure_in_job(parts, place, "devices", ["bench", "gpus"], fit)
+    row, slow = devices_row(result, end), _unfit_of_devices(end)
+    findings.add(row)
+    leave_out(slow)
+    if len(fit) < LEAST_NODES:
+        why = f"{counted(len(fit), 'fit node')}, and {LEAST_NODES} are needed"
+        findings.add(AcceptancePart(name="pairs", status="left out", value=why))
+        return fit
+    result, end = _measure_in_job(parts, place, "pairs", ["bench", "collectives", "--pairwise"], fit)
+    findings.add(pairs_row(result, end))
+    leave_out([one["node"] for one in (end or {}).get("nodes", []) if one["fit"] is False])
+    return fit
+
+
+def _measure_in_job(
+    parts: Parts, place: Place, name: str, command: Sequence[str], nodes: Sequence[str]
+) -> tuple[PartResult, dict[str, Any] | None]:
+    """Queues a measurement on ``nodes``, waits for it, and reads what it has written; None if it wrote nothing."""
+    chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
+    queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
+    if queued is None:
+        return parts.do(f"{name}-wait", "jobs", "wait", "JOB", seconds=JOB_S + BENCH_S), None
+    waited = parts.do(f"{name}-wait", "jobs", "wait", queued["job_id"], seconds=JOB_S)
+    path = Path(queued["run_dir"]) / END
+    end = read_stored(path, BenchEnd) if path.exists() else None
+    return waited, _document_of(end) if end else None
+
+
+def _document_of(end: BenchEnd) -> dict[str, Any]:
+    if end.pairwise:
+        return end.pairwise.model_dump(mode="json")
+    rule = outlier_rule()
+    return gpus_document(compare_parts(end.measured, end.missing_nodes, rule), rule)
+
+
+def _unfit_of_devices(document: Mapping[str, Any] | None) -> list[str]:
+    return ((document or {}).get("exclude") or "").split(",")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A recipe that is trained under a label, here or in jobs, as often as it takes."""
+
+    recipe: ChosenRecipe
+    label: str
+    name: str
+    """A suffix of the names of its parts; empty if there is one training alone."""
+    place: Place
+    nodes: Sequence[str]
+    before: str | None
+    """The label of the acceptance that it is compared with."""
+    variables: Mapping[str, str]
+
+    def train(self, parts: Parts, findings: Findings, terms: Terms) -> None:
+        """Trains in rounds until the verdict is settled, and enough repeats are made, or the time is up."""
+        repeats, limit_s = self._first_repeats(), terms.minutes * 60
+        done, spent_s = 0, 0.0
+        while True:
+            result = self._round(parts, repeats)
+            findings.add(runs_row(f"runs{self.name}", result, repeats))
+            if result.exit_code:
+                return
+            done, spent_s = repeats, spent_s + result.seconds
+            wanted = 0 if terms.set_name else self._judge(parts, findings, repeats)
+            wanted = max(wanted, LEAST_REPEATS - repeats)
+            possible = int((limit_s - parts.seconds) / (spent_s / done)) if spent_s else 0
+            if self.nodes or min(wanted, possible) < 1:
+                return
+            repeats += min(wanted, possible)
+
+    def _first_repeats(self) -> int:
+        if self.recipe.gpu_type in (None, CPU) or self.nodes:
+            return LEAST_REPEATS
+        return 1 if len(self.recipe.dtypes) > 1 else 2
+
+    def _round(self, parts: Parts, repeats: int) -> PartResult:
+        name, words = f"runs{self.name}-{repeats}", self.recipe.arguments()
+        words += ["--repeats", str(repeats), "--label", self.label]
+        seconds = repeats * self.recipe.run_s
+        if not self.nodes:
+            return parts.do(name, "run", *words, seconds=seconds, variables=self.variables)
+        scale = self.recipe.scale or self.place.per_node * len(self.nodes)
+        words += [] if self.recipe.scale else ["--scale", str(scale)]
+        nodes = self.nodes[: -(-scale // self.place.per_node)]
+        words += [*self.place.scheduler_words, "--nodelist", ",".join(nodes)]
+        queued = parts.do(f"{name}-job", "submit", *words, "--yes", seconds=READ_S).document
+        ids = [job["job_id"] for job in queued["jobs"]] if queued else ["JOBS"]
+        return parts.do(name, "jobs", "wait", *ids, seconds=JOB_S + seconds)
+
+    def _judge(self, parts: Parts, findings: Findings, repeats: int) -> int:
+        """Adds the verdicts, and returns how many more runs would settle them."""
+        wanted = 0
+        if self.recipe.has_figure or self.recipe.gpu_type not in (None, CPU):
+            result = parts.do(f"verdict{self.name}-{repeats}", "judge", self.label, seconds=READ_S)
+            findings.add(*verdict_rows(f"verdict{self.name}", result))
+            wanted = more_runs_needed(result)
+        if self.before:
+            name, against = f"change{self.name}", ["--against", self.before]
+            result = parts.do(f"{name}-{repeats}", "judge", self.label, *against, seconds=READ_S)
+            findings.add(*verdict_rows(name, result, "the acceptance before"))
+            wanted = max(wanted, more_runs_needed(result))
+        return wanted
+
+
+def _trainings(
+    request: AcceptanceRequest,
+    place: Place,
+    recipe: ChosenRecipe,
+    number: int | None,
+    nodes: Sequence[str],
+    before: Path | None,
+) -> list[Training]:
+    """One of all GPUs; of a proxy on one GPU one for each GPU, because a slow one would not show."""
+    each = place.visible if recipe.scale == 1 and len(place.visible) > 1 else (None,)
+    recipe_name = "" if number is None else f"-{number + 1}"
+    names = [recipe_name if gpu is None else f"{recipe_name}-gpu{index}" for index, gpu in enumerate(each)]
+    return [
+        Training(
+            recipe=recipe,
+            label=f"{request.label}{name}",
+            name=name,
+            place=place,
+            nodes=nodes,
+            before=f"accept-{before.name}{name}" if before else None,
+            variables={} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu},
+        )
+        for gpu, name in zip(each, names, strict=True)
+    ]
+
+
+def conclude(
+    findings: Findings, place: Place, request: AcceptanceRequest, seconds: float, page: Path, archive: Path
+) -> AcceptanceResult:
+    rows = tuple(findings.rows.values())
+    verdict, sentence = answer(rows, place.subject)
+    return AcceptanceResult(
+        verdict=verdict,
+        sentence=sentence,
+        subject=place.subject,
+        started_at=request.started_at,
+        seconds=seconds,
+        label=request.label,
+        parts=rows,
+        unfit=tuple(findings.unfit),
+        page=str(page),
+        archive=str(archive),
+    )
+
+
+def answer(
+    rows: Sequence[AcceptancePart], subject: str
+) -> tuple[Literal["pass", "fail", "regressed", "inconclusive"], str]:
+    """The verdict on all, and one sentence: the worst thing first."""
+
+    def texts(*names: str) -> str:
+        return "; ".join(f"{row.name}: {row.value}" for row in rows if row.status in names)
+
+    if failed := texts("fail", "invalid"):
+        return "fail", f"{subject}: not fit: {failed}"
+    if slower := texts("regressed"):
+        return "regressed", f"{subject}: slower than it should be: {slower}"
+    if unsettled := texts("inconclusive", "not comparable"):
+        return "inconclusive", f"{subject}: nothing wrong was found, and its speed is not settled: {unsettled}"
+    if settled := "; ".join(f"{row.name}: {row.value}" for row in rows if row.status in COMPARED and row.reference):
+        return "pass", f"{subject}: as fast as it should be: {settled}"
+    what = f"{subject}: nothing wrong was found, and there is no figure to compare its speed with yet"
+    return "inconclusive", f"{what}: the next 'llmb accept' is compared with this one"

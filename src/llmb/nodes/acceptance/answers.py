@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of an acceptance, from the documents that commands print."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from llmb.base.shown_text import counted, listed
+from llmb.nodes.acceptance.parts import AcceptancePart, PartResult, Status
+from llmb.runs.result import WORST
+
+MOST_NAMES = 4
+"""Names in a row; the others are counted."""
+Document = Mapping[str, Any]
+
+
+def _command(result: PartResult) -> str:
+    return " ".join(("llmb", *result.command))
+
+
+def _reports(result: PartResult) -> Sequence[Document]:
+    document = result.document or {}
+    return document.get("nodes") or ([document] if "checks" in document else [])
+
+
+def unfit_of_checks(result: PartResult) -> list[str]:
+    """Nodes of which a check fails, or that gave no answer."""
+    return [one["node"] for one in _reports(result) if one["status"] == "fail" or _no_answer(one)]
+
+
+def _no_answer(report: Document) -> bool:
+    return any(check["name"] == "nodes_answer" and check["status"] != "pass" for check in report["checks"])
+
+
+def checks_row(result: PartResult) -> AcceptancePart:
+    """One row for the checks of one node or of several."""
+    reports = _reports(result)
+    checks = [(one["node"], check["name"], check["status"]) for one in reports for check in one["checks"]]
+    failed = [f"{node} {name}" for node, name, status in checks if status == "fail"]
+    warned = sum(status == "warn" for _, _, status in checks)
+    status: Status = "fail" if failed else "warn" if warned else "pass"
+    passed = counted(sum(status == "pass" for _, _, status in checks), "check")
+    value = (
+        f"{listed(failed, MOST_NAMES)} failed" if failed else f"{passed} passed{f', {warned} warned' if warned else ''}"
+    )
+    if len(reports) > 1:
+        value += f", of {len(reports)} nodes"
+    return AcceptancePart(name="checks", status=status, value=value, command=_command(result))
+
+
+def devices_row(result: PartResult, document: Document | None) -> AcceptancePart:
+    """Name devices that are slower than the others at the same product."""
+    found = document or {}
+    slow = [
+        f"{one['node']} rank {one['local_rank']} is {one['below_median_pct']:.0f} % slow"
+        for one in found.get("devices", [])
+        if one["slow"]
+    ]
+    slow += [f"{one['node']} {one['part']}: {one['reason']}" for one in found.get("failed", [])]
+    slow += [f"{node} reported nothing" for node in found.get("missing_nodes", [])]
+    count, median = len(found.get("devices", [])), found.get("median_tflops")
+    value = "; ".join(slow[:MOST_NAMES]) or (
+        f"{median:.4g} TFLOPS, median of {count}" if median else result.error or ""
+    )
+    status: Status = "fail" if slow or (document is None and result.exit_code) else "pass"
+    return AcceptancePart(name="devices", status=status, value=value, command=_command(result))
+
+
+def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
+    """Nodes measured in pairs: which are unfit."""
+    nodes = (document or {}).get("nodes", [])
+    unfit = [f"{one['node']}: {'; '.join(one['evidence'])}" for one in nodes if one["fit"] is False]
+    value = "; ".join(unfit) or f"{sum(one['fit'] is True for one in nodes)} of {len(nodes)} nodes are fit"
+    status: Status = "fail" if unfit or (document is None and result.exit_code) else "pass"
+    return AcceptancePart(name="pairs", status=status, value=value, command=_command(result))
+
+
+def measured_row(name: str, result: PartResult, before: PartResult | None) -> AcceptancePart:
+    """The bandwidth at the largest size, beside the peak, or what the acceptance before measured. It is not judged."""
+    largest, earlier = _largest(result), _largest(before) if before else None
+    if largest is None:
+        status: Status = "fail" if result.exit_code else "measured"
+        return AcceptancePart(name=name, status=status, value=result.error or "", command=_command(result))
+    peak = largest.get("peak_pct")
+    reference = f"{peak:.0f} % of the peak" if peak else f"{_speed(earlier):.4g} GB/s before" if earlier else None
+    wrong = largest.get("wrong") or result.exit_code
+    value = f"{_speed(largest):.4g} GB/s" + (f"; {result.error}" if wrong and result.error else "")
+    status = "fail" if wrong else "measured"
+    return AcceptancePart(name=name, status=status, value=value, reference=reference, command=_command(result))
+
+
+def _largest(result: PartResult | None) -> Document | None:
+    rows = (result.document or {}).get("measurements", []) if result else []
+    return max(rows, key=lambda row: row["size_bytes"] or 0, default=None)
+
+
+def _speed(row: Document) -> float:
+    return float(row["bus_bandwidth_gb_per_s"] or row["bandwidth_gb_per_s"])
+
+
+def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
+    """Runs of each recipe, with their mean step times."""
+    document = result.document or {}
+    command = _command(result)
+    if result.exit_code:
+        status: Status = "invalid" if result.exit_code == 6 else "fail"
+        return AcceptancePart(name=name, status=status, value=result.error or "a run failed", command=command)
+    rows = document.get("rows") or []
+    steps = [f"{row['step_time_s']:.4g} s" for row in rows if row["step_time_s"]]
+    value = f"{counted(repeats, 'run')}{' each' if len(rows) > 1 else ''}: {', '.join(steps)} a step" if steps else ""
+    return AcceptancePart(name=name, status="measured", value=value or counted(repeats, "run"), command=command)
+
+
+def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
+    """A row for each recipe: the worst of its verdicts. ``against`` replaces the kind of the reference."""
+    by_recipe: dict[str, list[Document]] = {}
+    for one in (result.document or {}).get("judged", []):
+        by_recipe.setdefault(one["recipe"], []).append(one)
+    rows = []
+    for recipe, verdicts in by_recipe.items():
+        one = min(verdicts, key=lambda each: WORST.index(each["verdict"]))
+        reference, delta = one["reference"], one["delta_pct"]
+        compared = f"{abs(delta):.1f} % {'slower' if delta > 0 else 'faster'}" if delta is not None else one["reason"]
+        if delta is not None and one["verdict"] == "inconclusive":
+            compared += f", {one['reason']}"
+        text = f"{reference['step_time_s']:.4g} s, {against or reference['kind']}" if reference else None
+        status = one["verdict"]
+        if status == "regressed" and one["soft"] and reference["kind"] == "prediction":
+            status, compared = "inconclusive", f"{compared}, and predictions are of other software"
+        assert status in get_args(Status)
+        step = f"{one['step_time_s']:.4g} s a step, " if one["step_time_s"] else ""
+        own = f"{name} {' '.join(recipe.split()[1:3])}" if len(by_recipe) > 1 else name
+        rows.append(
+            AcceptancePart(name=own, status=status, value=f"{step}{compared}", reference=text, command=_command(result))
+        )
+    return rows
+
+
+def more_runs_needed(result: PartResult) -> int:
+    """How many more runs would settle what is inconclusive; 0 if nothing is, or if no reasonable number would."""
+    return max((one["more_runs"] or 0 for one in (result.document or {}).get("judged", [])), default=0)

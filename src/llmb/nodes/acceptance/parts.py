@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of an acceptance: each is a command of llmb, called as a program of its own, whose result is kept.
+
+A part that has a result is not done again, so an acceptance that was killed continues where it was.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError, RunFailed, UsageError, UserInterrupt
+from llmb.base.processes import Interrupted, Process, started_program
+from llmb.catalogue.records import Record
+from llmb.runs.folder import ROOT_VARIABLES, read_stored, write_atomically, writing
+
+ANSWERS = (0, 4, 5, 6)
+"""Exit codes of commands that have done what they were called for: a failed check and a lost verdict are results."""
+ERRORS: Mapping[int, type[LlmbError]] = {2: UsageError, 3: EnvironmentProblem, 7: InfrastructureError}
+Status = Literal[
+    "pass", "warn", "measured", "improved", "fail", "regressed", "inconclusive", "not comparable", "invalid", "left out"
+]
+
+
+class PartResult(Record):
+    """The output of a command, and how it ended: ``NAME.json`` in the folder of the acceptance."""
+
+    schema_version: Literal[1] = 1
+    command: tuple[str, ...]
+    """The words after ``llmb``."""
+    exit_code: int
+    seconds: float
+    error: str | None = None
+    document: dict[str, Any] | None = None
+    """None for a command that prints none, and for a part that is only planned."""
+
+
+class AcceptancePart(Record):
+    """A row of the table of what was tried."""
+
+    name: str
+    status: Status
+    value: str
+    reference: str | None = None
+    """The figure that it was compared with, if any."""
+    command: str | None = None
+    """It does the same again."""
+
+
+class AcceptanceResult(Record):
+    """The answer: ``result.json``. Its keys are a contract."""
+
+    schema_version: Literal[1] = 1
+    verdict: Literal["pass", "fail", "regressed", "inconclusive"]
+    sentence: str
+    subject: str
+    started_at: str
+    seconds: float
+    label: str
+    """The label of its runs."""
+    parts: tuple[AcceptancePart, ...]
+    unfit: tuple[str, ...]
+    """The nodes that are not fit."""
+    page: str
+    archive: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """A part that is not done yet, and how long it may take."""
+
+    name: str
+    command: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one acceptance, done or, without a ``folder``, only planned."""
+
+    folder: Path | None
+    install: Path
+    on_line: Callable[[str], object]
+    say: Callable[[str], None]
+    planned: list[PlannedPart] = field(default_factory=list)
+    done: list[PartResult] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """The time that parts have taken, also in earlier calls."""
+        return sum(part.seconds for part in self.done)
+
+    def do(
+        self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None, json: bool = True
+    ) -> PartResult:
+        """The result of a command, which is called unless it is kept.
+
+        Raises the command's error if it is not one of ``ANSWERS``, UserInterrupt, and NotWritable.
+        """
+        if self.folder is None:
+            self.planned.append(PlannedPart(name, " ".join(("llmb", *command)), seconds))
+            return PartResult(command=command, exit_code=0, seconds=0)
+        path = self.folder / f"{name}.json"
+        if path.exists():
+            result = read_stored(path, PartResult)
+        else:
+            self.say(f"{name}: llmb {' '.join(command)}")
+            result = self._call(
+                command, {**os.environ, ROOT_VARIABLES[0]: str(self.install), **(variables or {})}, json
+            )
+            with writing(path):
+                write_atomically(path, result.model_dump_json(indent=2) + "\n")
+        self.done.append(result)
+        return result
+
+    def _call(self, command: Sequence[str], environ: Mapping[str, str], json_: bool) -> PartResult:
+        words = [sys.executable, "-P", "-m", "llmb.cli.main", *command, *(["--json"] if json_ else [])]
+        began, document = time.monotonic(), None
+        with tempfile.TemporaryFile() as output:
+            try:
+                with started_program(words, output, subprocess.PIPE, environ) as process:
+                    error = self._relay(process)
+            except Interrupted as signal:
+                raise UserInterrupt(
+                    f"interrupted by {signal}", do="the same command continues where it was"
+                ) from signal
+            output.seek(0)
+            if json_ and (text := output.read()):
+                document = json.loads(text)
+        _raise_unless_answered(process.returncode, error or {}, command)
+        return PartResult(
+            command=tuple(command),
+            exit_code=process.returncode,
+            seconds=time.monotonic() - began,
+            error=(error or {}).get("what"),
+            document=document,
+        )
+
+    def _relay(self, process: Process) -> dict[str, Any] | None:
+        """Passes messages on, and returns the error, which is the last of them."""
+        error = None
+        assert process.stderr is not None
+        with process.stderr as lines:
+            for line in lines:
+                text = line.decode(errors="replace")
+                if text.startswith('{"error"'):
+                    error = json.loads(text)["error"]
+                else:
+                    self.on_line(text)
+        process.wait()
+        return error
+
+
+def _raise_unless_answered(code: int, error: Mapping[str, Any], command: Sequence[str]) -> None:
+    if code in ANSWERS:
+        return
+    how = f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+    where = error.get("where") or f"llmb {' '.join(command)}"
+    raise ERRORS.get(code, RunFailed)(error.get("what") or how, where=where, do=error.get("do"))

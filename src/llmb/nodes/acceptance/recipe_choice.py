@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe that an acceptance trains on the GPUs there are."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import CPU, Request, gpu_types_of, listed_scales, resolve, sizes_of
+from llmb.predict.prediction import predicted_step
+from llmb.runs.choices import Choices
+from llmb.runs.plan import make_plan
+from llmb.verdict.expectations_file import AcceptanceSet
+from llmb.verdict.published_verdict import figure_of
+
+TINY = ("pretrain_llama3.1", "tiny")
+PROXY = ("pretrain_llama3.1", "8b")
+DTYPES = ("bf16", "fp8")
+PRETRAINING = "pretrain_"
+"""Fine-tuning needs data and weights that are prepared first."""
+START_S, TINY_S = 90.0, 15.0
+"""The time from the start of a run to its first step, compilation included; and that of a tiny one to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRecipe:
+    """A model at a scale, in one or several dtypes. None is the default of ``llmb run``."""
+
+    workload: str
+    size: str
+    dtypes: tuple[str, ...] = ()
+    scale: int | None = None
+    gpu_type: str | None = None
+    has_figure: bool = False
+    run_s: float = TINY_S
+    """The expected time of one run in each dtype together."""
+
+    def arguments(self) -> list[str]:
+        words = ["-w", self.workload, "-s", self.size]
+        words += ["--dtype", ",".join(self.dtypes)] if self.dtypes else []
+        words += ["--scale", str(self.scale)] if self.scale else []
+        return words + (["--gpu-type", self.gpu_type] if self.gpu_type else [])
+
+
+def choose_recipes(
+    catalogue: Catalogue, wanted: Request | None, accepted: AcceptanceSet | None, gpu_type: str | None, gpus: int
+) -> list[ChosenRecipe]:
+    """The recipes to train: those of the acceptance set, the wanted one, or the one with a published layout of all
+    ``gpus``, else a proxy on one GPU. On a CPU, and on a GPU that the catalogue lacks, a tiny model.
+
+    Raises UsageError for a recipe that does not exist, and a set of another GPU type or of more GPUs.
+    """
+    if accepted:
+        return list(_of_set(catalogue, accepted, gpu_type, gpus))
+    if wanted:
+        scale = wanted.scale or (gpus if gpu_type else None)
+        if scale and scale > gpus:
+            raise UsageError(f"--scale is {scale}, and there are {gpus} GPUs", do="lower --scale")
+        request = replace(wanted, gpu_type=gpu_type or wanted.gpu_type, scale=scale)
+        return [_chosen(catalogue, request, [wanted.dtype] if wanted.dtype else [])]
+    if gpu_type in (None, CPU):
+        return [ChosenRecipe(*TINY, scale=gpus if gpu_type is None and gpus else None)]
+    whole = [_chosen(catalogue, request, DTYPES) for request in _whole_models(catalogue, str(gpu_type), gpus)]
+    if not whole:
+        return [_chosen(catalogue, Request(workload=PROXY[0], size=PROXY[1], scale=1, gpu_type=gpu_type), DTYPES)]
+    return [max(whole, key=lambda one: (one.scale or 0, one.has_figure, -one.run_s))]
+
+
+def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Request]:
+    """Documented pre-training of whole models, each at the largest published scale that the GPUs allow."""
+    for name, workload in catalogue.workloads.items():
+        for size in sizes_of(workload) if name.startswith(PRETRAINING) else ():
+            request = Request(workload=name, size=size, gpu_type=gpu_type)
+            if gpu_type not in gpu_types_of(workload, size) or size == TINY[1]:
+                continue
+            scales = listed_scales(catalogue, request).get(DTYPES[0])
+            fitting = [scale for scale in scales.full if scale <= gpus] if scales else []
+            if fitting and resolve(catalogue, replace(request, scale=max(fitting))).document:
+                yield replace(request, scale=max(fitting))
+
+
+def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None, gpus: int) -> Iterator[ChosenRecipe]:
+    if gpu_type != accepted.gpu_type:
+        what = f"acceptance set {accepted.name} is for {accepted.gpu_type}, and this is {gpu_type or 'an unknown GPU'}"
+        raise UsageError(what, do="choose another set, or leave --set out")
+    most = max(recipe.scale for recipe in accepted.recipes)
+    if most > gpus:
+        raise UsageError(f"acceptance set {accepted.name} needs {most} GPUs, and there are {gpus}")
+    for key in dict.fromkeys((one.workload, one.size, one.scale) for one in accepted.recipes):
+        dtypes = [one.dtype.value for one in accepted.recipes if (one.workload, one.size, one.scale) == key]
+        request = Request(workload=key[0], size=key[1], scale=key[2], gpu_type=gpu_type)
+        yield _chosen(catalogue, request, dtypes)
+
+
+def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> ChosenRecipe:
+    """Choose those of ``dtypes`` that the recipe has; its default if there are none. Raises UsageError."""
+    recipes = list(_resolved(catalogue, request, dtypes)) or [resolve(catalogue, request)]
+    first = recipes[0]
+    return ChosenRecipe(
+        request.workload,
+        request.size,
+        tuple(recipe.dtype.value for recipe in recipes) if dtypes else (),
+        first.scale,
+        first.gpu_type,
+        has_figure=any(not isinstance(figure_of(recipe), Missing) for recipe in recipes),
+        run_s=sum(_run_s(catalogue, recipe) for recipe in recipes),
+    )
+
+
+def _resolved(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> Iterator[Recipe]:
+    for dtype in dtypes:
+        try:
+            yield resolve(catalogue, replace(request, dtype=dtype))
+        except UsageError:
+            if len(dtypes) == 1:
+                raise
+
+
+def _run_s(catalogue: Catalogue, recipe: Recipe) -> float:
+    """Estimate the time of one run by the published step, else the predicted one."""
+    if recipe.gpu_type == CPU or recipe.size == TINY[1]:
+        return TINY_S
+    plan = make_plan(recipe, Choices(), device="cuda")
+    figure, predicted = figure_of(recipe), predicted_step(catalogue, plan)
+    step_s = figure.step_time_s if not isinstance(figure, Missing) else predicted.step_time_s if predicted else None
+    return START_S + plan.steps * (step_s or 0)
