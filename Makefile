@@ -26,7 +26,7 @@ help:
 	@echo "make accuracy   fit the rates of predictions, and write docs/reference/prediction-accuracy.md again"
 	@echo "make golden     rewrite the batch scripts that tests compare with"
 	@echo "make reference  regenerate pages of docs/reference"
-	@echo "make picture    draw docs/report.png and make docs/gallery.html again, of runs made for them (3 minutes on 2 cores)"
+	@echo "make picture    draw docs/report.png and make docs/gallery.html again, of runs made for them (2 minutes on 2 cores)"
 	@echo "make schemas    store the schemas of JSON documents anew, where keys were added"
 
 setup: $(VENV)/.run

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results and steps as tables, of one list of columns: CSV, JSON lines, Parquet, OpenMetrics."""
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hint
 
 from llmb.base.errors import EnvironmentProblem
 from llmb.base.missing import Missing
-from llmb.base.shown_text import csv_value
 from llmb.catalogue.records import PARALLEL, Convention, Window
 from llmb.launch.programs.conclude import EndedRun
+from llmb.report.table import write_csv_rows
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import new_file
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
@@ -206,9 +205,7 @@ def write_tables(
 def write_csv(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> None:
     """A value that is not known is empty; a number that is not finite is ``nan``, ``inf`` or ``-inf``."""
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        writer = csv.DictWriter(file, [column.name for column in columns], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows_of(columns, rows))
+        write_csv_rows(file, [column.name for column in columns], rows_of(columns, rows))
 
 
 def data_frame(columns: Sequence[ExportColumn[Row]], rows: Iterable[Row]) -> "pandas.DataFrame":

@@ -192,10 +192,14 @@ def number_column(
 def csv_text(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """A header and a line for each row; an unknown value is an empty field, and other values are left out."""
     lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(names), extrasaction="ignore", lineterminator="\n")
+    write_csv_rows(lines, list(names), rows)
+    return lines.getvalue()
+
+
+def write_csv_rows(file: io.TextIOBase, names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
-    return lines.getvalue()
 
 
 def html_table(table: Table) -> str:

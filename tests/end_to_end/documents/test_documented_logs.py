@@ -12,18 +12,9 @@ EPOCH = (
     "consumed_samples=12600.0, train_step_timing in s=12.80]\n"
 )
 """24.11, line 18."""
-LLAMA_8B = (
-    "Training epoch 0, iteration 49/49 | lr: 7.496e-06 | global_batch_size: 128 | global_step: 49 | peak_memory_usage: "
-    "70833405952 | memory_allocated: 44271689728 | reduced_train_loss: 11.96 | train_step_timing in s: 12.39 | "
-    "consumed_samples: 6400\n"
-)
-"""25.04 Llama 3.1, line 36."""
-NEMOTRON_15B = (
-    "Training epoch 0, iteration 49/49 | lr: 4.491e-06 | global_batch_size: 256 | global_step: 49 | peak_memory_usage: "
-    "72972500992 | memory_allocated: 34466545664 | reduced_train_loss: 12.81 | train_step_timing in s: 2.693 | "
-    "consumed_samples: 12800\n"
-)
-"""25.04 Nemotron4, line 35."""
+LINES = Path(__file__).parents[2] / "data" / "documented_logs"
+LLAMA_8B, NEMOTRON_15B = (path.read_text() for path in sorted(LINES.rglob("*.out")))
+"""25.04: Llama 3.1, line 36, and Nemotron4, line 35."""
 MAVERICK = "sft_llama4_e128_bf16_32nodes_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32"
 LORA = "lora_llama3_70b_bf16_2nodes_tp1_pp4_cp1_vp20_ep1_etpNone_mbs1_gbs64"
 

@@ -18,7 +18,7 @@ from llmb.report.page.figures import Figure, history_figure, run_figures, scalin
 from llmb.report.parse_report import one_mfu
 from llmb.report.plan_report import plan_title
 from llmb.report.run_report import cv_pct, machine_table, run_table
-from llmb.report.table import Column, Table, cell, number_column, result_table, rows_table, table_of
+from llmb.report.table import Column, Table, cell, facts_table, number_column, rows_table, table_of
 from llmb.report.trace_report import network_table
 from llmb.report.verdict_report import explanation_tables, interval_pct, reference_s, signed_pct, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, by_reason, flaw_of, grouped
@@ -28,9 +28,9 @@ from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import LOCAL, RunRecord
 from llmb.runs.result import BETTER, WORST, VerdictName
-from llmb.verdict.catalogue_figures import NEEDED
+from llmb.verdict.catalogue_figures import NEEDED, with_catalogue_figures
 from llmb.verdict.explain_run import explain_judged
-from llmb.verdict.judge_run import LEAST_EARLIER, Judged, is_pretended, title_of_run
+from llmb.verdict.judge_run import LEAST_EARLIER, Judged, is_pretended
 from llmb.verdict.judgement import TOO_MANY_RUNS, headline
 
 MOST_DIFFERING = 3
@@ -148,9 +148,9 @@ def gather(found: RunSet, against: Against, install: Path, say: Callable[[str], 
     shown = [[run for run in repeats if flaw_of(run) is None][-1:] or repeats[-1:] for repeats in groups]
     judged = judge_runs([run for some in (groups if against.runs else shown) for run in some], against, install, say)
     by_run = {run.counted_as: one for one in judged for run in one.runs}
-    titles = _titles(groups)
+    titles = _titles(groups, [by_run[run.counted_as].title for (run,) in shown])
     sections = [
-        _section(anchor, title, by_run[run.counted_as], run, repeats, against.runs)
+        _section(anchor, title, by_run[run.counted_as], _with_rates(run), repeats, against.runs)
         for anchor, title, (run,), repeats in zip(_anchors(titles, groups), titles, shown, groups, strict=True)
     ]
     sections.sort(key=lambda section: WORST.index(section.verdict))
@@ -198,9 +198,15 @@ def _section(
     )
 
 
-def _titles(groups: Sequence[Sequence[AnalyzedRun]]) -> list[str]:
+def _with_rates(run: AnalyzedRun) -> AnalyzedRun:
+    """Return a log with the catalogue's throughput and MFU of the recipe that it is of."""
+    return with_catalogue_figures([run], Catalogue())[0] if run.log and run.record is None else run
+
+
+def _titles(groups: Sequence[Sequence[AnalyzedRun]], judged: Sequence[str]) -> list[str]:
     """Return the recipe of each group; for groups with the same recipe, also the differences in configuration."""
-    titles = [plan_title(runs[0].record.plan) if runs[0].record else title_of_run(runs[0]) for runs in groups]
+    pairs = [(runs[0].record, title) for runs, title in zip(groups, judged, strict=True)]
+    titles = [plan_title(record.plan) if record else title for record, title in pairs]
     alike: dict[str, list[AnalyzedRun]] = {}
     for title, runs in zip(titles, groups, strict=True):
         alike.setdefault(title, []).append(runs[0])
@@ -240,8 +246,7 @@ def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
     yield _values_table("Conditions: may differ between runs", run.conditions)
     if run.record is not None:
         record = run.record
-        table = result_table("Record", "key", "value")
-        values = {
+        facts = {
             "run": record.id,
             "program": record.program,
             "started": record.started_at,
@@ -254,12 +259,8 @@ def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
             "scheduler's job": record.job.job_id if record.job else None,
             "attempts": len(record.attempts) or None,
         }
-        for name, value in values.items():
-            if value is not None:
-                table.add_row(name, str(value))
-        for name, value in record.variables.items():
-            table.add_row(f"variable {name}", value)
-        yield table
+        variables = {f"variable {name}": value for name, value in record.variables.items()}
+        yield facts_table("Record", {**facts, **variables}.items())
         if run.record.result and (network := run.record.result.network):
             yield network_table(network)
         if run.record.result and (machine := run.record.result.machine):

@@ -383,31 +383,29 @@ def scaling_figures(runs: Sequence[AnalyzedRun]) -> Iterator[Figure]:
 
 def _scaling_figure(place: int, recipe: str, scales: Mapping[int, AnalyzedRun]) -> Figure:
     points = [(float(gpus), value) for gpus, run in scales.items() if (value := _tokens_per_gpu(run)) is not None]
-    first = points[0][1]
-    batches = {run.recipe.layout.gbs for run in scales.values() if run.recipe}
-    kind = "the same global batch size" if len(batches) == 1 else "larger global batch sizes"
     others = {gpus: {one.name: one for one in figures_beside(run)} for gpus, run in scales.items()}
+    first, (last, value) = points[0][1], points[-1]
+    batches = {run.recipe.layout.gbs for run in scales.values() if run.recipe}
     right = ("GPUs", "tokens/s per GPU", "efficiency %", *BESIDE, "global batch size")
     table = result_table(f"Scaling of {recipe}", *right, "run", "sources", right=right)
-    for (gpus, value), run in zip(points, scales.values(), strict=True):
-        batch = str(run.recipe.layout.gbs) if run.recipe else "unknown"
+    for (gpus, tokens), run in zip(points, scales.values(), strict=True):
         found = others[int(gpus)]
         beside = [cell(found[kind].tokens_per_s_per_gpu) if kind in found else "" for kind in BESIDE]
-        efficiency, sources = (
-            percent(100 * value / first),
-            "; ".join(f"{one.name}: {one.source}" for one in found.values()),
-        )
-        table.add_row(f"{gpus:g}", number(value), efficiency, *beside, batch, run.id, sources)
-    name = f"scaling-{place}"
-    line = Line("measured", BLUE, points)
+        figures = (number(tokens), percent(100 * tokens / first), *beside)
+        batch = str(run.recipe.layout.gbs) if run.recipe else "unknown"
+        table.add_row(f"{gpus:g}", *figures, batch, run.id, "; ".join(map(_source, found.values())))
     marked = [Marked("", "o", BLUE, points), *_marks(others)]
-    drawing = series_chart(name, [line], ("GPUs", "tokens/s per GPU"), marked=marked, level=first, doubling=True)
-    last, value = points[-1]
-    efficiency = percent(100 * value / first)
+    axes, lines = ("GPUs", "tokens/s per GPU"), [Line("measured", BLUE, points)]
+    drawing = series_chart(f"scaling-{place}", lines, axes, marked=marked, level=first, doubling=True)
     few, many = (counted(round(count), "GPU") for count in (points[0][0], last))
-    caption = f"with {kind}; dashed: as at {few}; at {many} {efficiency} % of it"
-    named = dict.fromkeys(f"{one.name}: {one.source}" for found in others.values() for one in found.values())
+    kind = "the same global batch size" if len(batches) == 1 else "larger global batch sizes"
+    caption = f"with {kind}; dashed: as at {few}; at {many} {percent(100 * value / first)} % of it"
+    named = dict.fromkeys(_source(one) for found in others.values() for one in found.values())
     return Figure(f"Scaling of {recipe}", "; ".join([caption, *named]), drawing, table)
+
+
+def _source(one: Beside) -> str:
+    return f"{one.name}: {one.source}"
 
 
 def _marks(others: Mapping[int, Mapping[str, Beside]]) -> Iterator[Marked]:
