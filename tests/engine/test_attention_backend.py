@@ -98,10 +98,10 @@ def test_a_trial_times_all_layers(alone: Alone) -> None:
     cores = attention_cores(prepare_stages(plan, ranks))
     assert {core.reach.chunk for core in cores} == {None, plan.recipe.model.chunked_attention.chunk_size}
     for backend in OPERATORS:
-        trial = attempt(cores, plan, ranks, backend, True)
-        assert trial.problem is None
-        assert trial.milliseconds > 0
-    assert attempt(cores, plan, ranks, "math", False).milliseconds is None
+        trials = attempt(cores, plan, ranks, backend, True)
+        assert [(trial.problem, trial.repeats_heads) for trial in trials] == [(None, False), (None, True)]
+        assert all(trial.milliseconds > 0 for trial in trials)
+    assert attempt(cores, plan, ranks, "math", False)[0].milliseconds is None
 
 
 def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +112,10 @@ def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, mon
 
     plan, ranks = alone(document_tokens=40)
     cores, on_gpu = attention_cores(prepare_stages(plan, ranks)), plan.model_copy(update={"device": "cuda"})
-    found = [attempt(cores, on_gpu, ranks, "varlen", False)]
+    found = attempt(cores, on_gpu, ranks, "varlen", False)
     for module in (attention, attention_backend):
         monkeypatch.setattr(module, "varlen_attn", of_torch_2_11)
-    found.append(attempt(cores, on_gpu, ranks, "varlen", False))
+    found += attempt(cores, on_gpu, ranks, "varlen", False)
     assert [(trial.problem, trial.repeats_heads) for trial in found] == [(None, False), (None, True)]
     heads, segments = torch.randn(8, 2, 4), Segments(torch.tensor([0, 8]), torch.tensor([0, 8]), None)
     assert attention.varlen_kernel(heads, heads, heads, segments, SegmentOptions(8)) is heads
@@ -191,7 +191,7 @@ def test_every_layer_of_a_run_is_compared_with_exact_attention(
     plan, ranks = alone(workload, document_tokens=document_tokens, dtype=dtype, overrides={"seq_len": 192})
     cores = attention_cores(prepare_stages(plan, ranks))
     for backend in ("flash",) if document_tokens is None else ("flash", "varlen"):
-        assert attempt(cores, plan, ranks, backend, False).problem is None
+        assert attempt(cores, plan, ranks, backend, False)[0].problem is None
 
 
 def test_flash_attention_3_is_used_while_it_is_asked_for_and_where_it_is_installed(
@@ -199,10 +199,10 @@ def test_flash_attention_3_is_used_while_it_is_asked_for_and_where_it_is_install
 ) -> None:
     plan, ranks = alone()
     cores = attention_cores(prepare_stages(plan, ranks))
-    missing = attempt(cores, plan, ranks, "flash3", False)
+    (missing,) = attempt(cores, plan, ranks, "flash3", False)
     assert missing.problem == "No module named 'flash_attn_interface'"
     monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
-    incomplete = attempt(cores, plan, ranks, "flash3", False)
+    (incomplete,) = attempt(cores, plan, ranks, "flash3", False)
     assert incomplete.problem == "Module 'flash_attn_interface' does not expose FA3 forward kernels"
     kernels = SimpleNamespace(fwd=None, bwd=None)
     monkeypatch.setitem(torch.ops.__dict__, "flash_attn_3", kernels)

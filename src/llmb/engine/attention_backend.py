@@ -120,15 +120,15 @@ def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
 
 def attempt(
     cores: Sequence[CausalAttention], plan: EnginePlan, ranks: Ranks, backend: AttentionBackend, timed: bool
-) -> Trial:
+) -> list[Trial]:
     """Tries ``backend`` on the model's own attention. A collective; the result is the same on all ranks."""
     if backend == "varlen" and (problem := varlen_problem(plan)):
-        return Trial(backend=backend, problem=problem)
+        return [Trial(backend=backend, problem=problem)]
     measure = partial(try_layers, cores, plan, ranks, backend, timed=timed and ranks.is_first)
     if backend == "varlen" and plan.device == "cuda" and not groups_heads_of_documents():
-        return try_heads(backend, measure, ranks, repeats_heads=True)
+        return [try_heads(backend, measure, ranks, repeats_heads=True)]
     model = plan.recipe.model
-    return try_kernel(backend, measure, ranks, grouped=model.attention_heads != model.kv_heads)
+    return try_kernel(backend, measure, ranks, grouped=model.attention_heads != model.kv_heads, timed=timed)
 
 
 def try_layers(
@@ -167,12 +167,15 @@ Measure = Callable[[bool], BackendTrial]
 """Computes attention, whether with repeated heads."""
 
 
-def try_kernel(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool) -> Trial:
-    """Tries the heads as they are and, if a kernel does not support grouped ones, repeated ones."""
+def try_kernel(
+    backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool, timed: bool
+) -> list[Trial]:
+    """Tries the heads as they are; of grouped ones also repeated ones if these are needed, or may be faster."""
     trial = try_heads(backend, measure, ranks, repeats_heads=False)
-    if trial.problem is None or not grouped:
-        return trial
-    return try_heads(backend, measure, ranks, repeats_heads=True)
+    if not grouped or (trial.problem is None and not timed):
+        return [trial]
+    repeated = try_heads(backend, measure, ranks, repeats_heads=True)
+    return [trial, repeated] if trial.problem is None else [repeated]
 
 
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:

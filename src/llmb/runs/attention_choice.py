@@ -49,7 +49,7 @@ class Trial(Record):
 
     backend: AttentionBackend
     repeats_heads: bool = False
-    """The backend lacks grouped-query attention: each KV head is copied for every query head of its group."""
+    """Each KV head is copied for every query head of its group: it is needed, or tried because it may be faster."""
     milliseconds: float | None = None
     """Time of all attention layers of the first rank for one micro-batch; None if not timed."""
     distance: float | None = None
@@ -73,26 +73,24 @@ def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
     """Why the backend is unsupported on a device; None if it is supported."""
     if choice == "auto" or choice in BACKENDS[device]:
         return None
-    valid = ", ".join(("auto", *BACKENDS[device]))
-    return f"--attention-backend {choice} needs a GPU; on a CPU valid are {valid}"
+    return f"--attention-backend {choice} needs a GPU; on a CPU valid are {', '.join(('auto', *BACKENDS[device]))}"
 
 
 def try_backends(
-    choice: AttentionChoice, device: Device, attempt: Callable[[AttentionBackend, bool], Trial], *, packed: bool = False
+    choice: AttentionChoice, device: Device, attempt: Callable[..., list[Trial]], *, packed: bool = False
 ) -> list[Trial]:
-    """Tries the candidate backends. ``attempt`` tries one, and times it if its second argument is true.
-
+    """Tries the candidates. ``attempt`` tries one; it times it, with repeated heads too, if its last argument is true.
     ``auto`` times all fused backends of a GPU. A CPU takes the first that it can use, so that a run can be reproduced.
     """
     if choice != "auto":
-        return [attempt(choice, False)]
+        return attempt(choice, False)
     *fused, last = [backend for backend in BACKENDS[device] if packed or backend != "varlen"]
-    trials: list[Trial] = []
+    trials = list[Trial]()
     for backend in fused:
-        trials.append(attempt(backend, device == "cuda"))
+        trials += attempt(backend, device == "cuda")
         if device == "cpu" and able(trials):
             break
-    return trials if able(trials) else [*trials, attempt(last, False)]
+    return trials if able(trials) else [*trials, *attempt(last, False)]
 
 
 def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
@@ -108,12 +106,9 @@ def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
             do="leave --attention-backend out, or choose another",
         )
     best = min(usable, key=lambda trial: trial.milliseconds or 0.0)
+    why = _why(choice, best, usable)
     return AttentionReport(
-        choice=choice,
-        backend=best.backend,
-        repeats_heads=best.repeats_heads,
-        why=_why(choice, best, len(usable)),
-        trials=tuple(trials),
+        choice=choice, backend=best.backend, repeats_heads=best.repeats_heads, why=why, trials=tuple(trials)
     )
 
 
@@ -121,18 +116,23 @@ def able(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.problem is None]
 
 
-def _why(choice: AttentionChoice, best: Trial, usable: int) -> str:
+def _why(choice: AttentionChoice, best: Trial, usable: Sequence[Trial]) -> str:
     if choice != "auto":
         return "chosen"
     if best.milliseconds is None and best.backend == "varlen":
         return "it leaves out pairs of tokens of different documents"
     if best.milliseconds is None:
         return "the only one that computes this run's attention" if best.backend == "math" else "the only fused one"
-    return f"the fastest of {usable} that were timed" if usable > 1 else "the only fused one that can be used"
+    several = len({trial.backend for trial in usable})
+    why = f"the fastest of {several} that were timed" if several > 1 else "the only fused one that can be used"
+    for other in (trial for trial in usable if trial.backend == best.backend and trial is not best):
+        heads = "repeated" if other.repeats_heads else "grouped"
+        why += f"; with {heads} heads it takes {other.milliseconds:.3g} ms instead of {best.milliseconds:.3g} ms"
+    return why
 
 
 def problem_text(error: str, warnings: Sequence[str]) -> str:
     """Why torch rejected a backend: its warnings, except those about backends that were disabled, else its error."""
-    messages = [warning.partition(" (Triggered internally")[0] for warning in warnings]
+    messages = (warning.partition(" (Triggered internally")[0] for warning in warnings)
     reasons = [reason for reason in messages if "runtime disabled" not in reason and "not used because" not in reason]
     return "; ".join(dict.fromkeys(reasons)) or error.partition("\n")[0]

@@ -222,9 +222,9 @@ class AttentionChoices:
         return PreparedCall(call, context, backend=trial.backend, flushes=True)
 
     def _try(self, case: AttentionCase) -> Trial:
-        def attempt(backend: AttentionBackend, timed: bool) -> Trial:
+        def attempt(backend: AttentionBackend, timed: bool) -> list[Trial]:
             measure = partial(self._measure, case, backend, timed)
-            return try_kernel(backend, measure, None, grouped=case.heads != case.kv_heads)
+            return try_kernel(backend, measure, None, grouped=case.heads != case.kv_heads, timed=timed)
 
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
         try:
