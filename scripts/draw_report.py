@@ -34,7 +34,7 @@ def llmb(install: Path, *words: str, check: bool = True, slower: bool = False) -
 
 
 def draw(page: Path, picture: Path) -> None:
-    """Raises StopIteration if there is no browser."""
+    """Draw a page. Raises StopIteration if there is no browser."""
     program = next(found for name in BROWSERS if (found := shutil.which(name)))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])

@@ -38,7 +38,7 @@ def pages() -> dict[Path, str]:
 
 
 def with_blocks(page: str, blocks: Mapping[str, str]) -> str:
-    """What is between ``<!-- generated: NAME -->`` and ``<!-- end -->`` is replaced."""
+    """Replace the text between ``<!-- generated: NAME -->`` and ``<!-- end -->``."""
     return BLOCK.sub(lambda block: f"{block[1]} -->\n{blocks[block[1]]}", page)
 
 

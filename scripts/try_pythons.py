@@ -68,7 +68,7 @@ def ask(program: Path) -> Python | None:
 
 
 def pythons(environ: Mapping[str, str]) -> list[Python]:
-    """What is promised and here, each version once, the oldest first."""
+    """Return the versions that are promised and here, each once, the oldest first."""
     found = filter(None, map(ask, candidates(environ)))
     return sorted({one.version: one for one in found if one.version[1] in promised()}.values())
 

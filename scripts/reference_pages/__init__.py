@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is generated of the documentation: the page of the catalogue, and tables and sample outputs in others."""
+"""The generated parts of the documentation: the page of the catalogue, and tables and sample outputs in others."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is generated within pages: sample outputs, a step of llmb beside the published ones, variables of the documents.
+"""The generated blocks of pages: sample outputs, a step of llmb beside the published ones, variables of the documents.
 
 Made from code and catalogue, they are never old. The sample result is one of ``make demo`` on two cores.
 """
@@ -33,7 +33,7 @@ SCALES = (8, 16, 32, 64, 128)
 
 
 def all_blocks(catalogue: Catalogue) -> dict[str, str]:
-    """By the names that pages have for them."""
+    """Return the blocks by the names that pages have for them."""
     steps = {name: step_table(catalogue, document) for name, document in catalogue.documents.items()}
     return {**samples(catalogue), **steps, "variables": variables_table()}
 

@@ -13,7 +13,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from llmb.catalogue.records import Model
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.precision.apply import drop_kept, fuse_activations, fuse_rotation, join_casts, kept_in, layers_of
+from llmb.engine.precision.apply import (
+    caching_layers,
+    drop_cast_weights,
+    fuse_activations,
+    fuse_rotation,
+    join_casts,
+    layers_of,
+)
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.transformations import apply_compile, apply_recompute
 from llmb.runs.attention_choice import ProductDtype
@@ -53,7 +60,7 @@ def results(model: Decoder) -> dict[str, Tensor]:
 
 
 def keep(model: Decoder) -> None:
-    for layer in kept_in(model):
+    for layer in caching_layers(model):
         layer.keep_weight()
 
 
@@ -152,7 +159,7 @@ def test_joined_layers_keep_their_casts_in_one_matrix(models: dict[str, Model], 
     assert_equal(results(model), expected)
     values.copy_(torch.zeros_like(values))
     assert not torch.equal(results(model)["loss"], expected["loss"])
-    drop_kept([model])
+    drop_cast_weights([model])
     assert attention.qkv.kept is None
     assert attention.k_proj.kept is None
     assert_equal(results(model), expected)
@@ -195,7 +202,7 @@ def test_fp8_blocks_compile_once_for_all_layers(models: dict[str, Model], random
     for block in compiled.blocks():
         block.wrap("compute", partial(torch.compile, dynamic=False, backend=counter, fullgraph=True))
     assert_equal(results(compiled), results(eager))
-    drop_kept([compiled])
+    drop_cast_weights([compiled])
     keep(compiled)
     assert_equal(results(compiled), results(eager))
     assert counter.frame_count == 1

@@ -153,7 +153,7 @@ def try_layers(
         with attention_kernel(backend):
             results = once()
             if backend != "math":
-                exact = exact_attention(heads, gradient, *seen_keys(plan, ranks, kind))
+                exact = exact_attention(heads, gradient, *key_range(plan, ranks, kind))
                 distances += distances_of(results, exact)
                 if wrong := accuracy_problem(distances[-len(RESULTS) :], BOUNDS[results[0].dtype]):
                     return BackendTrial(None, max(distances), wrong)
@@ -251,7 +251,7 @@ def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents |
     return document_masks(model, places, places - starts.to(device)[:, places], layout.seq_len)
 
 
-def seen_keys(plan: EnginePlan, ranks: Ranks, reach: Reach) -> tuple[Tensor, Tensor]:
+def key_range(plan: EnginePlan, ranks: Ranks, reach: Reach) -> tuple[Tensor, Tensor]:
     """The first and the last key that each of this rank's queries attends to: [MBS or 1, queries]."""
     layout = plan.recipe.layout
     starts = first_documents(plan)

@@ -89,7 +89,7 @@ def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
 
 
 def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
-    """Raises EnvironmentProblem if a kernel computes something else."""
+    """Raise EnvironmentProblem if a kernel computes something else."""
     wrong = [
         f"{each.kernel}, {'x'.join(map(str, each.shape))}, on rank {each.rank}: "
         + ("not finite" if each.difference is None else f"{each.difference:.3g} times as far off as rounding explains")

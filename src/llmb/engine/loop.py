@@ -30,7 +30,7 @@ from llmb.engine.parallel.pipeline import Passes, build_passes
 from llmb.engine.precision.apply import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
 from llmb.engine.stages import prepare_stages, trained_parameters
-from llmb.engine.timing import ExpertLoadCounter, KnownStep, LayerTimes, StepReader
+from llmb.engine.timing import CompleteStep, ExpertLoadCounter, LayerTimes, StepReader
 from llmb.engine.transformations import token_keys, with_varying_segments
 from llmb.engine.watchdog import Progress
 from llmb.readers.logs.step_line import format_invalid_line, format_step_line
@@ -59,7 +59,7 @@ class Reporter:
         if self.rank_times:
             self.rank_times.close()
 
-    def report(self, known: KnownStep) -> None:
+    def report(self, known: CompleteStep) -> None:
         step = known.step
         if step.loss is None:
             # Not the line of a step, so that no program takes it for one.
@@ -262,7 +262,7 @@ def do_step(
     return loss, update(passes.stages, optimizers, plan.recipe.training, number), data
 
 
-def report_sound(steps: Sequence[KnownStep], reporter: Reporter | None) -> bool:
+def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bool:
     """Reports steps up to the first non-finite one; returns True if there is one."""
     for one in steps:
         if reporter:

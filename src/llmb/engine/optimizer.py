@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import OwnPart, StageMemory
+from llmb.engine.model.exchange import RankPart, StageMemory
 from llmb.engine.model.linear import local_tensor
 
 SMALLEST_NORM = 1e-6
@@ -32,7 +32,7 @@ class Trained:
     """
 
     parameter: nn.Parameter
-    part: OwnPart | None
+    part: RankPart | None
     master: Tensor
     first: Tensor
     second: Tensor

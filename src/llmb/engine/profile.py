@@ -117,7 +117,7 @@ class TorchRecorder:
 
 
 def pack(whole: Path, packed: Path) -> None:
-    """Raises OSError if there is nothing to compress: torch reports no error if it could not write a trace."""
+    """Compress a trace. Raises OSError if there is none: torch reports no error if it could not write it."""
     if not whole.exists() or not whole.stat().st_size:
         raise OSError(errno.EIO, "torch wrote no trace; is its disk full? TMPDIR sets another one", str(whole.parent))
     with whole.open("rb") as source, gzip.open(packed, "wb") as target:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from llmb.engine.collectives import Group
 from llmb.engine.model.decoder import Decoder, initialize
-from llmb.engine.model.exchange import Bucket, Peers, Reduction, Unit, cut, padded_size, sizes_of
+from llmb.engine.model.exchange import Bucket, Peers, Reduction, Unit, padded_size, sizes_of, split_flat
 from llmb.engine.model.linear import (
     GradientSum,
     Joined,
@@ -171,7 +171,7 @@ def empty(parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.
 def views(parameters: Sequence[nn.Parameter], flat: Tensor) -> list[Tensor]:
     """A tensor for each of the parameters, sharded like it; their local shards follow each other in ``flat``."""
     shapes = [local_tensor(parameter).shape for parameter in parameters]
-    parts = map(Tensor.view, cut(flat, sizes_of(parameters)), shapes)
+    parts = map(Tensor.view, split_flat(flat, sizes_of(parameters)), shapes)
     return [sharded_like(*each) for each in zip(parameters, parts, strict=True)]
 
 

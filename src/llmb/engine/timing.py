@@ -180,7 +180,7 @@ class RankStep(NamedTuple):
     chunked: float
 
 
-class KnownStep(NamedTuple):
+class CompleteStep(NamedTuple):
     """A step over all ranks. memory: this rank's. layer_s: of every rank."""
 
     step: Step
@@ -223,14 +223,14 @@ class StepReader:
             PendingStep(self.number, self.saving, self.began, ended, loss is not None, values, used, *of_host)
         )
 
-    def read(self, *, all_steps: bool) -> Iterator[KnownStep]:
+    def read(self, *, all_steps: bool) -> Iterator[CompleteStep]:
         """The steps to read now: ``all_steps``, or those that need no waiting."""
         left = 1 if self.queues and not all_steps else 0
         while len(self.pending) > left:
             yield self._read(self.pending.popleft())
         self.read_s = time.perf_counter()
 
-    def _read(self, pending: PendingStep) -> KnownStep:
+    def _read(self, pending: PendingStep) -> CompleteStep:
         """One step over all ranks that are there; every rank gets the same."""
         asked_s = time.perf_counter()
         pending.ended.wait()
@@ -282,7 +282,7 @@ class StepReader:
             else None,
             fp8=Fp8Counts(saturated_tensors=int(fp8[0]), not_finite_tensors=int(fp8[1])) if fp8 else None,
         )
-        return KnownStep(step, pending.memory, layer_times)
+        return CompleteStep(step, pending.memory, layer_times)
 
     def _exchange(self, mine: RankStep) -> list[RankStep]:
         """The values of every rank."""

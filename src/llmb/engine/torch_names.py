@@ -67,7 +67,7 @@ BENCH = ("torch.cuda._sleep",)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises EnvironmentProblem with those that this torch lacks."""
+    """Raise EnvironmentProblem with those that this torch lacks."""
     if missing := list(missing_names(names)):
         raise EnvironmentProblem(
             f"torch {torch.__version__} lacks what llmb uses of it: {', '.join(missing)}",
@@ -79,12 +79,12 @@ def check_names(names: Iterable[str]) -> None:
 def missing_names(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         try:
-            found(name)
+            resolve_name(name)
         except (ImportError, AttributeError):
             yield name
 
 
-def found(name: str) -> object:
+def resolve_name(name: str) -> object:
     """Return the object of a name with dots. Raises ImportError or AttributeError if there is none."""
     first, *rest = name.split(".")
     path = first

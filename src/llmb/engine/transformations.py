@@ -42,7 +42,7 @@ INDUCTOR = "inductor"
 
 
 aten = torch.ops.aten
-KEPT = frozenset(
+SAVED = frozenset(
     {
         aten.mm.default,
         aten._scaled_mm.default,
@@ -184,7 +184,7 @@ def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _policy(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:  # noqa: ARG001
-    return CheckpointPolicy.PREFER_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.PREFER_SAVE if op in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:

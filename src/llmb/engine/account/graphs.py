@@ -202,7 +202,7 @@ VIEW = torch.ops.aten._unsafe_view.default
 KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
 """Mark of a node within a kernel."""
-KEPT = ("primals", "tangents", "arg")
+LONG_LIVED = ("primals", "tangents", "arg")
 """Arguments that something else holds while the graph runs; others were kept for it alone."""
 
 
@@ -399,7 +399,7 @@ def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
             now += node_bytes(node)
             most = max(most, now)
         for buffer in reads[node]:
-            if last[buffer] == index and not (buffer.op == "placeholder" and buffer.name.startswith(KEPT)):
+            if last[buffer] == index and not (buffer.op == "placeholder" and buffer.name.startswith(LONG_LIVED)):
                 now -= node_bytes(buffer)
     return most
 

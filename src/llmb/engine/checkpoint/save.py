@@ -76,7 +76,7 @@ class ChecksumFileSystem(FileSystem):
 
 
 class Writer(FileSystemWriter):
-    """Raises the error of the operating system: torch.save hides a full disk behind an error about file positions.
+    """Writes, or raises the error of the operating system: torch.save hides a full disk behind one of file positions.
 
     The metadata that a save returns lists the written tensors: torch 2.11 adds them only to a copy of it. On the
     coordinator, ``checksums`` are those of all ranks' files, by name, once the save is finished.

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import OwnPart
+from llmb.engine.model.exchange import RankPart
 from llmb.engine.optimizer import AdamW
 from llmb.engine.precision.apply import scale_state
 
@@ -67,7 +67,7 @@ Places = Mapping[str, PartPlace]
 """Places by the names of tensors in a checkpoint."""
 
 
-def place_of(part: OwnPart) -> PartPlace:
+def place_of(part: RankPart) -> PartPlace:
     parameter = part.parameter.detach()
     shape, offset = tuple(parameter.shape), (0,) * parameter.ndim
     if isinstance(parameter, DTensor):

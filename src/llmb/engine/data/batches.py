@@ -221,7 +221,7 @@ class Loader:
                 self.ready.get(timeout=0.01)
 
     def step(self, number: int) -> StepData:
-        """Raises what the thread raised."""
+        """Return the data of the next step. Raises what the thread raised."""
         if number != self.next:
             raise ValueError(f"the loader is at step {self.next}, not {number}")
         self.next += 1

@@ -139,7 +139,7 @@ class PackedData:
         return int(max((np.diff(documents) - 1).max(), self.seq_len - filled.min()))
 
     def micro_batch(self, numbers: range) -> MicroBatch:
-        """Raises ValueError if a pack has a token outside the vocabulary."""
+        """Return the samples. Raises ValueError if a pack has a token outside the vocabulary."""
         rows, filled = zip(*(self._row(number) for number in numbers), strict=True)
         tokens, labels, starts = (torch.stack(parts) for parts in zip(*rows, strict=True))
         return MicroBatch(tokens, labels, starts, filled)

@@ -164,7 +164,7 @@ def activation_gradient_kernel(
 
 
 def _check_offsets(*strides: int) -> None:
-    """Raises ValueError if rows are so far apart that offsets within a tile need more than 32 bits."""
+    """Raise ValueError if rows are so far apart that offsets within a tile need more than 32 bits."""
     # One by one: the compiler would keep which of sizes that it does not know is the largest.
     for stride in strides:
         if stride > MAX_STRIDE:

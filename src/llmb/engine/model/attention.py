@@ -76,11 +76,10 @@ def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], lon
     starts: [batch, seq] int64, on the host: for each token of the full sequences, where its document begins.
     """
     document = tuple(_segments(starts, queries) for queries in ranges)
-    reach, seq_len = chunks_of(model).within(starts.shape[1]), starts.shape[1]
-    if reach.chunk is None:
-        return DocumentSegments(document, document, longest)
-    first_keys = reach.first_keys(torch.arange(seq_len), starts)
-    return DocumentSegments(document, tuple(_segments(first_keys, queries) for queries in ranges), longest)
+    reach = chunks_of(model).within(starts.shape[1])
+    first_keys = reach.first_keys(torch.arange(starts.shape[1]), starts)
+    chunk = document if reach.chunk is None else tuple(_segments(first_keys, queries) for queries in ranges)
+    return DocumentSegments(document, chunk, longest)
 
 
 def chunks_of(model: Model) -> Reach:
@@ -159,9 +158,8 @@ def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -
     """
     starts, reach = places - positions, chunks_of(model).within(keys)
     document = between(starts, places, keys)
-    if reach.chunk is None:
-        return Masks(document, document)
-    return Masks(document, between(reach.first_keys(places, starts), places, keys))
+    chunk = document if reach.chunk is None else between(reach.first_keys(places, starts), places, keys)
+    return Masks(document, chunk)
 
 
 def between(first: Tensor, last: Tensor, keys: int) -> Tensor:

@@ -16,7 +16,7 @@ from llmb.engine.model.adapter import adapter_deviation, is_of_adapter
 from llmb.engine.model.attention import Attention, Documents, DocumentSegments, Rotary, document_masks, rotary_tables
 from llmb.engine.model.exchange import BlockEntry, Reduction, StageMemory, Unit, await_updates
 from llmb.engine.model.layers import GatedMLP, LayerNorm1P, Norm, RMSNorm, SquaredReluMLP
-from llmb.engine.model.linear import KeptWeight, local_tensor
+from llmb.engine.model.linear import CastOnce, local_tensor
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
 
@@ -44,7 +44,7 @@ class Block(nn.Module):
         self.mlp = mlp
         self.stages: dict[str, Callable[..., Any]] = {"compute": self.compute}
         self.exchanged: tuple[Unit, Reduction] | None = None
-        self.kept: Sequence[KeptWeight] = ()
+        self.kept: Sequence[CastOnce] = ()
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
         output: Tensor = self.stages["compute"](self.enter(hidden), rotary, documents)

@@ -55,7 +55,7 @@ class Peers(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class OwnPart:
+class RankPart:
     """Elements of a parameter that this rank updates: from ``start`` to ``stop`` of its local shard, flattened.
 
     values: fp32. weight: what they are rounded to, in the memory of the parameter; None if that is ``values`` itself.
@@ -76,7 +76,7 @@ class Held(NamedTuple):
     name: str
     parameter: nn.Parameter
     values: Tensor
-    part: OwnPart | None
+    part: RankPart | None
 
 
 class Bucket:
@@ -89,11 +89,11 @@ class Bucket:
     def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor, peers: Peers, layer: str | None) -> None:
         self.parameters, self.flat, self.peers, self.layer = parameters, flat, peers, layer
         self.sizes = sizes_of(parameters)
-        self.parts = None if peers.pieces is None else list(self._own_parts(peers.pieces))
+        self.parts = None if peers.pieces is None else list(self._rank_parts(peers.pieces))
         self.reduced: Tensor | None = None
         self.gathered: Tensor | None = None
 
-    def _own_parts(self, pieces: Group) -> Iterator[OwnPart]:
+    def _rank_parts(self, pieces: Group) -> Iterator[RankPart]:
         own = self._piece(pieces)
         begin, exact = pieces.rank * len(own), own.dtype is torch.float32
         values = own if exact else torch.empty_like(own, dtype=torch.float32)
@@ -101,7 +101,7 @@ class Bucket:
             first, last = max(end - size, begin), min(end, begin + len(own))
             if first < last:
                 place, before = slice(first - begin, last - begin), end - size
-                yield OwnPart(parameter, first - before, last - before, values[place], None if exact else own[place])
+                yield RankPart(parameter, first - before, last - before, values[place], None if exact else own[place])
 
     def _piece(self, pieces: Group) -> Tensor:
         return self.flat.view(pieces.size, -1)[pieces.rank]
@@ -112,7 +112,7 @@ class Bucket:
         # All parameters, one after the other, after partial sums of tensor-parallel ranks are reduced.
         gradient = torch.empty_like(self.flat, dtype=self.peers.dtype)
         gradient[sum(self.sizes) :].zero_()
-        for parameter, place in zip(self.parameters, cut(gradient, self.sizes), strict=True):
+        for parameter, place in zip(self.parameters, split_flat(gradient, self.sizes), strict=True):
             if parameter.grad is None:
                 place.zero_()
                 continue
@@ -136,10 +136,10 @@ class Bucket:
             gradient = c10d.wait_tensor(c10d.all_reduce_(gradient, "sum", replicas.name))
         gradient.div_(self.peers.batches)
         if self.parts is None:
-            for parameter, mean in zip(self.parameters, cut(gradient, self.sizes), strict=True):
+            for parameter, mean in zip(self.parameters, split_flat(gradient, self.sizes), strict=True):
                 parameter.grad = sharded_like(parameter, mean.view(local_tensor(parameter.detach()).shape))
             return
-        for part, mean in zip(self.parts, cut(gradient, [len(part.values) for part in self.parts]), strict=True):
+        for part, mean in zip(self.parts, split_flat(gradient, [len(part.values) for part in self.parts]), strict=True):
             part.gradient = mean
 
     def round_parts(self) -> None:
@@ -283,7 +283,7 @@ class BlockEntry(torch.autograd.Function):
         return gradient, None, None
 
 
-def cut(flat: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+def split_flat(flat: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     """The first elements of ``flat``, in parts of these sizes."""
     return torch.split(flat[: sum(sizes)], list(sizes))
 

@@ -148,7 +148,7 @@ class _MultiplyShard(torch.autograd.Function):
         return to_shard, None, *of_weights
 
 
-class KeptWeight(Protocol):
+class CastOnce(Protocol):
     """A layer that casts its weight once, for all micro-batches of a step."""
 
     def keep_weight(self) -> None: ...

@@ -15,7 +15,7 @@ from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
 from llmb.engine.collectives import Context
 from llmb.engine.model.layers import GatedMLP
-from llmb.engine.model.linear import KeptWeight, local_shard
+from llmb.engine.model.linear import CastOnce, local_shard
 
 SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
@@ -113,7 +113,7 @@ class Experts(nn.Module):
     weights are cast once for a step.
     """
 
-    kept: Sequence[KeptWeight] = ()
+    kept: Sequence[CastOnce] = ()
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ def connect(patience: timedelta, *, hosts: bool = False) -> Store:
 
 
 def check_open_files(ranks: int) -> None:
-    """Raises EnvironmentProblem where this process may not open as many files as the store of ``ranks`` ranks needs."""
+    """Raise EnvironmentProblem if this process may not open as many files as the store of ``ranks`` ranks needs."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < FILES_PER_RANK * ranks:
         what = (

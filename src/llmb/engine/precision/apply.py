@@ -14,11 +14,11 @@ from llmb.base.errors import EnvironmentProblem
 from llmb.engine.kernels.elementwise import CAPABILITY
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Block, Decoder
-from llmb.engine.model.exchange import OwnPart
+from llmb.engine.model.exchange import RankPart
 from llmb.engine.model.layers import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
-from llmb.engine.parallel.mesh import Ranks, as_one
+from llmb.engine.parallel.mesh import DIMENSIONS, Ranks, as_one
 from llmb.engine.precision.experts import Fp8Stack, fp8_products, fused_fp8_products
 from llmb.engine.precision.fp8_layers import (
     Fp8GatedMLP,
@@ -44,7 +44,7 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None
     product_dtype = fp8_product(plan.device, emulate=plan.emulate_fp8).dtype
     if product_dtype == "fp8" and ranks.device.type == "cuda":
         check_device(ranks.device)
-    group = as_one(ranks.mesh, "dp", "cp", "tp").get_group()
+    group = as_one(ranks.mesh, *DIMENSIONS[1:]).get_group()
     blocks = [block for stage in stages for block in fp8_blocks(stage, plan)]
     layers = [layer for block in blocks for layer in layers_of(block)]
     keys = [layer.shares for layer in layers]
@@ -65,7 +65,7 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None
 
 
 def check_device(device: torch.device) -> None:
-    """Raises EnvironmentProblem for a GPU without FP8."""
+    """Raise EnvironmentProblem for a GPU without FP8."""
     capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY:
         version = ".".join(map(str, capability))
@@ -105,13 +105,13 @@ def layers_of(block: nn.Module) -> Iterator[Layer]:
             for name, _ in module.named_parameters(recurse=False):
                 yield Layer((id(module), name), module, name)
         else:
-            joined = {name: each.names[0] for each in own_joined(module).values() for name in each.names}
+            joined = {name: each.names[0] for each in joined_of(module).values() for name in each.names}
             for name, child in module.named_children():
                 if isinstance(child, Linear):
                     yield Layer((id(module), joined.get(name, name)), module, name)
 
 
-def own_joined(module: nn.Module) -> dict[str, Joined]:
+def joined_of(module: nn.Module) -> dict[str, Joined]:
     """The joined layers that a module itself has, by attribute."""
     return {name: value for name, value in vars(module).items() if isinstance(value, Joined)}
 
@@ -119,7 +119,7 @@ def own_joined(module: nn.Module) -> dict[str, Joined]:
 def join_casts(block: nn.Module) -> None:
     """Casts and multiplies once what several layers take."""
     for module in block.modules():
-        for name, joined in own_joined(module).items():
+        for name, joined in joined_of(module).items():
             setattr(module, name, Fp8Joined(module, *joined.names))
 
 
@@ -152,23 +152,23 @@ def fuse_rotation(stage: nn.Module) -> None:
 
 def keep_from_forward_on(block: Block) -> None:
     """Casts weights once for a step: before the forward pass of ``block``, and of experts before theirs."""
-    block.kept = [layer for layer in kept_in(block) if not isinstance(layer, Fp8Stack)]
+    block.kept = [layer for layer in caching_layers(block) if not isinstance(layer, Fp8Stack)]
     for module in block.modules():
         if isinstance(module, Experts):
             module.kept = fp8_layers([module])
 
 
-def kept_in(block: nn.Module) -> list[Fp8Linear | Fp8Joined | Fp8Stack]:
+def caching_layers(block: nn.Module) -> list[Fp8Linear | Fp8Joined | Fp8Stack]:
     """Return the layers of a block or a stage that keep cast weights: joined layers together."""
     joined = [each for each in joined_layers(block) if isinstance(each, Fp8Joined)]
     together = {id(layer) for each in joined for layer in each.layers}
     return [*joined, *(layer for layer in fp8_layers([block]) if id(layer) not in together)]
 
 
-def drop_kept(stages: Iterable[nn.Module]) -> None:
+def drop_cast_weights(stages: Iterable[nn.Module]) -> None:
     """After the passes of a step: weights change."""
     for stage in stages:
-        for layer in (*fp8_layers([stage]), *kept_in(stage)):
+        for layer in (*fp8_layers([stage]), *caching_layers(stage)):
             layer.kept = None
 
 
@@ -195,7 +195,7 @@ def fp8_step(stages: Sequence[Decoder], number: int) -> Iterator[None]:
     if scales.frozen_weights is not None:
         scales.amax[:, WEIGHT] = scales.frozen_weights
     else:
-        scales.amax[:, WEIGHT] = weight_amax(own_weights(stages, layers))
+        scales.amax[:, WEIGHT] = weight_amax(rank_weights(stages, layers))
         if not scales.delayed:
             amax = scales.amax[:, WEIGHT].contiguous()
             reduce_largest(amax, scales.group)
@@ -203,14 +203,14 @@ def fp8_step(stages: Sequence[Decoder], number: int) -> Iterator[None]:
     scales.use()
     yield
     if not frozen:
-        drop_kept(stages)
+        drop_cast_weights(stages)
     reduce_largest(scales.amax, scales.group)
     scales.finish(number)
 
 
-def own_weights(stages: Sequence[Decoder], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
+def rank_weights(stages: Sequence[Decoder], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
     """The weights of layers. Of those that ranks update in parts this rank's: the others may still be on their way."""
-    held: dict[Tensor, OwnPart | None] = {each.parameter: each.part for stage in stages for each in stage.memory.held()}
+    held: dict[Tensor, RankPart | None] = {each.parameter: each.part for one in stages for each in one.memory.held()}
     weights: list[Tensor] = []
     for weight in (layer.weight for layer in layers):
         part = held.get(weight)

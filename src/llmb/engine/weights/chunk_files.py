@@ -157,7 +157,7 @@ class ChunkSource(Protocol):
     def parameters(self) -> dict[str, Parameter]: ...
 
     def read(self, chunk: Chunk) -> Tensor:
-        """Raises UsageError if the source cannot be taken."""
+        """Raise UsageError if the source cannot be taken."""
 
 
 def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:

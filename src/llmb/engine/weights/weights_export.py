@@ -139,7 +139,7 @@ class CachedReader(TensorReader):
 
 
 def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) -> None:
-    """Raises UsageError with every parameter that is missing or has another shape."""
+    """Raise UsageError with every parameter that is missing or has another shape."""
     problems = []
     for name, shape in shapes.items():
         found = metadata.state_dict_metadata
