@@ -118,7 +118,7 @@ BESIDE: Mapping[str, tuple[str, str, float, tuple[float, ...]]] = {
     PUBLISHED: (ORANGE, "D", 6, (1, 1.5)),
 }
 """Color, mark, its size, and dashes of figures that were not measured; the smaller mark is above."""
-MOST_LABELS = 4
+MOST_LABELS, MOST_LARGE = 4, 50
 STRONGEST_PCT = (5.0, 50.0)
 
 
@@ -229,6 +229,7 @@ def history_chart(
 
     def draw(canvas: "Canvas") -> None:
         plot, count = canvas.add_subplot(), len(estimates)
+        size = 6 if count <= MOST_LARGE else 3
         for color in dict.fromkeys(colors):
             places = [place for place in range(count) if colors[place] == color]
             some = [estimates[place] for place in places]
@@ -236,7 +237,7 @@ def history_chart(
                 [abs(one.interval[end] - one.value) if one.interval else math.nan for one in some] for end in (0, 1)
             ]
             values = [one.value for one in some]
-            plot.errorbar(places, values, yerr=errors, fmt="o", color=color, markersize=6, markeredgecolor=PAPER)
+            plot.errorbar(places, values, yerr=errors, fmt="o", color=color, markersize=size, markeredgecolor=PAPER)
         for place, change in enumerate(changes):
             if change:
                 plot.axvline(place - 0.5, color=PURPLE, linewidth=1, dashes=(2, 2))

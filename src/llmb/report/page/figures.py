@@ -102,6 +102,7 @@ def figures_beside(run: AnalyzedRun) -> list[Beside]:
 FARTHEST = 0.25
 """The largest distance from the mean, as a share of it, at which another step time is drawn beside the steps."""
 Found = tuple[list[Figure], list[tuple[str, str]]]
+StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
 
 def run_figures(section: str, run: AnalyzedRun, other: AnalyzedRun | None) -> Found:
@@ -123,9 +124,6 @@ def run_figures(section: str, run: AnalyzedRun, other: AnalyzedRun | None) -> Fo
 
 def _steps(run: AnalyzedRun) -> Sequence[Step]:
     return [] if run.record is None else read_steps(RunFolder(run.path).steps)
-
-
-StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
 
 def _step_times(run: AnalyzedRun, steps: Sequence[Step]) -> list[tuple[float, float]]:
