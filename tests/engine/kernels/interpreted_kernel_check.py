@@ -10,7 +10,7 @@ import triton.language as tl
 from llmb.base.errors import EnvironmentProblem
 from llmb.engine import kernel_check
 from llmb.engine.kernel_check import checks, compare_kernels, refuse_wrong
-from llmb.engine.kernels import fp8_cast, fp8_cast_triton, rotary, rotary_triton
+from llmb.engine.kernels import elementwise, fp8_cast_triton, rotary_triton
 from llmb.engine.parallel.mesh import arrange
 
 CASTS = ("cast_both_ways", "cast_into", "cast_activated", "cast_activation_gradient", "cast_rotated_gradient")
@@ -26,8 +26,7 @@ def as_on_a_gpu_with_kernels(monkeypatch):
         for name, operation in list(vars(module).items()):
             if hasattr(operation, "_init_fn"):
                 monkeypatch.setattr(module, name, operation._init_fn)
-    for module in (fp8_cast, rotary, kernel_check):
-        monkeypatch.setattr(module, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(elementwise, "has_kernel", lambda *_: True)
 
 
 @pytest.fixture
