@@ -77,7 +77,7 @@ def test_another_node_is_compared_with_what_is_usual_in_a_run(
     [
         (("--against", "nowhere"), "nowhere"),
         (("--against", "a", "--only", "gpu"), "--only cannot be combined with --against"),
-        (("--fail-on-drift",), "--fail-on-drift is for --against"),
+        (("--fail-on-drift",), "--fail-on-drift requires --against"),
     ],
 )
 def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str], options: tuple[str, ...], what: str) -> None:

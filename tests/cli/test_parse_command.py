@@ -134,7 +134,7 @@ def test_the_table_fits_100_columns_and_ends_with_the_counts(results):
     lines = parse(results).stdout.splitlines()
     assert max(map(len, lines)) <= 100
     assert "2 success, 1 incomplete, 1 no_data, 1 invalid, 1 not_training_log, 1 unreadable (7 files)" in lines[-2]
-    assert lines[-1] == "--wide lists what is not a training log, too"
+    assert lines[-1] == "--wide also lists files that are not training logs"
     assert "sbatch_good" not in "\n".join(lines)
     assert "sbatch_good" in parse(results, "--wide").stdout
     text = "\n".join(lines)

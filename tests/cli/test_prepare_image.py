@@ -56,7 +56,7 @@ def test_without_any_of_the_programs_the_runtime_has_to_be_given(
     call: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(UsageError, match="what starts containers is not specified"):
+    with pytest.raises(UsageError, match="the container runtime is not specified"):
         call("a:1")
     with pytest.raises(UsageError, match="unknown container runtime 'docker'"):
         call("a:1", "--runtime", "docker")

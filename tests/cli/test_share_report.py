@@ -178,7 +178,7 @@ def test_the_page_is_opened_in_a_browser(root: Path, llmb: Run, monkeypatch: pyt
     for name in ("report.html", "none"):
         monkeypatch.setattr("webbrowser.open", lambda address, name=name: address.endswith(f"/{name}"))
         assert ("no browser was found here: open" in llmb("report", "--open", code=0).stderr) == (name == "none")
-    assert "neither" in llmb("report", "--open", "--format", "md", code=2).stderr
+    assert "not Markdown" in llmb("report", "--open", "--format", "md", code=2).stderr
 
 
 def test_nothing_is_drawn_below_0_nor_an_interval_that_is_not_known(root: Path, page: Callable[..., str]) -> None:

@@ -165,13 +165,13 @@ def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--scale", "8", "--max-scale", "64"), "--scale names the scales"),
+        (("--scale", "8", "--max-scale", "64"), "--scale cannot be combined"),
         (("--scale", "eight"), "--scale is 'eight'"),
         (("-w", "pretrain_llama3.1,"), "--workload is 'pretrain_llama3.1,'"),
         (("-w", "pretrain_llama3.1,pretrain_nemotron5"), "did you mean 'pretrain_nemotron4'"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16,fp9"), "unknown dtype 'fp9'"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "24,48"), "has no layout for 48 GPUs"),
-        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--wait"), "--wait follows one job"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--wait"), "--wait follows a single job"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "is not divisible by TP 3"),
         (
             ("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--resume"),
@@ -241,7 +241,7 @@ def test_submit_takes_a_file_as_the_documents_command_does(
 
 
 def test_a_file_is_not_one_job(environ: dict[str, str], file: Path) -> None:
-    assert "--wait follows one job" in refused("submit", environ, "--file", str(file), "--wait").what
+    assert "--wait follows a single job" in refused("submit", environ, "--file", str(file), "--wait").what
 
 
 def test_a_campaign_warns_of_a_list_of_more_nodes_than_a_job_has(environ: dict[str, str]) -> None:

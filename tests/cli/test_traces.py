@@ -229,7 +229,7 @@ def test_nothing_of_nccl_is_an_error(tmp_path: Path) -> None:
 def test_what_of_nccl_is_not_read_is_told(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "log.out"
     path.write_text(text)
-    assert f"no output of NCCL that can be read: {says}\n" in call("nccl", path, code=2).stderr
+    assert f"no readable output of NCCL: {says}\n" in call("nccl", path, code=2).stderr
 
 
 def test_wrong_results_of_one_table_are_told_below_it(tmp_path: Path) -> None:

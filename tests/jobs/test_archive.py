@@ -479,7 +479,7 @@ HOSTILE = {
     repeated: "is repeated",
     without_manifest: "does not begin with manifest.json",
     manifest_last: "does not begin with manifest.json",
-    newer_version: "its version is not 1",
+    newer_version: "reads version 1 only",
     unknown_key: "its manifest is damaged: execute",
     missing_file: "are missing",
     truncated: "truncated",

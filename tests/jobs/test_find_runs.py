@@ -101,7 +101,7 @@ def test_runs_are_found_by_the_days_on_which_they_started(install: Path) -> None
     assert found("2026-11-01..2026-11-19", install).runs == ()
     with pytest.raises(UsageError, match="ends before it begins"):
         found("2026-11-07..2026-11-01", install)
-    with pytest.raises(UsageError, match="day that does not exist"):
+    with pytest.raises(UsageError, match="has an invalid date"):
         found("2026-02-30", install)
 
 
@@ -126,7 +126,7 @@ def test_an_id_that_two_jobs_have_is_refused_with_their_folders(install: Path) -
         job = json.loads(path.read_text())
         if job["job_id"] == "6":
             path.write_text(json.dumps(job | {"job_id": "7"}))
-    with pytest.raises(UsageError, match="'7' has 2 meanings") as error:
+    with pytest.raises(UsageError, match="'7' is ambiguous") as error:
         found("7", install)
     assert all("/experiments/" in choice for choice in error.value.choices)
 

@@ -57,7 +57,7 @@ def test_a_run_goes_by_its_short_id_and_its_beginning(store: Store, job: Callabl
     first = jobs[7].id
     length = next(n for n in range(1, 9) if sum(one.id.startswith(first[:n]) for one in jobs) == 1)
     assert find_job(store, first[:length]) == jobs[7]
-    with pytest.raises(UsageError, match="means"):
+    with pytest.raises(UsageError, match="matches"):
         find_job(store, next(letter for letter in "klmnopqrstuvwxyz" if sum(one.id[0] == letter for one in jobs) > 1))
 
 

@@ -126,7 +126,7 @@ def test_the_node_of_the_rank_that_failed_first_is_to_blame() -> None:
 def test_a_table_with_a_bad_pattern_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "faults.yaml"
     path.write_text("faults:\n- {fault: x, kind: own, pattern: '(', meaning: m}\n- {fault: y, kind: odd}\n")
-    with pytest.raises(CatalogueError, match=r"faults.yaml:2: .*no regular expression") as caught:
+    with pytest.raises(CatalogueError, match=r"faults.yaml:2: .*not a regular expression") as caught:
         read_faults(path)
     assert len(caught.value.problems) == 4
 

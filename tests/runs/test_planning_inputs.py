@@ -101,7 +101,7 @@ def test_synthetic_uses_nothing_that_is_prepared(tmp_path: Path) -> None:
     assert (found.weights, found.dataset) == (None, None)
     assert (found.origin.weights.kind, found.origin.data.kind) == ("random", "synthetic")
     assert "synthetic" in found.origin.text
-    assert "leave one of them out" in refusal(tmp_path, synthetic=True, weights=str(checkpoint))
+    assert "omit one of them" in refusal(tmp_path, synthetic=True, weights=str(checkpoint))
 
 
 def test_pre_training_may_begin_with_weights_but_has_no_dataset(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_resumed_run_has_the_origin_that_its_checkpoint_records(tmp_path: Path
     found = plan(tmp_path, load_checkpoint=saved)
     assert found.origin == began.origin
     assert found.dataset == began.dataset
-    assert "leave --synthetic out" in refusal(tmp_path, load_checkpoint=saved, synthetic=True)
+    assert "omit --synthetic" in refusal(tmp_path, load_checkpoint=saved, synthetic=True)
     record = json.loads((dataset / "dataset.json").read_text())
     record["crc32"]["tokens.npy"] = "00000000"
     (dataset / "dataset.json").write_text(json.dumps(record))

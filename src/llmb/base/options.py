@@ -200,7 +200,7 @@ class Option:
             return False if given else self.default
         if self.folder and has_secret(str(given), settings=False):
             what = f"{self.spellings[0]} looks like a secret, and paths are saved with what they are for"
-            raise UsageError(what, do="copy what is there, and give a folder or file of this machine")
+            raise UsageError(what, do="copy it to this machine, and specify the local folder or file")
         return str(Path(given).absolute()) if self.folder else given
 
 

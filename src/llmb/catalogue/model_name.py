@@ -30,11 +30,11 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
     """Like ``model_of``, for a caller who looks the model up and finds out by that whether there is such a size."""
     workload, own_size = _parts_of(catalogue, name)
     if own_size and size and own_size != size:
-        raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="give one of them")
+        raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="pass only one")
     model_size = own_size or size
     if not model_size:
         sizes = sizes_of(find_workload(catalogue, workload))
-        raise UsageError(f"the size of {workload} is not specified", choices=sizes, do="give it with --size")
+        raise UsageError(f"the size of {workload} is not specified", choices=sizes, do="add --size")
     return workload, model_size
 
 
@@ -52,7 +52,7 @@ def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
         if size != name:
             return workload, size
     if of := [f"{one} {name}" for one, workload in catalogue.workloads.items() if name in sizes_of(workload)]:
-        raise UsageError(f"'{name}' is a size, and its workload is missing", choices=of, do="give both")
+        raise UsageError(f"'{name}' is a size, and its workload is missing", choices=of, do="specify both")
     with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
     raise unknown("workload", name, [*catalogue.workloads, *with_size])
 

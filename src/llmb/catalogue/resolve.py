@@ -230,7 +230,7 @@ def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
     if size not in sources:
         fine_tuning = [name for name, item in catalogue.workloads.items() if item.sources]
         what = f"{workload} {size} starts from nothing prepared: it is not fine-tuning"
-        raise UsageError(what, choices=fine_tuning, do="give one of these with --workload")
+        raise UsageError(what, choices=fine_tuning, do="set --workload to one of these")
     return sources[size]
 
 
@@ -477,7 +477,7 @@ def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]
     Raises UsageError for an unknown name, and if the request has a scale.
     """
     if request.scale is not None:
-        raise UsageError("--all-scales shows every scale, and --scale names one", do="give one of them")
+        raise UsageError("--all-scales and --scale cannot be combined", do="pass only one")
     listed = listed_scales(catalogue, request)
     if request.dtype is not None and request.dtype not in listed:
         raise unknown("dtype", request.dtype, listed)

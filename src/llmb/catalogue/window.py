@@ -70,4 +70,4 @@ def rule_of_document(rule: str, documented: str | None) -> str:
 
 
 def _bad_window(what: str) -> UsageError:
-    return UsageError(what, choices=WINDOW_RULES, do="give the first and the last step, numbered from 0, such as 35-44")
+    return UsageError(what, choices=WINDOW_RULES, do="pass the first and the last step, numbered from 0, such as 35-44")

@@ -293,7 +293,7 @@ def judge(
     if window is not None:
         check_rule(window)
     if expect is not None and against is not None:
-        raise UsageError("expect cannot be combined with against", do="leave it out")
+        raise UsageError("expect cannot be combined with against", do="omit it")
     install = install_root(os.environ, Path.cwd())
     found = find_ended_runs(str(path.absolute() if isinstance(path, Path) else path), install, on_message)
     reference = Against(
@@ -306,7 +306,7 @@ def judge(
     judged = judge_runs(in_window(found.runs, window), reference, install, on_message)
     if len(judged) != 1:
         count = f"{len(judged)} verdicts" if judged else "no run has ended"
-        raise UsageError(f"one run, or repeats of one recipe, are needed: {count}", where=str(path))
+        raise UsageError(f"a single run, or repeats of one recipe, are required: {count}", where=str(path))
     return RunVerdict(**dict(judged[0].verdict))
 
 
@@ -366,7 +366,7 @@ def _known(options: Mapping[str, Any], request: type, workload: str, size: str, 
             raise unknown("option", name, known)
         option = known[name]
         if option.name in values:
-            raise UsageError(f"{name} is another name of {option.spelled}, which has a value", do="give one of them")
+            raise UsageError(f"{name} and {option.spelled} are the same option", do="pass only one")
         if value is not None and not option.takes(value):
             raise UsageError(f"{name} is {value!r}; it must be {valid_values(option)}")
         values[option.name] = value

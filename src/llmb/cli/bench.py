@@ -90,7 +90,7 @@ class Measuring:
         """Return the requested recipe, or a default one, which the first line names."""
         catalogue, values, by_default = Catalogue(), dict(shapes), not shapes["workload"]
         if by_default and values["size"]:
-            raise UsageError("--size needs --workload", do="name the workload too; see 'llmb list'")
+            raise UsageError("--size needs --workload", do="add --workload; see 'llmb list'")
         model = DEFAULT_MODEL[device]
         if not by_default:
             model = model_of(catalogue, values["workload"].lower(), values["size"] and values["size"].lower())
@@ -196,7 +196,7 @@ def transfer(measuring: Measuring, size: Sizes = None) -> None:
     device = device_here("auto", this_machine())
     if device == "cpu":
         do = "'llmb bench memory' measures copies within the host's memory"
-        raise EnvironmentProblem("transfers need a GPU, and this machine has none that nvidia-smi shows", do=do)
+        raise EnvironmentProblem("transfers need a GPU, but nvidia-smi shows none", do=do)
     measuring.run(device, list(transfer_cases(_bytes(size))), "Copies between host and GPU")
 
 

@@ -124,7 +124,7 @@ class Placed:
         """Return whether an option of the scheduler is set. Raises UsageError for options of a job without one."""
         for flag, chosen in {"--wait": self.wait, "--dry-run": self.dry_run}.items():
             if chosen and not given:
-                raise UsageError(f"{flag} is for jobs that are queued", do="add --nodes, such as --nodes 2")
+                raise UsageError(f"{flag} requires a queued job", do="add --nodes, such as --nodes 2")
         return bool(given)
 
     def here(self, on_cpu: int) -> tuple[Device, int]:
@@ -133,7 +133,7 @@ class Placed:
         device = device_here(self.device, machine)
         here = len(machine.gpu_names) if device == "cuda" else on_cpu
         if device == "cuda" and self.ranks and self.ranks > here:
-            what = f"{self.ranks} ranks need as many GPUs, and this machine has {here}"
+            what = f"{self.ranks} ranks need one GPU each, but this machine has {here}"
             raise EnvironmentProblem(what, do="lower --ranks")
         return device, here if self.ranks is None else self.ranks
 
@@ -332,7 +332,7 @@ def collectives(
     given = flags_of(ctx, values)
     if pairwise:
         if own := ["COLLECTIVE" if name == "names" else f"--{name.replace('_', '-')}" for name in flags_of(ctx, SWEEP)]:
-            raise UsageError(f"--pairwise has sizes of its own, and does not take {', '.join(own)}", do="omit them")
+            raise UsageError(f"--pairwise has its own sizes, and does not accept {', '.join(own)}", do="omit them")
         here = None if placed.is_job(given) else job_here()
         if not given and here is None:
             do = "add --nodes, such as --nodes 8, or call it in an allocation, as of 'salloc'"
@@ -394,7 +394,7 @@ def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
 def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
     placement = request.nodes.placement
     if placement.nodes < LEAST_NODES:
-        what = f"--pairwise needs {LEAST_NODES} nodes: of two that differ, nothing tells which one is bad"
+        what = f"--pairwise needs {LEAST_NODES} nodes: if two nodes differ, it is unclear which one is bad"
         raise UsageError(what, do=f"add --nodes {LEAST_NODES} or more, which queues a job")
     nodes, per_node = placement.nodes, placement.processes_per_node
     usual, most = expected_s(nodes, per_node), limit_s(nodes, per_node)

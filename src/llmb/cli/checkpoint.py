@@ -102,7 +102,7 @@ def export_(
     lora = found.record.lora
     if (base and not merge) or (merge and lora is None):
         what = "--base is for --merge" if base and not merge else "--merge is for adapters; these are all weights"
-        raise UsageError(what, where=str(checkpoint), do="leave it out")
+        raise UsageError(what, where=str(checkpoint), do="omit it")
     if lora and not merge:
         export_adapters(found, lora, directory, _note, verify=verify)
     else:

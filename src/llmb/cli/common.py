@@ -166,7 +166,7 @@ def _result_in(path: Path) -> Iterator[None]:
     may_write = os.access(target, os.W_OK) if special else os.access(target.parent, os.W_OK | os.X_OK)
     if target.is_dir() or not may_write:
         what = "it is a folder" if target.is_dir() else "there is no such folder, or you may not write there"
-        raise EnvironmentProblem(f"--output cannot be written: {what}", where=str(path), do="name another file")
+        raise EnvironmentProblem(f"--output cannot be written: {what}", where=str(path), do="choose another file")
     result = TextIOWrapper(BytesIO(), encoding="utf-8", errors="surrogateescape", newline="")
     try:
         with redirect_stdout(result):

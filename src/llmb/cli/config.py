@@ -182,14 +182,14 @@ def migrate(
         print_output(migrated_text(file))
         return
     kept = migrate_file(file)
-    say(f"{path} is written; the old one is {kept.name}")
+    say(f"wrote {path}; the old file is now {kept.name}")
 
 
 def _schema(key: str, *, user: bool) -> type[BaseModel]:
     """Return the schema of the file that has ``key``. Raises UsageError for an unknown key or one of the other file."""
     own, other = (user_schema(), cluster_schema()) if user else (cluster_schema(), user_schema())
     if not is_key(own, key) and is_key(other, key):
-        whose, do = ("the cluster's", "leave --user out") if user else ("one of your own defaults", "add --user")
+        whose, do = ("the cluster's", "omit --user") if user else ("one of your own defaults", "add --user")
         raise UsageError(f"{key} is {whose}", do=do)
     return own
 

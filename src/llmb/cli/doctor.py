@@ -94,7 +94,7 @@ class Checked:
     def options(self) -> CheckOptions:
         """Return the options of the checks. Raises UsageError."""
         if self.no_disk and self.disk_size != DISK_BYTES // MIB:
-            raise UsageError("--no-disk and --disk-size cannot be combined", do="give one of them")
+            raise UsageError("--no-disk and --disk-size cannot be combined", do="pass only one")
         size = 0 if self.no_disk else self.disk_size * MIB
         return CheckOptions(gpu_type=self.gpu_type, gpus=self.gpus, disk_bytes=size, only=tuple(self._names()))
 
@@ -146,7 +146,7 @@ class Several:
     def listed(self) -> str | None:
         """Return the list of nodes, if any. Raises UsageError for several lists, or a file that cannot be read."""
         if sum((self.nodes is not None, self.nodelist_file is not None, self.every)) > 1:
-            raise UsageError("--nodes, --nodelist-file and --all cannot be combined", do="give one of them")
+            raise UsageError("--nodes, --nodelist-file and --all cannot be combined", do="pass only one")
         return listed_in(self.nodelist_file) if self.nodelist_file else self.nodes
 
 
@@ -211,10 +211,10 @@ def doctor(
         without: dict[str, object] = {"--only": asked.only, "--gpu-type": asked.gpu_type, "--gpus": asked.gpus}
         without |= {"--no-disk": checked.no_disk, "--last": several.last, "--junit": output.junit}
         if given := [name for name, value in without.items() if value]:
-            raise UsageError(f"{', '.join(given)} cannot be combined with --against", do="leave it out")
+            raise UsageError(f"{', '.join(given)} cannot be combined with --against", do="omit it")
         compare_settings(install, against, several, fail_on_drift=fail_on_drift, json=output.json)
     elif fail_on_drift:
-        raise UsageError("--fail-on-drift is for --against", do="add it, or leave this out")
+        raise UsageError("--fail-on-drift requires --against", do="add --against, or omit this option")
     elif several.last:
         show_last(install, several, output)
     elif several.any:
@@ -268,7 +268,7 @@ def ask_nodes(install: Path, several: Several, request: NodesRequest) -> NodeRes
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
     nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
     doing = "reading settings of" if request.settings else "checking"
-    say(f"{doing} {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
+    say(f"{doing} {nodes} ({folder.path}); Ctrl-C keeps the reports so far, and cancels the rest")
     with open_history(install, say) as store, CountProgress() as progress:
         check = NodesCheck(
             store=store,
@@ -287,7 +287,9 @@ def ask_nodes(install: Path, several: Several, request: NodesRequest) -> NodeRes
 def show_last(install: Path, several: Several, output: ReportOptions) -> None:
     """Print the last result. Raises UsageError if there is none, and RunFailed if a node is unfit."""
     if several.partition or several.every:
-        raise UsageError("--last shows a check again, and takes --nodes alone", do="omit --partition and --all")
+        raise UsageError(
+            "--last shows an earlier check, and can only be combined with --nodes", do="omit --partition and --all"
+        )
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
     try:
         result = stored(folder)
@@ -390,4 +392,4 @@ def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
                 settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": run.record.image}})
             return run.record, settings
     what = f"no run of '{text}' has settings of its nodes"
-    raise UsageError(what, do="runs whose nodes are sampled have them: give another")
+    raise UsageError(what, do="runs with samples of their nodes have them: specify another one")

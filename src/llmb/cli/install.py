@@ -170,7 +170,7 @@ def install(
         _remove(root, results=with_results, dry_run=dry_run, yes=yes, json=json)
         return
     if read_state(root):
-        say(f"there is an installation in {root}: its answers are used where none are specified")
+        say(f"there is an installation in {root}: its answers are the defaults")
     answers = _answers(all_answers(known, root), around, asks=asks, confirm=asks and not dry_run)
     if record:
         write_answers(record, answers)
@@ -215,7 +215,7 @@ def _confirmed(answers: Answers, around: Surroundings) -> Answers:
             open_again = () if text in LISTED else None
             answers = completed(answers.model_copy(update={text: open_again}), around, ask)
         else:
-            say(f"there is no answer '{text}' that can be changed")
+            say(f"there is no answer '{text}' to change")
 
 
 def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) -> None:

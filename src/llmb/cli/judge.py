@@ -102,13 +102,13 @@ class ReferenceOptions:
         if self.window is not None:
             check_rule(self.window)
         if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} cannot be combined", do="give one of them")
+            raise UsageError(f"{' and '.join(given)} cannot be combined", do="pass only one")
         if self.tolerance is not None and any(name in alone for name in given):
-            raise UsageError(f"--tolerance has no effect with {given[0]}", do="leave it out")
+            raise UsageError(f"--tolerance has no effect with {given[0]}", do="omit it")
         if bisect and self.write_expectations:
-            raise UsageError("--bisect is for verdicts, and --write-expectations gives none", do="leave it out")
+            raise UsageError("--bisect needs a verdict, which --write-expectations does not give", do="omit it")
         if explain and any(name in alone for name in given):
-            raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
+            raise UsageError("--explain requires a verdict on runs", do="omit it, or judge runs")
         return Against(runs=self.against, expectations=_expected(self.expect), tolerance=limit, window=self.window)
 
 
@@ -119,7 +119,7 @@ def _expected(text: str | None) -> Path | Expectations | None:
     except ValueError:
         return None if text is None else Path(text)
     if not 0 < seconds < inf:
-        raise UsageError(f"--expect {text} is not a step time", do="give seconds above 0, or a file")
+        raise UsageError(f"--expect {text} is not a step time", do="specify seconds above 0, or a file")
     entry = ExpectedStepTime(step_time_s=seconds, source="given")
     return Expectations(Path("--expect"), None, (ExpectationEntry(entry, f"--expect {text}"),))
 

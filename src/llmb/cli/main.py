@@ -235,7 +235,7 @@ def _check_arguments(arguments: list[str]) -> None:
     see the arguments of processes.
     """
     if not ({*VERBOSE}.isdisjoint(arguments) or {*QUIET}.isdisjoint(arguments)):
-        raise UsageError("--quiet and --verbose cannot be combined", do="give one of them")
+        raise UsageError("--quiet and --verbose cannot be combined", do="pass only one")
     for place, argument in enumerate(arguments, start=1):
         if has_secret(argument, settings=False):
             what = f"argument {place} looks like a secret, which other users could see and logs would keep"

@@ -87,12 +87,12 @@ def _print_as_reference(
     """Print as the reference suite's script does. Raises RunFailed if no run is a success."""
     check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
-        raise UsageError(f"--compat takes steps, not the window '{window}'", do=f"give A-B, such as {WINDOW}")
+        raise UsageError(f"--compat requires steps A-B, not the window '{window}'", do=f"specify A-B, such as {WINDOW}")
     if len(folders) > 1:
-        raise UsageError("--compat takes one folder", do="call it once for each")
+        raise UsageError("--compat accepts only one folder", do="call it once per folder")
     folder = folders[0] if folders else DIRECTORY
     if not folder.is_dir():
-        raise UsageError(f"directory '{folder}' not found", do="give the folder that holds logs, or call it beside it")
+        raise UsageError(f"directory '{folder}' not found", do="pass the folder with the logs, or call it next to that")
     found = _regular(find_logs(folder))
     window = window or _documented_window(found.logs)
     read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), workers)
@@ -107,7 +107,7 @@ def _documented_window(logs: Iterable[Path]) -> str:
     """Return the window of the release that the logs are from; that of the newest if they differ or are unknown."""
     found = sorted({document.window for path in logs if (document := document_of_log(path))})
     if len(found) > 1:
-        say(f"these logs are of documents with different windows ({', '.join(found)}): {WINDOW} is taken of all")
+        say(f"these logs are of documents with different windows ({', '.join(found)}): {WINDOW} is used for all")
     window = found[0] if len(found) == 1 else WINDOW
     return f"{LAST_STEP}-{LAST_STEP}" if window == "last" else window
 
@@ -202,20 +202,20 @@ def parse(
     rule = window or DEFAULT_RULE
     check_rule(rule)
     if group and scaling:
-        raise UsageError("--group and --scaling are different tables", do="give one of them")
+        raise UsageError("--group and --scaling are different tables", do="pass only one")
     roots = run_paths(paths) if paths else [_default_root()]
     found = find_all_logs(roots)
     read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
     runs = _related([*(run_of_log(file, rule) for file in found.refused), *read], stated)
     report = parse_report(roots, rule, runs, full_names=full_names)
     if found.unread:
-        say(f"{counted(found.unread, '*.log file')} not read; give each by its name")
+        say(f"{counted(found.unread, '*.log file')} not read; specify each by name")
     where = ", ".join(str(root.absolute()) for root in roots)
     if form == "table" and all(map(Path.is_file, roots)) and all(run.status == "not_training_log" for run in runs):
         raise RunFailed("no known format", where=where, do=f"specify a log of {LOG_FORMATS}")
     print_output(_groups(report, form, scaling=scaling) if group or scaling else _logs(report, form, wide=wide))
     if not report.counts["success"]:
-        raise RunFailed(f"none of {report.files} logs is from a successful run", where=where)
+        raise RunFailed(f"none of the {report.files} logs is from a successful run", where=where)
 
 
 def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:

@@ -128,7 +128,7 @@ def predict(
     if file is not None:
         if asked := [name for name in flags_of(ctx, ctx.params) if name not in BESIDE_FILE]:
             what = f"--{asked[0].replace('_', '-')} and --file exclude each other"
-            raise UsageError(what, do="leave one of them out")
+            raise UsageError(what, do="omit one of them")
         _predict_file(catalogue, file, json=json)
         return
     request = request_of(values)
@@ -152,7 +152,7 @@ def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
 
 def _check_gpu(recipe: Recipe, catalogue: Catalogue) -> None:
     if recipe.gpu_type not in catalogue.gpus:
-        raise UsageError("nothing is predicted of a CPU", choices=catalogue.gpus, do="give a GPU type with --gpu-type")
+        raise UsageError("CPUs are not predicted", choices=catalogue.gpus, do="add --gpu-type")
 
 
 def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
@@ -187,10 +187,10 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -
         return calibrate_with_bench(files, plan, gpu, catalogue.gpus.values(), usual)
     runs = find_ended_runs(selector, install_here(), say).runs
     if not runs:
-        raise UsageError(f"'{selector}' has no run that ended", do="see 'llmb runs'")
+        raise UsageError(f"no run in '{selector}' has ended", do="see 'llmb runs'")
     run = runs[-1]
     if run.recipe is None or run.recipe.gpu_type not in catalogue.gpus:
-        raise UsageError(f"run {run.id} is of no known recipe on a GPU", do="calibrate with a run of llmb on GPUs")
+        raise UsageError(f"run {run.id} has no known recipe on a GPU", do="calibrate with a run of llmb on GPUs")
     trained = run.record.plan if run.record else None
     known = trained if isinstance(trained, EnginePlan) else make_plan(run.recipe, Choices(), device="cuda")
     alone = run.record.result.pretended if run.record and run.record.result else None
@@ -260,7 +260,7 @@ def plan(
     _check_gpu(recipe, catalogue)
     start = plan_to_search(recipe, choices)
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and "it needs sequence parallelism"):
-        raise UsageError(f"layouts cannot be compared: {why}", do="leave out what is not estimated")
+        raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that are not estimated")
     ways = {
         "recompute": choices.recompute if "recompute" in flags_of(ctx, ctx.params) else None,
         **parallelism.model_dump(),
@@ -268,13 +268,13 @@ def plan(
     }
     constraints = {**sizes, **{name: value for name, value in ways.items() if value is not None}}
     predicted = _predictor(catalogue, calibrate_with, start)
-    say(f"searching the layouts of {recipe.title()}, which takes seconds")
+    say(f"searching the layouts of {recipe.title()}, which takes a few seconds")
     found, own = search_for(wanted.goal, start, predicted, constraints), predict_recipe(recipe, choices, predicted)
     proposed = Proposed(
         wanted.goal, recipe, constraints, found.fitting[: wanted.top], own, found.searched, found.left_out, wanted.price
     )
     if not found.fitting and isinstance(own, Missing):
-        raise UsageError(f"no layout fits: {left_out_text(proposed)}", do="give fewer sizes, or more GPUs")
+        raise UsageError(f"no layout fits: {left_out_text(proposed)}", do="specify fewer sizes, or more GPUs")
     print_for_recipe(recipe.unspecified, proposed_document(proposed) if json else proposed_tables(proposed))
     if wanted.output is not None:  # last: what was searched for is not lost if it cannot be written
         with new_file(wanted.output) as partial:

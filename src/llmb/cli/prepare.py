@@ -184,7 +184,7 @@ def submit(
     warn(near_misses(documented_variables(), environ))
     name = only_value("workload", workload_argument, workload)
     if name is None:
-        raise UsageError("the workload is not specified", do="give it with --workload; see 'llmb list'")
+        raise UsageError("the workload is not specified", do="add --workload; see 'llmb list'")
     given = with_excluded(flags_of(ctx, values))
     given |= {"size": size} if size else {}
     orders = _orders(catalogue, name.lower(), values, given, environ)
@@ -246,7 +246,7 @@ def _queued(orders: list[TaskOrder], environ: Mapping[str, str]) -> list[Job]:
     with open_history(install, say) as store:
         same = same_jobs(store, install, orders)
         for part, job in same.items():
-            say(f"the {part} is being prepared already, by job {job.job_id}: {job.run_dir}")
+            say(f"the {part} is already being prepared by job {job.job_id}: {job.run_dir}")
         new = [order for order in orders if order.task.subject not in same]
         with unanswered_is_explained():
             return [submit_task(store, order, environ) for order in new]
@@ -300,7 +300,7 @@ def image(
     )
     found = import_image(request, say)
     if not found.made:
-        say("this image is there already; nothing to do (--force imports it again)")
+        say("this image already exists; nothing to do (--force imports it again)")
     print_output(image_document(found, request.runtime) if json else image_text(found, request.runtime))
 
 
@@ -317,7 +317,7 @@ def _runtime(site: Site, source: str) -> str:
     here = by_name or [name for name, program in PROGRAMS.items() if shutil.which(program)]
     if len(here) == 1:
         return here[0]
-    raise UsageError("what starts containers is not specified", choices=PROGRAMS, do="give it with --runtime")
+    raise UsageError("the container runtime is not specified", choices=PROGRAMS, do="add --runtime")
 
 
 @takes(model_options())
@@ -478,7 +478,7 @@ def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
         with CountProgress() as progress:
             return prepare_dataset(catalogue, request, folders, progress.count, say)
     except KeyboardInterrupt as signal:
-        raise UserInterrupt("interrupted; what is complete stays, and the same command makes the rest") from signal
+        raise UserInterrupt("interrupted; complete files stay, and the same command makes the others") from signal
 
 
 def sample(

@@ -137,7 +137,7 @@ def metrics(
     result = throughput(recipe, step_time)
     if why := why_too_fast(result.tflops_per_gpu, result.peak_tflops):
         raise UsageError(
-            f"no step of {recipe.title()} takes {step_time:g} s: {why}", do="check --step-time and the recipe"
+            f"no step of {recipe.title()} can take {step_time:g} s: {why}", do="check --step-time and the recipe"
         )
     shown = metrics_document(recipe, result) if json else throughput_table(recipe, result)
     print_for_recipe(recipe.unspecified, shown)

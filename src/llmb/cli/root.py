@@ -41,7 +41,7 @@ def can_ask() -> bool:
 def agree(question: str, *, default: bool, do: str = "add --yes", refused: str = "nothing was queued") -> None:
     """Ask for confirmation. Raises UserInterrupt if the answer is no, UsageError without a terminal to ask on."""
     if not can_ask():
-        raise UsageError(f"there is no terminal to ask on, so this cannot be confirmed: {question}", do=do)
+        raise UsageError(f"without a terminal, this cannot be confirmed: {question}", do=do)
     if not typer.confirm(question, default=default, err=True):
         raise UserInterrupt(refused)
 
@@ -74,9 +74,7 @@ def write_named(path: Path, content: str | bytes, option: str) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write: {error.strerror}", where=str(path), do=f"give another {option}"
-        ) from error
+        raise EnvironmentProblem(f"cannot write: {error.strerror}", where=str(path), do=f"change {option}") from error
 
 
 def run_paths(paths: Iterable[Path]) -> list[Path]:

@@ -66,17 +66,21 @@ class Pretended:
         scale = self.pretend_scale
         if scale is None:
             if self.rank is not None:
-                raise UsageError("--rank is of a run that is pretended", do="add --pretend-scale, or remove --rank")
+                raise UsageError("--rank requires --pretend-scale", do="add --pretend-scale, or omit --rank")
             return request, [None]
         if request.scale not in (None, scale):
-            raise UsageError(f"--scale is {request.scale}, and --pretend-scale {scale}", do="remove --scale")
+            raise UsageError(
+                f"--scale {request.scale} and --pretend-scale {scale} cannot be combined", do="omit --scale"
+            )
         text = self.rank or "0"
         try:
             spans = parse_ranges(text)
         except ValueError as error:
             raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="ranks are numbered from 0") from error
         if any(span.last >= scale for span in spans):
-            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="name ranks of the layout")
+            raise UsageError(
+                f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="choose ranks of the layout"
+            )
         return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
 
 
@@ -132,7 +136,7 @@ def run(
     - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 0,448`
     """
     if several.start_new and chosen["label"] is None:
-        raise UsageError("--new has no effect without --label: every run is new", do="leave it out, or add --label")
+        raise UsageError("--new has no effect without --label: every run is new", do="omit it, or add --label")
     catalogue, install = Catalogue(), install_here()
     asked = []
     for one in combined({**requested, **chosen}):

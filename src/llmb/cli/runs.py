@@ -99,7 +99,7 @@ def result(
     """
     folders = run_folders(run, install_here(), say)
     if plot and (json or len(folders) > 1):
-        raise UsageError("--plot draws one run, and no JSON", do="leave it out, or name one run")
+        raise UsageError("--plot requires a single run and no --json", do="omit --plot, or select a single run")
     if len(folders) == 1:
         ended = read_ended_run(folders[0])
         if plot:

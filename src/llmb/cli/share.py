@@ -79,9 +79,9 @@ def report(
     - `llmb report latest --plot step-times --format svg`
     """
     if show and form == "md":
-        raise UsageError("--open is for a page or a plot, and Markdown is neither", do="leave out --format md")
+        raise UsageError("--open requires a page or a plot, not Markdown", do="omit --format md")
     if (plot is None) == (form in ("svg", "png")):
-        raise UsageError("--plot and --format svg or png belong together", do="give both, or neither")
+        raise UsageError("--plot and --format svg or png require each other", do="specify both or neither")
     install = install_here()
     found = find_all_runs(runs, install, say)
     if stated:
@@ -207,7 +207,7 @@ def archive(
         raise UsageError(f"the name does not end in {' or '.join(ENDINGS)}", where=str(output), do=do)
     check_library(output)
     if output.exists():
-        raise UsageError("this file exists", where=str(output), do="name another one, or remove it")
+        raise UsageError("this file exists", where=str(output), do="choose another name, or remove the file")
     written = write_archive(_recorded_runs(runs), output, traces=traces)
     if written.hidden:
         say(f"{written.hidden} lines of logs may hold a secret, and are replaced in the archive")

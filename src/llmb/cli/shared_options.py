@@ -196,7 +196,7 @@ def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return values  # no size is in the name of the workload: the catalogue is not needed
     catalogue = Catalogue()
     if workload is None:
-        do = "give it with --workload; see 'llmb list'"
+        do = "add --workload; see 'llmb list'"
         raise UsageError("the workload is not specified", choices=catalogue.workloads, do=do)
     return {**values, **dict(zip(PLACES, parse_model(catalogue, workload.lower(), size and size.lower()), strict=True))}
 
@@ -204,7 +204,7 @@ def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def only_value(name: str, placed: str | None, flagged: str | None) -> str | None:
     """Return the value of the argument or of the flag. Raises UsageError if there are two."""
     if placed and flagged and placed != flagged:
-        raise UsageError(f"the {name} has two values: '{placed}' and --{name} {flagged}", do="give one of them")
+        raise UsageError(f"the {name} has two values: '{placed}' and --{name} {flagged}", do="pass only one")
     return placed or flagged
 
 

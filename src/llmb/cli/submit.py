@@ -260,7 +260,7 @@ def submit(
         submit_one(values, queueing, one)
         return
     if one.wait:
-        raise UsageError("--wait follows one job, and this is a campaign", do="omit it, or name one recipe")
+        raise UsageError("--wait follows a single job, but this is a campaign", do="omit it, or select one recipe")
     profile = bool(values.get("profile"))
     campaign = RequestedJobs(
         source=COMMAND_LINE,
@@ -275,7 +275,9 @@ def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> No
     """Show one job, ask for confirmation, and queue it; with ``wait`` print its result."""
     context = context_here(dry_run=queueing.dry_run)
     if context.site.config.scheduler == LOCAL:
-        raise UsageError("the settings name no scheduler that queues jobs", do="'llmb run' makes the run here, now")
+        raise UsageError(
+            "the settings specify no scheduler that queues jobs", do="'llmb run' trains on this machine now"
+        )
     request = job_request(context.site, values, context.environ)
     order = context.order(request)
     say(*start_lines(order.plan))
@@ -415,7 +417,7 @@ def _run_here(
     labels = list(dict.fromkeys(str(local.label) for local in found.runs))
     if junit:
         do = f"'llmb judge {labels[0]} --junit FILE' writes one of these runs"
-        raise UsageError("--junit is of jobs that are queued, and these run here", do=do)
+        raise UsageError("--junit requires queued jobs, but these run here", do=do)
     if found.left_out:
         sys.stderr.write(f"left out:{itemized(found.left_out)}\n")
     say(f"{sum(found.repeats)} runs on this machine, one after another; their label is {listed(labels, MOST_RECIPES)}")

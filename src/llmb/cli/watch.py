@@ -94,13 +94,13 @@ def _run_folder(path: Path) -> RunFolder:
     if path.is_dir() and not folder.record.exists():
         below = sorted(found for found in path.glob("*/run.json") if found.parent.name[0] != ".")
         if len(below) != 1:
-            raise UsageError("there is no run in this folder", where=str(path), do="name a folder with run.json")
+            raise UsageError("there is no run in this folder", where=str(path), do="pass a folder with run.json")
         return RunFolder(below[0].parent)
     if path.is_dir() or (folder.record.exists() and path in (folder.log, folder.steps, folder.record)):
         return folder
     if not path.is_file():
-        raise UsageError("there is no such file or folder", where=str(path), do="'llmb jobs list' shows all jobs")
-    raise UsageError("llmb did not make this", where=str(path), do=f"'llmb parse {path}' reads the steps of a log")
+        raise UsageError("no such file or folder", where=str(path), do="'llmb jobs list' shows all jobs")
+    raise UsageError("this was not made by llmb", where=str(path), do=f"'llmb parse {path}' reads the steps of a log")
 
 
 @app.command()

@@ -107,7 +107,7 @@ def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
     group = group if group.startswith(experiment) else f"{experiment}_{started_s}"
     path = f"{WORKLOADS}/{workload}/experiments/{experiment}/{group}/{folder.name}"
     if not _FOLDER.fullmatch(path):
-        raise UsageError("the name of this run's folder cannot be in an archive", where=str(folder.path))
+        raise UsageError("the name of this run's folder is invalid in an archive", where=str(folder.path))
     return path
 
 
@@ -119,7 +119,7 @@ def read_manifest(text: bytes) -> Manifest:
     except ValidationError as error:
         place, wrong = first_problem(error)
         if place == "version":
-            raise ValueError(f"its version is not {VERSION}, which this llmb reads; use a newer llmb") from error
+            raise ValueError(f"this llmb reads version {VERSION} only; use a newer llmb") from error
         raise ValueError(f"its manifest is damaged: {place}: {wrong}") from error
     for problem in _problems(manifest):
         raise ValueError(problem)
@@ -293,7 +293,7 @@ def _write(target: Path, manifest: Manifest, packed: Sequence[_Packed]) -> None:
                     out.write(block)
                 if digest.hexdigest() != each.file.sha256:
                     do = "wait until nothing writes to the run, and repeat"
-                    raise EnvironmentProblem("the file has changed meanwhile", where=str(each.path), do=do)
+                    raise EnvironmentProblem("the file changed while it was read", where=str(each.path), do=do)
                 out.write(_padding(each.file.size))
             out.write(bytes(2 * BLOCK))
 

@@ -44,9 +44,9 @@ def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:
     if record.job is None or record.job.job_id == job.job_id or record.status == "queued":
         return
     raise UsageError(
-        f"job {record.job.job_id} has this run ({record.status}), and job {job.job_id} would write into the same files",
+        f"job {record.job.job_id} has this run ({record.status}), and job {job.job_id} would write to the same files",
         where=str(folder.path),
-        do="submit the recipe again with 'llmb submit': each job needs a run folder of its own",
+        do="submit the recipe again with 'llmb submit': each job needs its own run folder",
     )
 
 

@@ -84,7 +84,7 @@ def find_runs_by_name(store: Store, text: str) -> list[Job]:
             *(f"{one} ({len(jobs)} runs)" for one, jobs in groups.items()),
             *(str(job.job_id) for job in ids[:1]),
         ]
-        raise UsageError(f"'{text}' has several meanings", choices=choices, do="specify which one is meant")
+        raise UsageError(f"'{text}' is ambiguous", choices=choices, do="specify which one is meant")
     return next(iter(groups.values()))
 
 
@@ -102,9 +102,9 @@ def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
 def _ambiguous(text: str, jobs: list[Job]) -> UsageError:
     choices = [f"{job.name} ({job.id}, job {job.job_id})" for job in jobs[-NEAR:]]
     return UsageError(
-        f"'{text}' means {len(jobs)} jobs",
+        f"'{text}' matches {len(jobs)} jobs",
         choices=choices,
-        do=f"give more of the name, or an id, such as '{jobs[-1].job_id}'",
+        do=f"specify more of the name, or an id, such as '{jobs[-1].job_id}'",
     )
 
 

@@ -119,7 +119,7 @@ def _latest(install: Path, say: Say) -> RecordedRun:
         what, do = "no run has ended successfully yet", f"the newest are: {'; '.join(newer[:NEAR])}"
         raise UsageError(what, where=str(install), do=do)
     if folders:
-        raise UsageError("all runs here are imported", where=str(install), do="name one: 'llmb runs' shows their ids")
+        raise UsageError("all runs here are imported", where=str(install), do="select one: 'llmb runs' shows their ids")
     raise UsageError("there are no runs yet", where=str(install), do="start one with 'llmb run' or 'llmb submit'")
 
 
@@ -208,7 +208,7 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
         return in_other_window(run, rule)
     if not run.path.is_file():
         what = f"the steps of {run.id} are not numbered: it is of a comparison of engines"
-        raise UsageError(what, do="leave out --window")
+        raise UsageError(what, do="omit --window")
     (logged,) = _possible([logged_run(parse_file(run.path, rule))])
     return replace(logged, faults={**run.faults, **logged.faults})
 
@@ -242,7 +242,7 @@ def _only_meaning(text: str, meanings: Mapping[str, Sequence[RecordedRun]], path
     if len(different) > 1 or os.path.lexists(path):
         choices = [f"{spelled} ({_runs_text(len(runs))})" for spelled, runs in meanings.items()]
         choices += [f"./{text} (a {'folder' if path.is_dir() else 'file'} here)"] if os.path.lexists(path) else []
-        raise UsageError(f"'{text}' has {len(choices)} meanings", choices=choices, do="specify which one is meant")
+        raise UsageError(f"'{text}' is ambiguous", choices=choices, do="specify which one is meant")
     return _analyzed(text, _concluded(next(iter(meanings.values())), say))
 
 
@@ -285,7 +285,7 @@ def _days(first: str, last: str) -> tuple[float, float]:
         start, end = (datetime.fromisoformat(day).astimezone() for day in (first, last))
     except ValueError as error:
         do = "write 2026-11-01..2026-11-07"
-        raise UsageError(f"'{first}..{last}' has a day that does not exist", do=do) from error
+        raise UsageError(f"'{first}..{last}' has an invalid date", do=do) from error
     if end < start:
         raise UsageError(f"'{first}..{last}' ends before it begins", do=f"write {last}..{first}")
     return start.timestamp(), (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()

@@ -96,8 +96,8 @@ def boost(
     part of a node.
     """
     if options.vboost and not placement.whole_nodes:
-        do = "leave --vboost out, or take all GPUs of the node"
-        raise UsageError("vboost is for all GPUs of a node, and this job uses a part of one", do=do)
+        do = "omit --vboost, or use all GPUs of the node"
+        raise UsageError("vboost affects all GPUs of a node, but this job uses only some of them", do=do)
     level = options.vboost if options.vboost is not None else config.vboost if placement.whole_nodes else None
     if level == "recipe":
         return Boost(level=of_recipe, required=False) if of_recipe else None
@@ -334,7 +334,7 @@ def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen
     scale = options.nodes * per_node
     if request.scale not in (None, scale):
         what = f"{options.nodes} nodes with {per_node} GPUs each are {scale} GPUs, but the scale is {request.scale}"
-        raise UsageError(what, do="give either the nodes or the scale")
+        raise UsageError(what, do="specify either the nodes or the scale")
     return scale
 
 

@@ -127,7 +127,7 @@ class LocalScheduler(Scheduler):
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002 (of the port)
         if spec.launch:
-            do = "call 'llmb submit' where Slurm is, or leave --framework out"
+            do = "call 'llmb submit' where Slurm is, or omit --framework"
             raise UsageError(f"{spec.program} queues its jobs in Slurm itself, and nothing is queued here", do=do)
         return spec
 

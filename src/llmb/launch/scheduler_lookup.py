@@ -86,7 +86,7 @@ def user_schema() -> type[BaseModel]:
 
 def _absolute(root: str) -> str:
     if not root.startswith(("/", "~")):
-        raise ValueError(f"it is another folder in each folder: {ABSOLUTE}")
+        raise ValueError(f"it is relative to the current folder: {ABSOLUTE}")
     return root
 
 

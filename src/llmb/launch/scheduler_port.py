@@ -258,7 +258,7 @@ class FaultPattern(Record):
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from error
+            raise ValueError(f"not a regular expression: {error}") from error
         return value
 
 
@@ -361,7 +361,7 @@ class Cluster:
         Raises UsageError for a node or a partition that does not exist.
         """
         if listed is None:
-            raise UsageError("the scheduler does not list its nodes", do="give them with --nodes")
+            raise UsageError("the scheduler does not list its nodes", do="add --nodes")
         return {name: NodeState(state=UNKNOWN, usable=True) for name in self.host_names(listed)}
 
     def host_names(self, nodes: str | None) -> list[str]:

@@ -202,7 +202,7 @@ def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
     files = "file" if len(report.runs) == 1 else "files"
     caption = f"{', '.join(counted)} ({len(report.runs)} {files})"
     if not wide and any(map(_is_hidden, report.runs)):
-        caption += "\n--wide lists what is not a training log, too"
+        caption += "\n--wide also lists files that are not training logs"
     last = tables[-1]
     last.caption = f"{last.caption}\n{caption}" if last.caption else caption
     return tables

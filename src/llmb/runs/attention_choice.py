@@ -103,7 +103,7 @@ def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
         reasons = "\n".join(f"  - {trial.backend}: {trial.problem}" for trial in trials)
         raise UsageError(
             f"--attention-backend {choice} cannot compute the attention of this run:\n{reasons}",
-            do="leave --attention-backend out, or choose another",
+            do="omit --attention-backend, or choose another",
         )
     best = min(usable, key=lambda trial: trial.milliseconds or 0.0)
     why = _why(choice, best, usable)

@@ -395,7 +395,7 @@ class Choices(Record):
         )
         for option, is_set, why in refused:
             if is_set:
-                yield f"{option} is given, but a rank that pretends the others {why}; leave it out"
+                yield f"{option} is set, but a rank that runs alone {why}; omit it"
 
     def label_problems(self) -> Iterator[str]:
         if self.label is None:
@@ -429,7 +429,7 @@ class Choices(Record):
             yield f"--lora-dropout is {lora.dropout:g}; it must be below 1"
         if lora.dropout and recipe.layout.pp > 1:
             yield (
-                "--lora-dropout is unsupported with pipeline parallelism; choose PP 1 or leave it out"
+                "--lora-dropout is unsupported with pipeline parallelism; choose PP 1 or omit it"
                 if self.lora_dropout
                 else f"the checkpoint's adapters have dropout {lora.dropout:g}, unsupported with pipeline parallelism; "
                 "choose PP 1"

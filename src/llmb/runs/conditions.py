@@ -299,7 +299,7 @@ def unlike_nodes(record: RunRecord) -> tuple[str, ...]:
     keys = sorted({key for values in settings.unlike.values() for key in values if rule_of(key).important})
     texts = [_unlike(title_of(key), settings.nodes_by_value(key)) for key in keys if _all_known(settings, key)]
     more = len(texts) - MOST_LISTED
-    return (*texts[:MOST_LISTED], *([f"{more} other settings differ, too"] if more > 0 else []))
+    return (*texts[:MOST_LISTED], *([f"{more} other settings also differ"] if more > 0 else []))
 
 
 def _all_known(settings: NodesSettings, key: str) -> bool:

@@ -352,11 +352,11 @@ def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRec
     elif record.lora and recipe.lora is None:
         yield f"the checkpoint contains only adapters, and {recipe.workload} trains all weights"
     if record.seed is not None and seed is not None and seed != record.seed:
-        yield f"--seed is {seed}, but the checkpoint was trained with {record.seed}; leave --seed out"
+        yield f"--seed is {seed}, but the checkpoint was trained with {record.seed}; omit --seed"
     for name, value in choices.lora_changes().items() if record.lora else ():
         if value != getattr(record.lora, name):
             option = f"--lora-{name}"
-            yield f"{option} is {value}, but the checkpoint's is {getattr(record.lora, name)}; leave {option} out"
+            yield f"{option} is {value}, but the checkpoint's is {getattr(record.lora, name)}; omit {option}"
 
 
 def saved_base(record: CheckpointRecord) -> InitialWeights | None:

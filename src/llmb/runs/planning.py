@@ -69,7 +69,7 @@ class Search:
     def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
         """Return the inputs that exist. ``resumed`` is the checkpoint that the run resumes from."""
         if self.choices.synthetic and (explicit := self._explicit()):
-            self.problems.append(f"{explicit} is given, but {SYNTHETIC} does without; leave one of them out")
+            self.problems.append(f"{explicit} is given, but {SYNTHETIC} does not need it; omit one of them")
             return TrainingInputs()
         imported = resumed if resumed and resumed.record.imported_from else None
         if resumed and not imported:
@@ -150,7 +150,7 @@ class Search:
         if self.source is None or self.choices.synthetic:
             return {}
         if self.choices.document_tokens is not None:
-            self.problems.append(f"--document-tokens is for synthetic data; leave it out, or add {SYNTHETIC}")
+            self.problems.append(f"--document-tokens is for synthetic data; omit it, or add {SYNTHETIC}")
             return {}
         if self.choices.dataset:
             return self._read(Path(self.choices.dataset))
@@ -200,10 +200,10 @@ class Search:
             weights = self._base(saved)
         if began is None or began.data.kind == "synthetic" or began.data.path is None:
             if self.choices.dataset:
-                self.problems.append("the training that it resumes has synthetic data; leave --dataset out")
+                self.problems.append("the training that it resumes has synthetic data; omit --dataset")
             return TrainingInputs(weights=weights)
         if self.choices.synthetic:
-            self.problems.append(f"the training that it resumes is on {began.data.name}; leave {SYNTHETIC} out")
+            self.problems.append(f"the training that it resumes is on {began.data.name}; omit {SYNTHETIC}")
             return TrainingInputs()
         data = self._read(Path(self.choices.dataset or began.data.path))
         dataset = data.get("dataset")
@@ -234,9 +234,7 @@ class Search:
     def _rejects_weights(self, saved: SavedCheckpoint) -> bool:
         rejected = bool(self.choices.weights) and not saved.record.lora
         if rejected:
-            self.problems.append(
-                "--weights begins a training, and --load-checkpoint resumes one; leave one of them out"
-            )
+            self.problems.append("--weights begins a training, and --load-checkpoint resumes one; omit one of them")
         return rejected
 
     def _miss(self, what: str, kind: str, options: str = "") -> None:

@@ -140,7 +140,7 @@ class Profiling(Record):
         if self.profiler == "nsys" and device == "cpu":
             yield "--profiler nsys needs GPUs; on a CPU use the PyTorch profiler, --profiler torch"
         if self.profile_gpu_metrics and (self.profiler == "torch" or device == "cpu"):
-            yield "--profile-gpu-metrics needs Nsight Systems, on GPUs; leave the option out"
+            yield "--profile-gpu-metrics needs Nsight Systems, on GPUs; omit the option"
         if self.profile_ranks is not None:
             yield from _rank_problems(self.profile_ranks, ranks)
         profile = self.model_copy(update={"profile_ranks": None}).settled(device, steps, first_step, ranks, documented)

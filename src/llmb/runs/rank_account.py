@@ -107,7 +107,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
         assumptions.append("each sequence is one document")
     if plan.recipe.model.moe and plan.capacity_factor is None:
         changes["force_load_balancing"] = True
-        assumptions.append("every expert gets as many tokens")
+        assumptions.append("every expert gets the same number of tokens")
     return plan.model_copy(update=changes), tuple(assumptions)
 
 
@@ -119,7 +119,7 @@ def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> lis
     if rank is None:
         return stage_ranks(layout) if all_stages else fullest_ranks(layout)
     if all_stages:
-        raise UsageError("--rank counts one rank, and --all-stages one of every stage", do="give one of them")
+        raise UsageError("--rank counts one rank, and --all-stages one of every stage", do="pass only one")
     if not 0 <= rank < layout.gpus:
         raise UsageError(f"--rank is {rank}; the layout has ranks 0 to {layout.gpus - 1}")
     return [rank]

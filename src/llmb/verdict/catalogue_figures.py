@@ -41,7 +41,7 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
     for key, value in stated.items():
         if reported.get(key, value) != value and not (foreign and key in ("workload", "size")):
             what = f"{title_of(key)} {value} was specified, and the log reports {reported[key]}"
-            raise UsageError(what, where=str(run.path), do="leave it out, or name the logs that it is of")
+            raise UsageError(what, where=str(run.path), do="omit it, or select only the logs that it applies to")
     layers, named = reported.get("layout.layers"), {**reported, **stated}
     if "size" in stated and layers and named.get("workload") in catalogue.workloads:
         model = find_model(catalogue, str(named["workload"]), str(stated["size"]))

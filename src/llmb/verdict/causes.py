@@ -215,7 +215,7 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
             f"rank {rank}{node} is the slowest in {times} of {len(timed)} steps: a layer's forward pass takes "
             f"{_ms(usual_s + excess_s)}, {_ms(usual_s)} on the median rank",
             *([together] if work.shared_by > 1 else []),
-            "only forward passes are timed; backward passes of a slow rank are slower, too",
+            "only forward passes are timed; backward passes of a slow rank are also slower",
         ),
     )
 

@@ -348,7 +348,7 @@ def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
     try:
         write_atomically(path, _expectations_text(entries))
     except OSError as error:
-        do = "name another file"
+        do = "choose another file"
         raise EnvironmentProblem(f"cannot write it: {error.strerror}", where=str(path), do=do) from error
     return len(entries)
 

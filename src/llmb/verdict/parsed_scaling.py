@@ -126,7 +126,7 @@ class Scaling:
 
 
 def scaling_of(groups: Iterable[RunGroup], catalogue: Catalogue) -> tuple[Scaling, ...]:
-    """Return one for each measured recipe. Groups with an unknown number of GPUs are skipped."""
+    """Return one for each measured recipe. Groups whose number of GPUs is unknown are skipped."""
     families: dict[tuple[object, ...], list[RunGroup]] = defaultdict(list)
     for group in groups:
         if group.first.gpus and group.first.recipe_text:

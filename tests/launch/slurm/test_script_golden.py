@@ -157,7 +157,7 @@ def test_a_part_of_a_node_is_not_boosted() -> None:
     whole = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
     assert job_of(order_of(whole, config=config)).vboost == Boost(level=1)
     order = order_of(request, config=config)
-    with pytest.raises(UsageError, match="vboost is for all GPUs of a node"):
+    with pytest.raises(UsageError, match="vboost affects all GPUs of a node"):
         job_of(replace(order, options=replace(order.options, vboost=1)))
     whole_order = order_of(whole, config=config)
     assert job_of(replace(whole_order, options=replace(whole_order.options, vboost=0))).vboost is None

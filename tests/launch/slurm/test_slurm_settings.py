@@ -112,7 +112,7 @@ def test_commas_between_parameters_are_not_guessed_at() -> None:
         ({"slurm_args": ("A=x",)}, "'A' is not a long name"),
         ({"slurm_args": ("a b=x",)}, "'a b' is not a long name"),
         ({"slurm_args": ("qos=a", "qos=b")}, "has duplicate key 'qos'"),
-        ({"flags": {"qos": "a"}, "slurm_args": ("qos=b",)}, "both give qos"),
+        ({"flags": {"qos": "a"}, "slurm_args": ("qos=b",)}, "both set qos"),
         ({"slurm_args": ("mem=1G", "mem-per-gpu=1G")}, "mem and mem-per-gpu exclude each other"),
         ({"shell": {"ADDITIONAL_SLURM_PARAMS": "nodes=3"}}, "follows from --scale"),
         ({"shell": {"GPUS_PER_NODE": "many"}}, "GPUS_PER_NODE is 'many'"),

@@ -150,7 +150,7 @@ def test_the_newest_measurement_of_a_case_counts() -> None:
         ([collective("all_gather", 2**30, 20.0, shape="out of place, 2 nodes")], "has no measurement that predictions"),
         (
             [each.model_copy(update={"time_s": 1e-9}) for each in products(planned(), 600.0)],
-            "less time than its result",
+            "less time than writing its result",
         ),
     ],
 )

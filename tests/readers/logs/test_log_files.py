@@ -119,5 +119,5 @@ def test_a_killed_worker_is_told(tmp_path, monkeypatch):
     for number in range(600):
         (tmp_path / f"{number}.out").touch()
     monkeypatch.setattr(files, "_begin_worker", partial(os._exit, 1))
-    with pytest.raises(EnvironmentProblem, match="a process that read logs was killed"):
+    with pytest.raises(EnvironmentProblem, match="a process that was reading logs was killed"):
         list(files.parse_logs(find_logs(tmp_path), "reference", 2))

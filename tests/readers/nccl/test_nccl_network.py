@@ -277,7 +277,7 @@ def test_lines_without_a_writer_are_left_out_and_counted(head: str) -> None:
     assert found == network(whole).model_copy(update={"unread_lines": 2})
     alone = read_network([torn], "a.log")
     assert isinstance(alone, Missing)
-    assert alone.reason == "a.log says nothing of NCCL's network: 1 line of it cannot be read"
+    assert alone.reason == "a.log does not report NCCL's network: 1 line of it cannot be read"
 
 
 def test_hostile_lines_tell_nothing_that_a_terminal_would_obey() -> None:

@@ -333,7 +333,7 @@ def test_a_device_that_is_unknown_is_no_cpu(
 ) -> None:
     step, operator = span("user_annotation", "ProfilerStep#1", 0, 100), span("cpu_op", "aten::mm", 1, 9)
     events = [step, operator, span(category, "launch", 1, 2), process(labels, "labels")]
-    with pytest.raises(UsageError, match=f"unknown device: .*{device}"):
+    with pytest.raises(UsageError, match=f"unknown device in the trace: .*{device}"):
         read_trace(write_trace(events), Rules())
     kernels = [*events, span("kernel", "some_kernel", 3, 9)]
     (timeline,) = read_trace(write_trace(kernels), Rules())
@@ -404,9 +404,9 @@ def test_reports_and_empty_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "nsys_profile").mkdir()
     report = tmp_path / "nsys_profile" / "profile_0.nsys-rep"
     report.write_bytes(b"report")
-    with pytest.raises(UsageError, match="has to be exported"):
+    with pytest.raises(UsageError, match="must be exported"):
         find_traces([tmp_path])
-    with pytest.raises(UsageError, match="has to be exported"):
+    with pytest.raises(UsageError, match="must be exported"):
         read_trace(report, Rules())
     with pytest.raises(UsageError, match="no such file"):
         read_trace(tmp_path / "missing.json", Rules())

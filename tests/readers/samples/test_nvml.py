@@ -50,7 +50,7 @@ def test_counters_of_errors(pynvml: ModuleType, monkeypatch: pytest.MonkeyPatch)
         "1/pcie_replays": 5,
     }
     monkeypatch.delattr(pynvml, "nvmlDeviceGetFieldValues")
-    with pytest.raises(OSError, match="NVML shows no counters of errors"):
+    with pytest.raises(OSError, match="NVML has no error counters"):
         dict(gpus.counters())
 
 

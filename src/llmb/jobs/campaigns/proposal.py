@@ -178,7 +178,9 @@ def check_jobs(
         do = see("run-many-recipes", "for the format of files") if requested.problems else None
         raise UsageError(f"the campaign cannot be queued:{itemized(problems)}", do=do)
     if not jobs:
-        raise UsageError(f"nothing is left to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list'")
+        raise UsageError(
+            f"there is nothing to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list'"
+        )
     return jobs, left_out
 
 
@@ -246,9 +248,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
     if problems := list(limit_problems(selection)):
         raise UsageError("\n".join(problems))
     if selection.scales and (selection.max_scale is not None or selection.min_scale):
-        raise UsageError(
-            "--scale names the scales; --max-scale and --min-scale choose among them", do="remove one of them"
-        )
+        raise UsageError("--scale cannot be combined with --max-scale or --min-scale", do="omit one of them")
     return selection
 
 

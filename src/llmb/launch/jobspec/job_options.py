@@ -180,9 +180,7 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
         raise UsageError("\n".join(problems))
     mounts = tuple(mount.strip() for mount in (chosen.mounts or "").split(",") if mount.strip())
     if (chosen.suite or chosen.modified_suite) and chosen.framework != "reference_suite":
-        raise UsageError(
-            "--suite and --modified-suite are for --framework reference_suite", do="add that, or leave them out"
-        )
+        raise UsageError("--suite and --modified-suite require --framework reference_suite", do="add it, or omit these")
     suite = str(Path(chosen.suite).expanduser().absolute()) if chosen.suite else None
     return FrameworkOptions(
         framework=chosen.framework,

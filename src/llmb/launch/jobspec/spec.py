@@ -118,7 +118,7 @@ def place(scale: int, gpus_per_node: int | None) -> Placement:
         raise UsageError(
             f"a scale of {scale} is not divisible by {per_node} GPUs per node",
             choices=(f"--gpus-per-node {size}" for size in fitting),
-            do="give another --scale, or take fewer GPUs of each node",
+            do="choose another --scale, or use fewer GPUs per node",
         )
     return Placement(nodes, per_node, whole_nodes=True)
 

@@ -175,7 +175,7 @@ def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[S
     except (BrokenRecord, OSError) as error:
         what = error.what if isinstance(error, BrokenRecord) else f"the run cannot be read: {error.strerror}"
         where = error.where if isinstance(error, BrokenRecord) else error.filename
-        raise BrokenRecord(what, where=where, do=f"the log has its steps: 'llmb parse {folder.log}'") from error
+        raise BrokenRecord(what, where=where, do=f"the steps are in the log: 'llmb parse {folder.log}'") from error
     missing = record.program == ENGINE and not steps
     contradiction = f"there are no steps in {folder.steps}" if missing else why_contradicting(record, steps)
     if result and contradiction is None:

@@ -27,7 +27,7 @@ from llmb.runs.steps import StepNews
 from llmb.runs.trace_reports import ProfileReport
 
 NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
-NOT_SEPARATED = Missing("which processes of a node are the run's is not known: they are in the framework's container")
+NOT_SEPARATED = Missing("the processes of the run are unknown: they are in the framework's container")
 CLOCK_S = 1.0
 """The resolution of the clock of a log."""
 FURTHEST_CLOCK_S = 900.0
@@ -103,11 +103,11 @@ def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> Resour
     sampled = {gpu.uuid for one in samples for gpu in one.start.gpus}
     last_s = max((one.samples[-1].time_s for one in samples if one.samples), default=None)
     if not spans or outcome.logged_last_s is None or last_s is None:
-        return Missing("the log does not tell when the steps of the window ended")
+        return Missing("the log does not show when the steps of the window ended")
     if abs(last_s - outcome.logged_last_s) > FURTHEST_CLOCK_S:
-        return Missing("the clock of the log is not that of the nodes, such as of another time zone")
+        return Missing("the clock of the log differs from that of the nodes, perhaps by a time zone")
     if len(sampled) > gpus:
-        return Missing(f"{len(sampled)} GPUs were sampled, and which {gpus} of them trained is not known")
+        return Missing(f"{len(sampled)} GPUs were sampled, but it is unknown which {gpus} of them trained")
     work = SampledWork(
         spans=spans,
         tokens=len(outcome.step_times_s) * plan.recipe.layout.gbs * plan.recipe.layout.seq_len,

@@ -198,7 +198,7 @@ CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samp
 """The counters in the step lines of NeMo 1 and 2."""
 IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
 """The version in an image's name, as enroot and the suite's installer write it."""
-MODIFIED = "--modified-suite calls it all the same"
+MODIFIED = "--modified-suite calls it anyway"
 NOT_BESIDE = Missing("the reference suite's own script starts the job, and no sampler of llmb runs beside it")
 
 
@@ -208,7 +208,7 @@ def script_of(recipe: Recipe) -> LaunchScript:
     if script is None:
         scripts = [f"{', '.join(item.sizes)} of {item.title}" for item in launch_scripts()]
         what = f"the reference suite has no launch script for {recipe.workload} {recipe.size} of {recipe.release}"
-        raise UsageError(what, choices=scripts, do="give another --release, or leave --framework out")
+        raise UsageError(what, choices=scripts, do="choose another --release, or omit --framework")
     return script
 
 
@@ -448,7 +448,7 @@ def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
     if script.gpus_per_node in (None, gpus_per_node):
         return
     what = f"the launch script of {script.title} takes {script.gpus_per_node} GPUs of each node in any case"
-    do = f"give whole nodes of {script.gpus_per_node}, or leave --framework out: llmb's engine takes any number"
+    do = f"specify whole nodes of {script.gpus_per_node}, or omit --framework: llmb's engine supports any number"
     raise UsageError(f"{what}, and these are {gpus_per_node}", do=do)
 
 

@@ -73,7 +73,7 @@ def migrate(file: SettingsFile) -> Path:
     backup = file.path.with_name(file.path.name + BACKUP_ENDING)
     with writing(file.path):
         if backup.exists() and backup.read_bytes() != file.path.read_bytes():
-            raise UsageError("another file of the reference suite is kept there", where=str(backup), do="rename it")
+            raise UsageError("there is already another file of the reference suite", where=str(backup), do="rename it")
         if not backup.exists():
             shutil.copy2(file.path, backup)
         backup.chmod(0o600)

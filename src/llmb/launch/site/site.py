@@ -132,5 +132,5 @@ def check_machine(plan: Plan, machine: Machine) -> None:
         needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"
         raise EnvironmentProblem(
             f"{recipe.workload} {recipe.size} at this scale needs {needed}; this machine has {gpus}",
-            do="take a smaller --scale, '-s tiny --gpu-type cpu', or look at the plan with --dry-run",
+            do="use a smaller --scale, '-s tiny --gpu-type cpu', or look at the plan with --dry-run",
         )

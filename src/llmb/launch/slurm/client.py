@@ -63,7 +63,7 @@ def submit(
     match = SUBMITTED.fullmatch("".join(output.text.strip().splitlines()[-1:]))
     if match is None:
         what = f"sbatch did not answer with the id of a job, but with '{printable(output.text.strip()[:MOST_SHOWN])}'"
-        raise InfrastructureError(what, do="see 'squeue --me'; 'llmb jobs refresh' finds a job that was queued")
+        raise InfrastructureError(what, do="see 'squeue --me'; 'llmb jobs refresh' finds the job if it was queued")
     return match["job_id"], match["cluster"]
 
 

@@ -151,7 +151,7 @@ def call_launch(job: Submission) -> str:
         )
     if program.code == 0:
         what = f"{launch.script} ended without the id of a job:\n{last}"
-        raise InfrastructureError(what, do="see 'squeue --me': a job that it queued is not followed")
+        raise InfrastructureError(what, do="see 'squeue --me': if it queued a job, llmb does not follow it")
     why = "took too long" if program.timed_out else f"ended with exit code {program.code}"
     raise UsageError(f"{launch.script} in {launch.folder} {why}, and queued nothing:\n{last}")
 

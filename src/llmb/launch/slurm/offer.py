@@ -31,7 +31,7 @@ _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 def expand(hosts: str | None) -> list[str]:
     """Every name of the list; empty for none. Raises ValueError."""
     if re.search(r"[\[\]]", _BRACKET.sub("", hosts or "")):
-        raise ValueError("a bracket lacks its other one")
+        raise ValueError("a bracket is not closed or not opened")
     return [name for part in _PART.findall(hosts or "") for name in _names(part)]
 
 
@@ -157,7 +157,9 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str |
     if type_ is None:
         if len(set(types.values())) > 1:
             what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in types.items())
-            raise UsageError(f"the partitions have different GPU types: {what}", do="give --gpu-type, or one partition")
+            raise UsageError(
+                f"the partitions have different GPU types: {what}", do="add --gpu-type or choose one partition"
+            )
         return next(iter(types.values()), site)
     having = [name for name, item in settings.partitions.items() if item.gpu_type == type_]
     wrong = {name: gpu_type for name, gpu_type in types.items() if gpu_type != type_}

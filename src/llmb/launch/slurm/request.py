@@ -227,7 +227,7 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
     rest = parse_flags(others, "--slurm-arg")
     twice = [name for name in rest if name in job and rest[name] != job[name]]
     if twice:
-        raise UsageError(f"an option and --slurm-arg both give {', '.join(twice)}", do="give one of them")
+        raise UsageError(f"an option and --slurm-arg both set {', '.join(twice)}", do="pass only one")
     additional = parse_additional(environ.get(ADDITIONAL, ""))
     flags = on_top(shell_flags(environ), additional, {**rest, **job})
     if problems := list(flag_problems(flags)):

@@ -117,7 +117,7 @@ def flag_problems(flags: Flags) -> Iterator[str]:
 def _conflicts(flags: Flags) -> Iterator[str]:
     for group in EXCLUDING:
         if len(both := [name for name in group if name in flags]) > 1:
-            yield f"{' and '.join(both)} exclude each other; give one of them"
+            yield f"{' and '.join(both)} exclude each other; pass only one"
 
 
 def directive(name: str, value: str | None) -> str:

@@ -90,7 +90,7 @@ class _Rates:
         nominal = {each: _flops(each) * filled(self.gpu.sms, each.rows, each.columns) / peak / 1e12 for each in times}
         if too_fast := [each for each, seconds in times.items() if seconds <= 0]:
             shape = f"{too_fast[0].rows} x {too_fast[0].inner} x {too_fast[0].columns}"
-            raise UsageError(f"a product {shape} took less time than its result takes to write", do="measure it again")
+            raise UsageError(f"a product {shape} took less time than writing its result", do="measure it again")
         mean = sum(times.values()) / sum(nominal.values())
         self.rates[dtype] = mean
         self.products |= {each: times[each] / nominal[each] / mean for each in times}

@@ -63,7 +63,7 @@ def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
     most = MOST_BYTES[device] if request.most is None else request.most
     sizes = tuple(sizes_between(request.least, most, request.factor))
     if not sizes:
-        raise UsageError(f"--min-size is {request.least:,} bytes, above the largest of {most:,}", do="give --max-size")
+        raise UsageError(f"--min-size is {request.least:,} bytes, above the largest of {most:,}", do="add --max-size")
     return CollectiveJob(
         device=device,
         collectives=request.collectives,

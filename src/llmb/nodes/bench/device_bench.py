@@ -137,7 +137,7 @@ def bytes_of(text: str) -> int:
     if match and (match[2] or not match[3]):
         size = round(float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2].upper()])
     if size < 1:
-        raise UsageError(f"'{text}' is not a size", do="give a number and a unit, such as 512B, 64MiB or 1GB")
+        raise UsageError(f"'{text}' is not a size", do="specify a number and a unit, such as 512B, 64MiB or 1GB")
     return size
 
 
@@ -366,7 +366,7 @@ def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
         if name not in get_args(ProductDtype):
             raise unknown("dtype", name, get_args(ProductDtype))
     if len(set(names)) < len(names):
-        raise UsageError(f"--dtype is '{text}'; it must be names separated by commas, each of them once")
+        raise UsageError(f"--dtype is '{text}'; it must be names separated by commas, each only once")
     return tuple(name for name in get_args(ProductDtype) if name in names)
 
 

@@ -56,7 +56,7 @@ def run_program(
     UserInterrupt.
     """
     if find_spec("torch") is None:
-        raise EnvironmentProblem("measuring needs torch, which this Python does not have", do=pip_install("engine"))
+        raise EnvironmentProblem("measuring requires torch, which this Python does not have", do=pip_install("engine"))
     last: BenchProgress | None = None
 
     def follow(line: bytes) -> None:

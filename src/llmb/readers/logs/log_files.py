@@ -75,9 +75,9 @@ def find_logs(root: Path) -> LogFiles:
     if root.is_file():
         return LogFiles((root,), root.stat().st_size, ())
     if root.exists() and not root.is_dir():
-        raise UsageError(f"'{root}' {not_regular(root.stat().st_mode)}, not a regular file", do="give a log file")
+        raise UsageError(f"'{root}' {not_regular(root.stat().st_mode)}, not a regular file", do="pass a log file")
     if not root.exists():
-        raise UsageError(f"no such file or directory: '{root}'", do="give a log file or the directory that holds logs")
+        raise UsageError(f"no such file or directory: '{root}'", do="pass a log file or the directory with the logs")
     refused: list[ParsedFile] = []
     sizes: dict[Path, int] = {}
     names = _walk(root, refused)
@@ -92,7 +92,7 @@ def find_logs(root: Path) -> LogFiles:
     if not sizes and not refused:
         raise UsageError(
             f"no '*.out' file in or below '{root}'" + (f"; {counted(unread, '*.log file')} not read" if unread else ""),
-            do="give the directory that holds logs, or one log file by its full name",
+            do="specify the directory with the logs, or one log file by its full name",
         )
     return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused), unread)
 
@@ -232,7 +232,7 @@ def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers
                 yield from future.result()
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "a process that read logs was killed, perhaps out of memory", do="use fewer processes: --jobs 1"
+            "a process that was reading logs was killed, perhaps out of memory", do="use fewer processes: --jobs 1"
         ) from error
 
 

@@ -316,7 +316,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
                 raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
             except _TooMany as error:
                 raise UsageError(
-                    f"there are more than {MOST_HANDLES:,} communicators", where=str(path), do="give fewer logs at once"
+                    f"there are more than {MOST_HANDLES:,} communicators", where=str(path), do="pass fewer logs at once"
                 ) from error
     return log
 

@@ -351,7 +351,7 @@ def network_of(facts: NetworkFacts, source: str, ranks: int | None = None) -> Ne
     evident = {name: node for name, node in facts.nodes.items() if node.selected or node.channels or node.nvlink}
     if not evident:
         unread = f": {counted(facts.unread_lines, 'line')} of it cannot be read" if facts.unread_lines else ""
-        return Missing(f"{source} says nothing of NCCL's network{unread}")
+        return Missing(f"{source} does not report NCCL's network{unread}")
     whole = facts.is_whole(ranks)
     nodes = _grouped({name: _node(node, facts, whole=whole) for name, node in evident.items()})
     common = {name: _common(nodes, name) for name in ("fabric", "transport", "link_layer", "gpudirect")}

@@ -329,9 +329,9 @@ def _json_table(source: str, content: bytes, where: str) -> TestTable:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(
-            f"JSON of nccl-tests that cannot be read: {place + ': ' if place else ''}{first['msg']}",
+            f"unreadable JSON of nccl-tests: {place + ': ' if place else ''}{first['msg']}",
             where=where,
-            do="give the whole file of a test that ended",
+            do="specify the complete file of a finished test",
         ) from error
     name = _NAME.search(output.args[0].rpartition("/")[2]) if output.args else None
     average, odd = _finite(output.average_bus_bandwidth.bandwidth)

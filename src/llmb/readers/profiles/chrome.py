@@ -121,7 +121,7 @@ class TraceFile:
         return UsageError(
             f"not a trace: the file {what}{place}",
             where=str(self.path),
-            do="give a trace of the PyTorch profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
+            do="specify a trace of the PyTorch profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
         )
 
 
@@ -306,10 +306,10 @@ def _notes_on_device(path: Path, collected: _Collected) -> list[str]:
     device = collected.unknown_device
     if device and not len(collected.kernels):
         raise UsageError(
-            f"a trace of an unknown device: {device}",
+            f"unknown device in the trace: {device}",
             where=str(path),
             choices=("CPU", "GPUs of CUDA and ROCm"),
-            do="its operators on the CPU are not the work of the device; use the tools of its maker",
+            do="its CPU operators do not show the work of the device; use the vendor's tools",
         )
     if device:
         return [f"the device is unknown: {device}; no rule knows its kernels"]

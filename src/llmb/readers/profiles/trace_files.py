@@ -59,7 +59,7 @@ def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Time
         raise UsageError(
             f"no step of this trace is complete; {dropped[0]}",
             where=str(path),
-            do="profile fewer steps, after a few that warm the profiler up",
+            do="profile fewer steps, after a few warm-up steps",
         )
     if not with_steps:
         raise UsageError(
@@ -88,7 +88,7 @@ def _is_sqlite(path: Path) -> bool:
 
 def _report(path: Path) -> UsageError:
     return UsageError(
-        "a report of Nsight Systems has to be exported before it can be read",
+        "a report of Nsight Systems must be exported before it can be read",
         where=str(path),
-        do=f"nsys export --type sqlite '{path}', then give the .sqlite file",
+        do=f"nsys export --type sqlite '{path}', then specify the .sqlite file",
     )

@@ -83,7 +83,7 @@ class Nvml:
                     reported = True
                     yield f"{index}/{name}", int(getattr(value.value, member))
         if not reported:
-            raise OSError(errno.ENOTSUP, "NVML shows no counters of errors")
+            raise OSError(errno.ENOTSUP, "NVML has no error counters")
 
     def _others(self, run_pids: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
         """Inside of a container the driver may tell ids of the host: then not even the run's own are among them."""

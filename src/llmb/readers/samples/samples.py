@@ -94,11 +94,11 @@ def _settings_in(file: Path) -> NodeSettings | Missing:
     try:
         return NodeSettings.model_validate_json(read_regular(file, MOST_TEXT_BYTES))
     except FileNotFoundError:
-        return Missing("no sampler has read them")
+        return Missing("no sampler read them")
     except OSError as error:
         return Missing(f"they cannot be read: {error.strerror}")
     except ValidationError:
-        return Missing("what the sampler wrote is damaged")
+        return Missing("the sampler's output is damaged")
 
 
 def _is_written(folder: Path) -> bool:

@@ -206,7 +206,7 @@ class _Software:
         """A file of the checkout."""
         checkout = self.checkout()
         if checkout is None:
-            raise EnvironmentProblem(f"the suite of {self.script.release} was changed meanwhile", do="try again")
+            raise EnvironmentProblem(f"the suite of {self.script.release} changed while it was read", do="try again")
         return checkout / name
 
     def environment(self) -> Path:

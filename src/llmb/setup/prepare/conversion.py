@@ -203,7 +203,7 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
             raise UsageError(what, where=where, do="give its workload and size with -w and -s; see 'llmb list'")
         if unknown := list(unknown_keys(model, folder.config)):
             what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
-            raise UsageError(what, where=where, do=f"remove them if the model is {name} without them, too")
+            raise UsageError(what, where=where, do=f"remove them if the model is {name} even without them")
     return folder
 
 

@@ -77,7 +77,7 @@ def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
     tokenizer.no_padding()
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > vocab_size:
-        what = f"the tokenizer has {size} tokens, and the model {vocab_size} embeddings: they do not belong together"
+        what = f"the tokenizer has {size} tokens, and the model {vocab_size} embeddings: they do not match"
         raise UsageError(what, where=str(file), do="give the tokenizer of the model with --tokenizer")
     eos = _special_token(tokenizer, file, "eos", size)
     if eos is None:

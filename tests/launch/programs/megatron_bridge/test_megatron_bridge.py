@@ -144,7 +144,7 @@ def test_everything_that_cannot_be_is_told_at_once() -> None:
 
 
 def test_the_framework_needs_a_container_whose_image_may_be_the_users_own() -> None:
-    with pytest.raises(UsageError, match="runs in its container, and this cluster has none"):
+    with pytest.raises(UsageError, match="runs in a container, but this cluster has none"):
         order_of(Request(**LORA, gpu_type="b200", scale=8), container={"runtime": "none"})
     order = order_of(Request(**LORA, gpu_type="b200", scale=8), image="/images/nemo.sqsh")
     assert "--container-image=/images/nemo.sqsh" in worker_step(job_of(order))
@@ -174,7 +174,7 @@ def test_an_image_of_the_reference_suites_own_scripts_is_refused_before_it_is_qu
         UsageError, match=f"NeMo {refused} has no version of megatron_bridge that llmb supports"
     ) as caught:
         order_of(request, image=image)
-    assert caught.value.do == "name an image of NeMo 26.04 or later, or leave --image out"
+    assert caught.value.do == "name an image of NeMo 26.04 or later, or omit --image"
 
 
 def test_an_image_for_the_engine_needs_a_container_too() -> None:
@@ -182,7 +182,7 @@ def test_an_image_for_the_engine_needs_a_container_too() -> None:
         engine_container(FrameworkOptions(image="/x.sqsh"), ContainerSettings())
     site = Site(install=INSTALL, config=cluster_schema()())
     request, asked = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8), {"data": "mock"}
-    with pytest.raises(UsageError, match="--framework-arg is for a framework's script"):
+    with pytest.raises(UsageError, match="--framework-arg requires --framework"):
         make_order(CATALOGUE, request, Choices(), JobOptions(), site, FrameworkOptions(arguments=asked))
     chosen = engine_container(FrameworkOptions(image="/x.sqsh", mounts=("/y",)), ContainerSettings(**CONTAINER))
     assert (chosen.image, chosen.mounts) == ("/x.sqsh", ("/datasets", "/y"))
@@ -454,7 +454,7 @@ def test_advice_on_lora_leads_somewhere() -> None:
     site = Site(install=INSTALL, config=cluster_schema()())
     with pytest.raises(UsageError) as caught:
         order_of(tiny)
-    assert caught.value.do == "leave --framework out: the engine is llmb's own"
+    assert caught.value.do == "omit --framework: the engine is llmb's own"
     assert make_order(CATALOGUE, tiny, Choices(synthetic=True), JobOptions(), site).plan.lora == RECIPE_LORA
     assert order_of(Request(**LORA, gpu_type="b200", scale=8)).plan.lora == RECIPE_LORA
 
@@ -527,8 +527,8 @@ def write_samples(folder: RunFolder, gpus: int) -> None:
     ("shift_s", "gpus", "reason"),
     [
         (0, 8, None),
-        (3600, 8, "the clock of the log is not that of the nodes, such as of another time zone"),
-        (0, 9, "9 GPUs were sampled, and which 8 of them trained is not known"),
+        (3600, 8, "the clock of the log differs from that of the nodes, perhaps by a time zone"),
+        (0, 9, "9 GPUs were sampled, but it is unknown which 8 of them trained"),
         (0, 4, None),
     ],
 )

@@ -30,7 +30,7 @@ def check_here(plan: Plan) -> None:
     if required and shutil.which(NSYS) is None:
         raise EnvironmentProblem(
             "Nsight Systems was requested, but there is no 'nsys' on the PATH",
-            do="install it, put it on the PATH, or take --profiler torch without --profile-gpu-metrics",
+            do="install it, put it on the PATH, or use --profiler torch without --profile-gpu-metrics",
         )
     if find_spec("torch") is None:
         raise EnvironmentProblem("training needs torch, which is not installed", do=pip_install("engine"))

@@ -53,7 +53,7 @@ class EngineProgram(Program):
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
     ) -> EnginePlan:
         if options.arguments:
-            raise UsageError("--framework-arg is for a framework's script", do="add --framework, or leave it out")
+            raise UsageError("--framework-arg requires --framework", do="add --framework, or omit it")
         return plan_engine(catalogue, recipe, choices, site.install)
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
@@ -126,7 +126,7 @@ def engine_container(options: FrameworkOptions, container: ContainerSettings) ->
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":
-        do = "set container.runtime in cluster_config.yaml, or leave --image and --mounts out"
+        do = "set container.runtime in cluster_config.yaml, or omit --image and --mounts"
         raise UsageError("this cluster's jobs run without a container", do=do)
     chosen = {"image": options.image or container.image, "mounts": (*container.mounts, *options.mounts)}
     return container.model_copy(update=chosen)
@@ -202,15 +202,15 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
     if force:
         say(f"warning: {text}; it is not counted because of --force")
         return
-    say(f"{text}; counting that rank, which takes a minute or more (--force leaves it out)")
+    say(f"{text}; counting that rank, which takes a minute or more (--force skips this)")
     try:
         exact = count_ranks(plan, [use.fullest.rank], say)
     except (EnvironmentProblem, RunFailed) as error:
-        say(f"warning: memory was not counted: {error.what}")
+        say(f"warning: memory could not be counted: {error.what}")
         return
     if exact.capacity_gib is not None and exact.fullest.peak_bytes / GIB + SURE_MARGIN_GIB > exact.capacity_gib:
         changes = [f"{each.options} needs about {each.needed_gib:.1f}" for each in remedies(plan)]
-        do = f"{'; '.join([*changes, 'or more GPUs'])}; --force goes on all the same"
+        do = f"{'; '.join([*changes, 'or more GPUs'])}; --force starts it anyway"
         raise UsageError(f"the run does not fit: {memory_text(exact)}", do=do)
     say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
 
@@ -227,9 +227,7 @@ def estimated(plan: Plan) -> MemoryUse | None:
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
     """Count the needs of each of some ranks. Raises EnvironmentProblem without torch, and RunFailed."""
     if find_spec("torch") is None:
-        raise EnvironmentProblem(
-            "the engine counts its memory with torch, which this Python does not have", do=pip_install("engine")
-        )
+        raise EnvironmentProblem("counting needs torch, which this Python does not have", do=pip_install("engine"))
     counted, assumptions = countable(plan)
     accounts = []
     for number in ranks:

@@ -170,7 +170,7 @@ def check_image(image: str | None, recipe: Recipe) -> None:
     match = _NEMO.search(image)
     if match and match.group(1) < data.oldest_nemo:
         what = f"image {image}: NeMo {match.group(1)} has no version of {data.framework} that llmb supports"
-        raise UsageError(what, do=f"name an image of NeMo {data.oldest_nemo} or later, or leave --image out")
+        raise UsageError(what, do=f"name an image of NeMo {data.oldest_nemo} or later, or omit --image")
 
 
 PACKED = "squad_packed"
@@ -259,7 +259,7 @@ def bridge_plan(
     problems = [*_recipe_problems(catalogue, recipe), *_choice_problems(choices), *profiling]
     if problems:
         what = f"{data.framework} {data.release} cannot run this:{itemized(problems)}"
-        raise UsageError(what, do="leave --framework out: the engine is llmb's own")
+        raise UsageError(what, do="omit --framework: the engine is llmb's own")
     profile = choices.profiling.settled(*recorded)
     return Plan(
         recipe=recipe if packed else recipe.model_copy(update={"packing": None}),

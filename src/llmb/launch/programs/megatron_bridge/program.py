@@ -102,6 +102,6 @@ def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> 
     """The framework's image, or the requested one. Raises UsageError if the cluster has no containers."""
     if settings.runtime == "none":
         do = "set 'container: {runtime: pyxis, image: ...}' (or apptainer) in cluster_config.yaml"
-        raise UsageError(f"{MegatronBridge.name} runs in its container, and this cluster has none", do=do)
+        raise UsageError(f"{MegatronBridge.name} runs in a container, but this cluster has none", do=do)
     image = options.image or bridge_data().images[settings.runtime]
     return settings.model_copy(update={"image": image, "mounts": (*settings.mounts, *options.mounts)})

@@ -240,7 +240,7 @@ class HuggingFaceReader:
         raise UsageError(
             f"it has progress bars of {totals} steps, and a training of {steps:.0f} ended: which bar belongs to"
             " which training is not known",
-            do="give each training a log of its own",
+            do="write a separate log for each training",
         )
 
 
