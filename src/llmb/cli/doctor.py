@@ -287,9 +287,7 @@ def ask_nodes(install: Path, several: Several, request: NodesRequest) -> NodeRes
 def show_last(install: Path, several: Several, output: ReportOptions) -> None:
     """Print the last result. Raises UsageError if there is none, and RunFailed if a node is unfit."""
     if several.partition or several.every:
-        raise UsageError(
-            "--last shows an earlier check, and can only be combined with --nodes", do="omit --partition and --all"
-        )
+        raise UsageError("--last can only be combined with --nodes", do="omit --partition and --all")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
     try:
         result = stored(folder)

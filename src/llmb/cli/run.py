@@ -69,18 +69,14 @@ class Pretended:
                 raise UsageError("--rank requires --pretend-scale", do="add --pretend-scale, or omit --rank")
             return request, [None]
         if request.scale not in (None, scale):
-            raise UsageError(
-                f"--scale {request.scale} and --pretend-scale {scale} cannot be combined", do="omit --scale"
-            )
+            raise UsageError(f"--scale is {request.scale}, but --pretend-scale is {scale}", do="omit --scale")
         text = self.rank or "0"
         try:
             spans = parse_ranges(text)
         except ValueError as error:
             raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="ranks are numbered from 0") from error
         if any(span.last >= scale for span in spans):
-            raise UsageError(
-                f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="choose ranks of the layout"
-            )
+            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="use ranks of the layout")
         return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
 
 

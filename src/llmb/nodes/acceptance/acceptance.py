@@ -323,7 +323,7 @@ class Training:
         return parts.do(name, "jobs", "wait", *ids, seconds=JOB_S + seconds)
 
     def _judge(self, parts: Parts, findings: Findings, repeats: int) -> int:
-        """Adds the verdicts, and returns how many more runs would settle them."""
+        """Add the verdicts, and return the number of additional runs that would decide them."""
         wanted = 0
         if self.recipe.has_figure or self.recipe.gpu_type not in (None, CPU):
             result = parts.do(f"verdict{self.name}-{repeats}", "judge", self.label, seconds=READ_S)

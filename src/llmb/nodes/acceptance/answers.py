@@ -136,5 +136,5 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
 
 
 def more_runs_needed(result: PartResult) -> int:
-    """How many more runs would settle what is inconclusive; 0 if nothing is, or if no reasonable number would."""
+    """The number of additional runs that would decide what is inconclusive; 0 if none, or if too many, would."""
     return max((one["more_runs"] or 0 for one in (result.document or {}).get("judged", [])), default=0)

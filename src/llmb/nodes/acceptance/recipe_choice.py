@@ -84,7 +84,7 @@ def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Re
 def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None, gpus: int) -> Iterator[ChosenRecipe]:
     if gpu_type != accepted.gpu_type:
         what = f"acceptance set {accepted.name} is for {accepted.gpu_type}, and this is {gpu_type or 'an unknown GPU'}"
-        raise UsageError(what, do="choose another set, or leave --set out")
+        raise UsageError(what, do="choose another set, or omit --set")
     most = max(recipe.scale for recipe in accepted.recipes)
     if most > gpus:
         raise UsageError(f"acceptance set {accepted.name} needs {most} GPUs, and there are {gpus}")
