@@ -134,7 +134,7 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
     catalogue, install = Catalogue(), install_here()
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
     if one_set and any(chosen.values()):
-        raise UsageError("--set names its recipes", do="leave -w, -s, --dtype and --scale out")
+        raise UsageError("--set names its recipes", do="omit -w, -s, --dtype and --scale")
     if not cluster.nodes and cluster.words:
         raise UsageError(f"{cluster.words[0]} is for nodes of a cluster", do="add --nodes")
     place = _nodes_of_cluster(catalogue, install, cluster) if cluster.nodes else _this_machine(catalogue)
@@ -158,7 +158,7 @@ def _wanted(chosen: dict[str, Any]) -> Request | None:
     if not any(chosen.values()):
         return None
     if not (chosen["workload"] and chosen["size"]):
-        raise UsageError("a recipe has a workload and a size", do="add -w and -s, or leave --dtype and --scale out")
+        raise UsageError("a recipe has a workload and a size", do="add -w and -s, or omit --dtype and --scale")
     return build(Request, chosen)
 
 

@@ -25,6 +25,7 @@ from llmb.cli.shared_options import request_of, selection_options, takes, value_
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, runs_lock
 from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
+from llmb.launch.started_ranks import join_run, started_rank
 from llmb.report.output import print_output
 from llmb.report.plan_report import plan_document, plan_table, start_lines
 from llmb.report.sweep_report import titles_of
@@ -131,6 +132,10 @@ def run(
 
     - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 0,448`
     """
+    started = started_rank(os.environ)
+    if started and started.rank:
+        join_run(started, os.environ)
+        return
     if several.start_new and chosen["label"] is None:
         raise UsageError("--new has no effect without --label: every run is new", do="omit it, or add --label")
     catalogue, install = Catalogue(), install_here()
@@ -140,6 +145,9 @@ def run(
         request, ranks = pretended.ranks_of(request)
         asked += [(request, choices, alone) for alone in ranks]
     if len(asked) * several.repeats > 1:
+        if started:
+            what = f"{started.world_size} ranks were started for one run, and this is several"
+            raise UsageError(what, do="give one value for each option, and start the ranks for each run")
         locals_ = [plan_here(catalogue, one, own, os.environ, install, alone) for one, own, alone in asked]
         repeats = [several.repeats] * len(asked)
         run_or_print(locals_, repeats, dry_run=several.dry_run, start_new=several.start_new, json=json)

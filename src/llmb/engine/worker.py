@@ -34,7 +34,7 @@ def work(folder: RunFolder) -> None:
     sampler, node = None, host_name()
     if plan.resource_interval_s is not None and os.environ.get("LOCAL_RANK", "0") == "0":
         sampler = start_sampler(folder.resources_of(node), node, plan.resource_interval_s, plan.device)
-    ranks = join_ranks(plan) if plan.recipe.pretended_rank is None else pretend_others(plan)
+    ranks = join_ranks(plan, folder.path) if plan.recipe.pretended_rank is None else pretend_others(plan)
     train(plan, folder, ranks, progress)
     if sampler:  # which takes a last sample; where training fails it ends with this process
         sampler.end()

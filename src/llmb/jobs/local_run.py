@@ -33,6 +33,7 @@ from llmb.launch.programs.engine.program import plan_engine
 from llmb.launch.programs.port import End, ProgramRequest, find_program
 from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.launch.site.site import Machine, Site, check_machine, this_machine
+from llmb.launch.started_ranks import StartedRank, started_rank
 from llmb.readers.samples.host import NodeProcesses
 from llmb.readers.samples.nvml import find_gpus
 from llmb.readers.samples.other_work import run_text
@@ -73,19 +74,25 @@ class LocalRun:
         """The workers' command and variables, for a folder that need not exist."""
         folder = RunFolder(run_parent(self.install, self.plan) / "SECONDS" / experiment_name(self.plan))
         spec = local_spec(self.plan, self.install, self.environ, folder)
-        return local_command(spec, folder), self._variables(spec)
+        return local_command(spec, folder, started_rank(self.environ)), self._variables(spec)
 
     def check(self) -> None:
         """Raise NotPrepared, and EnvironmentProblem if this machine cannot run it."""
         if self.missing:
             raise self.missing
-        check_machine(self.plan, self.machine)
+        if not started_rank(self.environ):  # else they may be on several machines
+            check_machine(self.plan, self.machine)
         check_here(self.unprofiled)
         saved_in = Path(self.plan.checkpoint_dir) if self.plan.checkpoint_dir else run_parent(self.install, self.plan)
         check_space(self.plan, saved_in)
 
     def beside(self) -> Iterator[str]:
-        """Describe other work on this machine now: other runs of llmb, and processes on its GPUs."""
+        """Describe other work on this machine now: other runs of llmb, and processes on its GPUs.
+
+        Nothing where something else has started the ranks: the run's own are then not told from others yet.
+        """
+        if started_rank(self.environ):
+            return
         processes = NodeProcesses()
         processes.look()
         for run in processes.others():
@@ -101,7 +108,7 @@ class LocalRun:
         """
         folder = create_run_folder(self.install, self.plan)
         spec = local_spec(self.plan, self.install, self.environ, folder)
-        command, variables = local_command(spec, folder), self._variables(spec)
+        command, variables = local_command(spec, folder, started_rank(self.environ)), self._variables(spec)
         steps = find_program(spec.program).new_steps(folder)
 
         def on_time() -> None:
@@ -131,7 +138,7 @@ class LocalRun:
         handle = send(Prepared(spec, folder), {})
         started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: handle.job_id})
         image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
-        command = local_command(spec, folder)
+        command = local_command(spec, folder, started_rank(self.environ))
         record = new_record(self.plan, command, variables, started, label=self.label, image=image)
         row = new_job(Prepared(spec, folder, row_of_record(record)), new_key())
         row = replace(row, job_id=handle.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
@@ -168,7 +175,7 @@ def plan_here(
     Raises UsageError with everything that is wrong with the request.
     """
     machine = this_machine()
-    recipe = recipe_for(catalogue, request, machine)
+    recipe = recipe_for(catalogue, request, machine, started_rank(environ))
     if pretended_rank is not None:
         recipe = pretending(recipe, pretended_rank)
         choices = choices.model_copy(update={"synthetic": True})
@@ -189,7 +196,7 @@ def plan_here(
     )
 
 
-def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Recipe:
+def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started: StartedRank | None = None) -> Recipe:
     """The recipe of ``request`` on ``machine``, which decides the GPU type and the scale where the request does not.
 
     The recipe says what was detected. A GPU that is not the recipe's own type has no known peak: MFU then stays
@@ -202,7 +209,12 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Reci
     elif gpu_type is None and CPU in gpu_types_of(find_workload(catalogue, request.workload), request.size):
         gpu_type = CPU
     scale = request.scale
-    if scale is None and gpu_type == CPU:
+    if started and scale not in (None, started.world_size):
+        what = f"--scale is {scale}, and {started.world_size} ranks were started"
+        raise UsageError(what, do="omit --scale, or start as many ranks")
+    if started:
+        scale = started.world_size
+    elif scale is None and gpu_type == CPU:
         scale = min(2, machine.cores)
     elif scale is None and machine.gpu_names:
         scale = len(machine.gpu_names)

@@ -20,6 +20,7 @@ from llmb.launch.jobspec.spec import JobSpec, filled
 from llmb.launch.ranks import words
 from llmb.launch.scheduler_port import UNKNOWN, JobAnswers, JobHandle, JobState, Phase, Scheduler, Submission
 from llmb.launch.site.site import Site
+from llmb.launch.started_ranks import StartedRank, rank_variables, started_rank
 from llmb.readers.samples.host import host_name
 from llmb.runs.folder import RunFolder, writing
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
@@ -32,9 +33,12 @@ LOOK_EVERY_S = 0.5
 20 looks per second made the steps of a tiny model on a CPU 8 % longer."""
 
 
-def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:
-    """One process per GPU (or as many on a CPU), started and watched by one that does not load torch."""
-    work = (filled(word, str(folder.path), sys.executable) for word in spec.work)
+def local_command(spec: JobSpec, folder: RunFolder, started: StartedRank | None = None) -> tuple[str, ...]:
+    """One process per GPU (or as many on a CPU), started and watched by one that does not load torch; one process if
+    the others were ``started`` by something else."""
+    work = tuple(filled(word, str(folder.path), sys.executable) for word in spec.work)
+    if started:
+        return work
     return (sys.executable, *words(1, spec.placement.processes), *work)
 
 
@@ -42,6 +46,8 @@ def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> di
     """Return the variables to add to ``environ``; those that the user has set stay."""
     threads = max(1, cores // spec.placement.processes_per_node)
     shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
+    if rank := started_rank(environ):
+        shipped |= rank_variables(rank, environ)
     return {name: value for name, value in shipped.items() if name not in environ}
 
 

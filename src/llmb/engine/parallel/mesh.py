@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
-from llmb.engine.parallel.rendezvous import gloo_backend, host_store
+from llmb.engine.parallel.rendezvous import announce_folder, gloo_backend, host_store
 from llmb.runs.choices import Replicas
 from llmb.runs.plan import EnginePlan
 
@@ -65,10 +66,10 @@ class Ranks:
         return self.rank == 0 or self.alone
 
 
-def join_ranks(plan: EnginePlan) -> Ranks:
+def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
     """Connects this process to the others, as configured by its environment variables."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
-    connect_ranks(device)
+    connect_ranks(device, folder=folder)
     world_size = dist.get_world_size()
     if world_size != gpus:
         raise ValueError(f"the plan is for {gpus} ranks, but {world_size} were started")
@@ -76,12 +77,15 @@ def join_ranks(plan: EnginePlan) -> Ranks:
     return arrange(dist.get_rank(), device, recipe.layout, replicas, experts=recipe.model.moe is not None)
 
 
-def connect_ranks(device: torch.device, timeout: timedelta | None = None) -> None:
-    """Makes the group of all ranks; ``timeout`` of collectives, or torch's own."""
+def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder: Path | None = None) -> None:
+    """Makes the group of all ranks; ``timeout`` of collectives, or torch's own. Rank 0 announces the ``folder``."""
     on_gpu = device.type == "cuda"
+    store = host_store()
+    if folder and os.environ["RANK"] == "0":
+        announce_folder(store, folder)
     dist.init_process_group(
         "nccl" if on_gpu else gloo_backend(),
-        store=host_store(),
+        store=store,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timeout,

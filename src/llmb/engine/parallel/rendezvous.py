@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +42,7 @@ STORE = "LLMB_STORE"
 """The variable with the address of the store, which llmb.launch.ranks sets."""
 STORE_ID = "LLMB_STORE_ID"
 PATIENCE = timedelta(minutes=10)
+FOLDER = "run_folder"
 UNTIL_REMOVED = -1
 BACKLOG = 4096
 """Connections of ranks that come at once."""
@@ -49,8 +51,23 @@ FILES_PER_RANK = 4
 
 
 def host_store() -> Store:
-    """This rank's store, which rank 0 keeps for the others."""
-    return connect(PATIENCE, hosts=os.environ["RANK"] == "0")
+    """This rank's store, which rank 0 keeps for the others, or torchrun's agent does."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    return connect(PATIENCE, hosts=os.environ["RANK"] == "0" and not agent)
+
+
+def announce_folder(store: Store, folder: Path) -> None:
+    """Tells ranks that something else has started where the run is."""
+    store.set(FOLDER, str(folder))
+
+
+def announced_folder() -> Path:
+    """The folder of the run, as soon as rank 0 has announced it. Raises EnvironmentProblem if it does not."""
+    try:
+        return Path(connect(PATIENCE).get(FOLDER).decode())
+    except RuntimeError as error:
+        what = f"rank {os.environ['RANK']} has heard nothing from {store_host()} for {PATIENCE}"
+        raise EnvironmentProblem(what, do="see why rank 0 did not start") from error
 
 
 def connect(patience: timedelta, *, hosts: bool = False) -> Store:

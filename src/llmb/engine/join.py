@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first program of a rank that something else has started: it asks rank 0 for the folder, and becomes the worker.
+
+The worker's command line names the folder, by which samples tell the run's own processes from others.
+"""
+
+import os
+import sys
+
+from llmb.base.errors import EnvironmentProblem
+from llmb.engine.parallel.rendezvous import announced_folder
+
+if __name__ == "__main__":
+    try:
+        folder = announced_folder()
+    except EnvironmentProblem as error:
+        sys.exit(error.text())
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "llmb.engine.worker", str(folder)])  # noqa: S606 (no words of users)

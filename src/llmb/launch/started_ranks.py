@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that something else has started, such as torchrun, mpirun or a TrainJob of Kubernetes: each calls ``llmb run``.
+
+Rank 0 plans the run, makes its folder and writes its record; the other ranks learn the folder from the store of
+torch.distributed, and train.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmb.base.errors import RunFailed, UsageError, UserInterrupt
+from llmb.base.processes import Interrupted, started_program
+from llmb.base.secrets import without_secrets
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+JOIN = "llmb.engine.join"
+"""The program of another rank than 0, which does not know the folder of the run."""
+STORE_ID = "LLMB_STORE_ID"
+RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRank:
+    """This process among the ranks that were started."""
+
+    rank: int
+    world_size: int
+    master: str
+
+
+def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
+    """This rank; None if ``llmb run`` starts the ranks itself. Raises UsageError if a variable is missing or wrong."""
+    if not all(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
+        return None
+    if missing := [name for name in VARIABLES if not environ.get(name)]:
+        what = f"RANK and WORLD_SIZE are set, as for ranks that something else starts, but not {', '.join(missing)}"
+        raise UsageError(what, do="set them, or unset RANK and WORLD_SIZE: 'llmb run' then starts the ranks")
+    try:
+        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        if not (0 <= rank < world_size and int(environ["LOCAL_RANK"]) >= 0 and 0 < int(environ["MASTER_PORT"]) < 65536):
+            raise ValueError
+    except ValueError as error:
+        values = ", ".join(f"{name} is '{environ[name]}'" for name in VARIABLES)
+        raise UsageError(f"these are no ranks: {values}", do="RANK counts from 0 to WORLD_SIZE - 1") from error
+    return StartedRank(rank, world_size, environ["MASTER_ADDR"])
+
+
+def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables to add for the worker: the prefix of keys in the store, and loopback for ranks that meet there."""
+    words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
+    if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        words |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": f"={loopback}"}
+    return {name: value for name, value in words.items() if name not in environ}
+
+
+def join_run(rank: StartedRank, environ: Mapping[str, str]) -> None:
+    """Trains as another rank than 0. Raises RunFailed and UserInterrupt; its messages go to standard error."""
+    command = (sys.executable, "-P", "-m", JOIN)
+    own = {**without_secrets(environ), **rank_variables(rank, environ)}
+    try:
+        with started_program(command, sys.stderr.fileno(), subprocess.STDOUT, own) as process:
+            code = process.wait()
+    except Interrupted as signal:
+        raise UserInterrupt(f"rank {rank.rank} was ended by {signal}") from signal
+    if code:
+        raise RunFailed(f"rank {rank.rank} of {rank.world_size} ended with exit code {code}", do="see rank 0")
