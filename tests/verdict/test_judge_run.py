@@ -369,7 +369,7 @@ def test_repeats_that_are_steady_from_different_steps_are_accepted_together(judg
         (("--acceptance", "h100", "--tolerance", "2"), "--tolerance has no effect with --acceptance"),
         (("--gpu-type", "a100"), "unknown GPU type 'a100'"),
         (("--acceptance", "h1000"), "unknown acceptance set 'h1000'"),
-        (("--bisect", "--write-expectations", "new.yaml"), "--bisect is for verdicts"),
+        (("--bisect", "--write-expectations", "new.yaml"), "--bisect needs a verdict"),
     ],
 )
 def test_options_that_cannot_be(judge: Judge, tmp_path: Path, options: tuple[str, ...], problem: str) -> None:
