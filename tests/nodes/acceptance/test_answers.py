@@ -61,7 +61,7 @@ def test_the_largest_size_is_shown_beside_the_peak_or_the_measurement_before() -
 
 def test_failed_runs_and_invalid_ones() -> None:
     rows = [{"step_time_s": 1.25}, {"step_time_s": 0.75}]
-    assert runs_row("runs", result({"rows": rows}), 3).value == "3 runs each: 1.25 s, 0.75 s a step"
+    assert runs_row("runs", result({"rows": rows}), 3).value == "3 runs each: 1.25, 0.75 s a step"
     assert [runs_row("runs", result({}, code), 3).status for code in (4, 6)] == ["fail", "invalid"]
 
 
@@ -79,7 +79,7 @@ def test_the_worst_verdict_of_a_recipe_is_shown() -> None:
         ("verdict 8b bf16", "regressed"),
         ("verdict 8b fp8", "pass"),
     ]
-    assert verdict_rows("verdict", found)[0].value == "2.06 s a step, 3.0 % slower"
+    assert verdict_rows("verdict", found)[0].value == "2.06 s, 3.0 % slower"
     assert more_runs_needed(result({"judged": [verdict("inconclusive", more_runs=4), verdict("pass")]})) == 4
 
 

@@ -332,7 +332,7 @@ class Training:
         if self.before:
             name, against = f"change{self.name}", ["--against", self.before]
             result = parts.do(f"{name}-{repeats}", "judge", self.label, *against, seconds=READ_S)
-            findings.add(*verdict_rows(name, result, "the acceptance before"))
+            findings.add(*verdict_rows(name, result, "before"))
             wanted = max(wanted, more_runs_needed(result))
         return wanted
 

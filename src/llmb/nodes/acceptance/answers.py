@@ -105,8 +105,8 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
         status: Status = "invalid" if result.exit_code == 6 else "fail"
         return AcceptancePart(name=name, status=status, value=result.error or "a run failed", command=command)
     rows = document.get("rows") or []
-    steps = [f"{row['step_time_s']:.4g} s" for row in rows if row["step_time_s"]]
-    value = f"{counted(repeats, 'run')}{' each' if len(rows) > 1 else ''}: {', '.join(steps)} a step" if steps else ""
+    steps = [f"{row['step_time_s']:.4g}" for row in rows if row["step_time_s"]]
+    value = f"{counted(repeats, 'run')}{' each' if len(rows) > 1 else ''}: {', '.join(steps)} s a step" if steps else ""
     return AcceptancePart(name=name, status="measured", value=value or counted(repeats, "run"), command=command)
 
 
@@ -127,7 +127,7 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
         if status == "regressed" and one["soft"] and reference["kind"] == "prediction":
             status, compared = "inconclusive", f"{compared}, and predictions are of other software"
         assert status in get_args(Status)
-        step = f"{one['step_time_s']:.4g} s a step, " if one["step_time_s"] else ""
+        step = f"{one['step_time_s']:.4g} s, " if one["step_time_s"] else ""
         own = f"{name} {' '.join(recipe.split()[1:3])}" if len(by_recipe) > 1 else name
         rows.append(
             AcceptancePart(name=own, status=status, value=f"{step}{compared}", reference=text, command=_command(result))
