@@ -59,4 +59,5 @@ def test_a_machine_is_accepted_after_a_kill(tmp_path: Path) -> None:
     assert [part["name"] for part in document["parts"]] == ["checks", "devices", "memory", "all-reduce", "runs"]
     assert document["sentence"].endswith("the next 'llmb accept' is compared with this one")
     assert all(Path(document[name]).is_file() for name in ("page", "archive"))
+    assert "<h2>Acceptance</h2>" in Path(document["page"]).read_text()
     assert (tmp_path / "j.xml").read_text().count("<testcase") == len(document["parts"])

@@ -2,10 +2,9 @@
 """``llmb accept``."""
 
 import os
-import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +18,10 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import gpu_type_of
 from llmb.catalogue.resolve import CPU, Request
 from llmb.cli.common import Json, Junit
-from llmb.cli.root import install_here, say
+from llmb.cli.root import install_here, say, write_named
 from llmb.cli.shared_options import selection_options, takes
+from llmb.jobs.find_runs import find_all_runs
+from llmb.jobs.judge_runs import Against
 from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.launch.site.site import this_machine
 from llmb.nodes.acceptance.acceptance import (
@@ -222,7 +223,18 @@ def accepted(place: Place, choose: Choose, terms: Terms, on_message: Callable[[s
     if done := len(list(folder.glob("*.json"))) - 1:
         on_message(f"continues {folder.name}, which has the results of {counted(done, 'part')}; --new starts again")
     parts = Parts(folder, install, lambda line: on_message(line.rstrip("\n")), on_message)
-    return accept_place(parts, request, place, choose, terms)
+    return accept_place(parts, request, place, choose, terms, partial(_write_page, install))
+
+
+def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) -> None:
+    """Writes the page about the runs, which begins with the acceptance. Raises EnvironmentProblem."""
+    from llmb.report.page.contents import gather  # takes longer to load than the help of every command may take
+    from llmb.report.page.render import page_html, public_text
+
+    found = find_all_runs(labels, install, say)
+    if result.page and found.runs:
+        contents = replace(gather(found, Against(), install, say), acceptance=accept_table(result))
+        write_named(Path(result.page), page_html(contents, public_text(found.runs, install)), "LLMB_INSTALL")
 
 
 def accept_with(
@@ -237,4 +249,4 @@ def raise_unless_accepted(result: AcceptanceResult) -> None:
     """End with the exit code of the verdict. Raises RunFailed, Regressed or NoVerdict."""
     errors = {"fail": RunFailed, "regressed": Regressed, "inconclusive": NoVerdict}
     if result.verdict in errors:
-        raise errors[result.verdict](result.verdict, where=shlex.quote(str(Path(result.page).parent)))
+        raise errors[result.verdict](result.verdict)

@@ -23,7 +23,7 @@ def accept_table(result: AcceptanceResult) -> Table:
         Column("compared with", lambda row: row.reference or "", optional=True),
     ]
     table = table_of(f"{result.verdict.upper()}: {result.sentence}", result.parts, columns)
-    files = [f"page     {result.page}", f"archive  {result.archive}"]
+    files = [f"page     {result.page}", f"archive  {result.archive}"] if result.page else []
     unfit = [f"unfit    {', '.join(result.unfit)}"] if result.unfit else []
     table.caption = "\n".join([f"{duration(result.seconds)} in all", *unfit, *files])
     return table

@@ -152,8 +152,18 @@ def open_acceptance(
     return folder, request
 
 
-def accept(parts: Parts, request: AcceptanceRequest, place: Place, choose: Choose, terms: Terms) -> AcceptanceResult:
-    """Does every part that has no result yet, and writes the answer. Raises the errors of ``Parts.do``."""
+def accept(
+    parts: Parts,
+    request: AcceptanceRequest,
+    place: Place,
+    choose: Choose,
+    terms: Terms,
+    write_page: Callable[[AcceptanceResult, Sequence[str]], None],
+) -> AcceptanceResult:
+    """Does every part that has no result yet, and writes the answer, and the page about runs of these labels.
+
+    Raises the errors of ``Parts.do``, and NotWritable.
+    """
     assert parts.folder is not None
     busy = "accepting this machine"
     waiting = "another 'llmb accept' is at work here: waiting for its end"
@@ -163,9 +173,11 @@ def accept(parts: Parts, request: AcceptanceRequest, place: Place, choose: Choos
         if labels:
             if not (parts.folder / "archive.json").exists():
                 archive.unlink(missing_ok=True)  # a call that was killed may have written it
-            parts.do("page", "report", *labels, "-o", str(page), seconds=READ_S, json=False)
             parts.do("archive", "archive", *labels, "-o", str(archive), seconds=READ_S)
-        result = conclude(findings, place, request, parts.seconds, page, archive)
+        files = (page, archive) if labels else (None, None)
+        result = conclude(findings, place, request, parts.seconds, *files)
+        if labels:
+            write_page(result, labels)
         with writing(parts.folder):
             write_atomically(parts.folder / RESULT, result.model_dump_json(indent=2) + "\n")
     return result
@@ -364,7 +376,12 @@ def _trainings(
 
 
 def conclude(
-    findings: Findings, place: Place, request: AcceptanceRequest, seconds: float, page: Path, archive: Path
+    findings: Findings,
+    place: Place,
+    request: AcceptanceRequest,
+    seconds: float,
+    page: Path | None,
+    archive: Path | None,
 ) -> AcceptanceResult:
     rows = tuple(findings.rows.values())
     verdict, sentence = answer(rows, place.subject)
@@ -377,8 +394,8 @@ def conclude(
         label=request.label,
         parts=rows,
         unfit=tuple(findings.unfit),
-        page=str(page),
-        archive=str(archive),
+        page=str(page) if page else None,
+        archive=str(archive) if archive else None,
     )
 
 

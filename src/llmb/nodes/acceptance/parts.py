@@ -67,8 +67,9 @@ class AcceptanceResult(Record):
     parts: tuple[AcceptancePart, ...]
     unfit: tuple[str, ...]
     """The nodes that are not fit."""
-    page: str
-    archive: str
+    page: str | None
+    archive: str | None
+    """None if nothing was trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,7 @@ class Parts:
         """The time that parts have taken, also in earlier calls."""
         return sum(part.seconds for part in self.done)
 
-    def do(
-        self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None, json: bool = True
-    ) -> PartResult:
+    def do(self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None) -> PartResult:
         """The result of a command, which is called unless it is kept.
 
         Raises the command's error if it is not one of ``ANSWERS``, UserInterrupt, and NotWritable.
@@ -111,16 +110,14 @@ class Parts:
             result = read_stored(path, PartResult)
         else:
             self.say(f"{name}: llmb {' '.join(command)}")
-            result = self._call(
-                command, {**os.environ, ROOT_VARIABLES[0]: str(self.install), **(variables or {})}, json
-            )
+            result = self._call(command, {**os.environ, ROOT_VARIABLES[0]: str(self.install), **(variables or {})})
             with writing(path):
                 write_atomically(path, result.model_dump_json(indent=2) + "\n")
         self.done.append(result)
         return result
 
-    def _call(self, command: Sequence[str], environ: Mapping[str, str], json_: bool) -> PartResult:
-        words = [sys.executable, "-P", "-m", "llmb.cli.main", *command, *(["--json"] if json_ else [])]
+    def _call(self, command: Sequence[str], environ: Mapping[str, str]) -> PartResult:
+        words = [sys.executable, "-P", "-m", "llmb.cli.main", *command, "--json"]
         began, document = time.monotonic(), None
         with tempfile.TemporaryFile() as output:
             try:
@@ -131,7 +128,7 @@ class Parts:
                     f"interrupted by {signal}", do="the same command continues where it was"
                 ) from signal
             output.seek(0)
-            if json_ and (text := output.read()):
+            if text := output.read():
                 document = json.loads(text)
         _raise_unless_answered(process.returncode, error or {}, command)
         return PartResult(

@@ -114,6 +114,8 @@ class Contents:
     conventions: Table | None
     overview: tuple[Figure, ...]
     """Plots of several recipes."""
+    acceptance: Table | None = None
+    """The acceptance that the runs are of, if they are of one."""
 
     @property
     def head(self) -> Table:
