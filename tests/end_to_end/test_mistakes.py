@@ -47,8 +47,8 @@ MISTAKES = [
     (f"{TINY} --fp8-recipe delayed", 2, "add --dtype fp8"),
     (f"{TINY} --new", 2, "--new has no effect without --label"),
     (f"{TINY} --rank 1", 2, "add --pretend-scale"),
-    (f"{PRETENDED} --save-checkpoint", 2, "a rank that pretends the others learns nothing"),
-    (f"{PRETENDED} --weights missing", 2, "others starts from random weights"),
+    (f"{PRETENDED} --save-checkpoint", 2, "a rank that runs alone learns nothing"),
+    (f"{PRETENDED} --weights missing", 2, "a rank that runs alone starts from random weights"),
     # Files and the machine.
     ("parse missing", 2, "missing"),
     (f"list {TOKEN}", 2, "argument 2 looks like a secret"),

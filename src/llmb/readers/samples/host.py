@@ -159,6 +159,8 @@ def _number(path: Path) -> int:
 
 WORKERS = (b"llmb.engine.", b"llmb.nodes.bench.worker", b"llmb.engine.weights")
 """The modules behind ``-m`` of a process that trains, measures or converts."""
+WAITS = b"llmb.engine.join"
+"""The program of a rank that does not know its run yet, which computes nothing."""
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
 """Places in /proc/<pid>/stat behind the name: times are those of the process, then of its ended children."""
 Key = tuple[int, str]
@@ -254,7 +256,7 @@ class NodeProcesses:
 def _llmb_program(words: tuple[bytes, ...]) -> tuple[str, str | None] | None:
     """Module and folder of a process that trains, measures or converts; None for any other."""
     for place, word in enumerate(words[1:], start=1):
-        if word.startswith(WORKERS) and words[place - 1] == b"-m":
+        if word.startswith(WORKERS) and word != WAITS and words[place - 1] == b"-m":
             folder = words[place + 1] if place + 1 < len(words) else b""
             return os.fsdecode(word), os.fsdecode(folder) if folder.startswith(b"/") else None
     return None
