@@ -26,15 +26,15 @@ from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, sc
 from llmb.launch.site.site import this_machine
 from llmb.nodes.acceptance.acceptance import (
     AcceptanceRequest,
+    AcceptedNodes,
     Choose,
-    Place,
     Terms,
     acceptance_key,
     do_parts,
     open_acceptance,
 )
 from llmb.nodes.acceptance.acceptance import accept as accept_place
-from llmb.nodes.acceptance.parts import AcceptanceResult, Parts
+from llmb.nodes.acceptance.parts import AcceptanceResult, PartsFolder
 from llmb.nodes.acceptance.recipe_choice import ChosenRecipe, choose_recipes
 from llmb.nodes.bench.bench_job import job_nodes
 from llmb.readers.samples.host import host_name
@@ -130,7 +130,7 @@ def accept(
     raise_unless_accepted(result)
 
 
-def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) -> tuple[Place, Choose, Terms]:
+def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) -> tuple[AcceptedNodes, Choose, Terms]:
     """Read the options. Raises UsageError for those that cannot be combined, and for too few nodes or GPUs."""
     catalogue, install = Catalogue(), install_here()
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
@@ -163,23 +163,25 @@ def _wanted(chosen: dict[str, Any]) -> Request | None:
     return build(Request, chosen)
 
 
-def _minutes(place: Place) -> float:
+def _minutes(place: AcceptedNodes) -> float:
     return MINUTES_ON_CPU if place.gpu_type == CPU and not place.nodes else MINUTES
 
 
-def _this_machine(catalogue: Catalogue) -> Place:
+def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
     machine = this_machine()
     names, host = machine.gpu_names, host_name()
     if not names:
-        return Place(subject=f"{host} ({machine.cores} CPU cores)", host=host, gpu_type=CPU, per_node=machine.cores)
+        return AcceptedNodes(
+            subject=f"{host} ({machine.cores} CPU cores)", host=host, gpu_type=CPU, per_node=machine.cores
+        )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = tuple(listed.split(",")) if listed else tuple(map(str, range(len(names))))
     gpu_type = gpu_type_of(names[0], catalogue.gpus.values())
     subject = f"{host} ({len(names)} x {names[0]})"
-    return Place(subject=subject, host=host, gpu_type=gpu_type, per_node=len(names), visible=visible)
+    return AcceptedNodes(subject=subject, host=host, gpu_type=gpu_type, per_node=len(names), visible=visible)
 
 
-def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptions) -> Place:
+def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptions) -> AcceptedNodes:
     """The first usable nodes, by name. Raises UsageError if there are too few."""
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
@@ -194,7 +196,7 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
         what = f"{len(usable)} of {len(states)} nodes accept jobs, and {wanted} are wanted"
         raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or give another --partition")
     per_node = nodes.placement.processes_per_node
-    return Place(
+    return AcceptedNodes(
         subject=f"{wanted} nodes of {per_node} x {nodes.gpu_type}",
         host=str(site.install),
         gpu_type=nodes.gpu_type,
@@ -204,8 +206,8 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
     )
 
 
-def _print_planned(place: Place, choose: Choose, terms: Terms, *, json: bool) -> None:
-    parts = Parts(None, install_here(), sys.stderr.write, say)
+def _print_planned(place: AcceptedNodes, choose: Choose, terms: Terms, *, json: bool) -> None:
+    parts = PartsFolder(None, install_here(), sys.stderr.write, say)
     request = AcceptanceRequest(started_at=now(), label="accept-TIME", key="", nodes=place.nodes)
     do_parts(parts, request, place, choose, terms)
     if json:
@@ -215,14 +217,14 @@ def _print_planned(place: Place, choose: Choose, terms: Terms, *, json: bool) ->
         print_output(planned_table(parts.planned, terms.minutes))
 
 
-def accepted(place: Place, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:
+def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:
     """Does what is left of an acceptance, and returns its result. Raises the errors of its parts."""
     install = install_here()
     key = acceptance_key(place, choose(place.gpus), terms)
     folder, request = open_acceptance(install, key, place.nodes, start_new=terms.start_new)
     if done := len(list(folder.glob("*.json"))) - 1:
         on_message(f"continues {folder.name}, which has the results of {counted(done, 'part')}; --new starts again")
-    parts = Parts(folder, install, lambda line: on_message(line.rstrip("\n")), on_message)
+    parts = PartsFolder(folder, install, lambda line: on_message(line.rstrip("\n")), on_message)
     return accept_place(parts, request, place, choose, terms, partial(_write_page, install))
 
 

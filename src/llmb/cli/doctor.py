@@ -55,7 +55,7 @@ from llmb.runs.record import RunRecord, now
 
 ASK_S = 60.0
 MIB = 2**20
-_several = partial(typer.Option, rich_help_panel="Several nodes")
+_several = partial(typer.Option, rich_help_panel="SeveralNodes nodes")
 _settings = partial(typer.Option, rich_help_panel="Settings of nodes, in place of checks")
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -109,7 +109,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class SeveralNodes:
     """The nodes of a cluster that are checked, and the jobs that do so."""
 
     nodes: Annotated[
@@ -164,10 +164,10 @@ FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit code 4 if 
 
 
 @app.command()
-@takes(Checked, Several, ReportOptions)
+@takes(Checked, SeveralNodes, ReportOptions)
 def doctor(
     checked: Checked,
-    several: Several,
+    several: SeveralNodes,
     output: ReportOptions,
     ctx: typer.Context,
     against: AgainstRun = None,
@@ -253,7 +253,7 @@ class NodeResults(NamedTuple):
             raise UserInterrupt(f"interrupted; {count} of {whole} nodes were not checked", do=do)
 
 
-def ask_nodes(install: Path, several: Several, request: NodesRequest) -> NodeResults:
+def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> NodeResults:
     """Run the request in a job on each node. Raises UsageError and InfrastructureError."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
@@ -284,7 +284,7 @@ def ask_nodes(install: Path, several: Several, request: NodesRequest) -> NodeRes
     return NodeResults(check.result(request.started_at), folder, scheduler, complete)
 
 
-def show_last(install: Path, several: Several, output: ReportOptions) -> None:
+def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> None:
     """Print the last result. Raises UsageError if there is none, and RunFailed if a node is unfit."""
     if several.partition or several.every:
         raise UsageError("--last can only be combined with --nodes", do="omit --partition and --all")
@@ -303,7 +303,7 @@ def show_last(install: Path, several: Several, output: ReportOptions) -> None:
     raise_unless_fit(result.reports, scheduler)
 
 
-def _states(scheduler: Scheduler, several: Several) -> dict[str, NodeState]:
+def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]:
     """Return all nodes of a list, or the usable ones of a partition or the cluster, and report the others."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
@@ -345,7 +345,7 @@ class ReadNodes(NamedTuple):
     host_list: HostList
 
 
-def read_nodes(install: Path, several: Several) -> ReadNodes:
+def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
     """Read the settings of this node, or of several. Raises UsageError, InfrastructureError and UserInterrupt."""
     if not several.any:
         return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
@@ -358,7 +358,7 @@ def read_nodes(install: Path, several: Several) -> ReadNodes:
     return ReadNodes(together(read), problems, asked.scheduler.host_list)
 
 
-def compare_settings(install: Path, against: str, several: Several, *, fail_on_drift: bool, json: bool) -> None:
+def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail_on_drift: bool, json: bool) -> None:
     """Print the drift of settings. Raises UsageError; with ``fail_on_drift``, RunFailed for important drift or a node
     that could not be read."""
     run, reference = find_reference(install, against)

@@ -8,23 +8,31 @@ from typing import Any
 import pytest
 
 from llmb.base.errors import UsageError
-from llmb.nodes.acceptance.acceptance import RESULT, AcceptanceRequest, Place, Terms, answer, do_parts, open_acceptance
-from llmb.nodes.acceptance.parts import AcceptancePart, Parts
+from llmb.nodes.acceptance.acceptance import (
+    RESULT,
+    AcceptanceRequest,
+    AcceptedNodes,
+    Terms,
+    answer,
+    do_parts,
+    open_acceptance,
+)
+from llmb.nodes.acceptance.parts import AcceptancePart, PartsFolder
 from llmb.nodes.acceptance.recipe_choice import ChosenRecipe
 
 TERMS = Terms(minutes=30)
 REQUEST = AcceptanceRequest(started_at="2026-11-29T00:00:00+00:00", label="accept-1", key="", nodes=())
 
 
-def planned(place: Place, *recipes: ChosenRecipe, terms: Terms = TERMS) -> list[str]:
-    parts = Parts(None, Path("/nowhere"), sys.stderr.write, lambda _: None)
+def planned(place: AcceptedNodes, *recipes: ChosenRecipe, terms: Terms = TERMS) -> list[str]:
+    parts = PartsFolder(None, Path("/nowhere"), sys.stderr.write, lambda _: None)
     do_parts(parts, REQUEST, place, lambda _: recipes, terms)
     return [one.command.removeprefix("llmb ") for one in parts.planned]
 
 
 def test_a_machine_of_gpus_trains_on_all_of_them_in_each_dtype() -> None:
     recipe = ChosenRecipe("pretrain_llama3.1", "8b", ("bf16", "fp8"), 8, "h100", has_figure=True, run_s=1260)
-    place = Place(subject="n1", host="n1", gpu_type="h100", per_node=8, visible=tuple("01234567"))
+    place = AcceptedNodes(subject="n1", host="n1", gpu_type="h100", per_node=8, visible=tuple("01234567"))
     assert planned(place, recipe) == [
         "doctor",
         "bench gpus",
@@ -37,7 +45,7 @@ def test_a_machine_of_gpus_trains_on_all_of_them_in_each_dtype() -> None:
 
 def test_a_proxy_runs_on_each_gpu_alone() -> None:
     recipe = ChosenRecipe("pretrain_llama3.1", "8b", ("bf16",), 1, "h100")
-    place = Place(subject="n1", host="n1", gpu_type="h100", per_node=2, visible=("4", "6"))
+    place = AcceptedNodes(subject="n1", host="n1", gpu_type="h100", per_node=2, visible=("4", "6"))
     labels = [command.rpartition(" ")[2] for command in planned(place, recipe) if command.startswith("run")]
     assert labels == ["accept-1-gpu0", "accept-1-gpu1"]
 
@@ -45,7 +53,9 @@ def test_a_proxy_runs_on_each_gpu_alone() -> None:
 def test_nodes_are_checked_measured_paired_and_trained_on() -> None:
     recipe = ChosenRecipe("pretrain_llama3.1", "8b", ("bf16", "fp8"), 32, "h100", has_figure=True, run_s=60)
     nodes = ("n1", "n2", "n3", "n4")
-    place = Place(subject="4 nodes", host="/x", gpu_type="h100", per_node=8, nodes=nodes, scheduler_words=("-p", "b"))
+    place = AcceptedNodes(
+        subject="4 nodes", host="/x", gpu_type="h100", per_node=8, nodes=nodes, scheduler_words=("-p", "b")
+    )
     where = "--nodes 4 --nodelist n1,n2,n3,n4 -p b"
     assert planned(place, recipe, terms=Terms(minutes=30, checks="gpu")) == [
         "doctor --nodes n1,n2,n3,n4 --only gpu -p b",
@@ -62,7 +72,7 @@ def test_nodes_are_checked_measured_paired_and_trained_on() -> None:
 
 def test_a_part_is_done_once_and_an_error_is_not_kept(tmp_path: Path) -> None:
     said: list[str] = []
-    parts = Parts(tmp_path, tmp_path, said.append, said.append)
+    parts = PartsFolder(tmp_path, tmp_path, said.append, said.append)
     first = parts.do("catalogue", "list", "-w", "pretrain_llama3.1", seconds=1)
     assert first.document and first.exit_code == 0
     assert parts.do("catalogue", "list", "-w", "pretrain_llama3.1", seconds=1) == first

@@ -18,7 +18,7 @@ from llmb.base.trust import STATE_FOLDER
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
 from llmb.jobs.locks import file_lock
-from llmb.nodes.acceptance.answers import (
+from llmb.nodes.acceptance.part_rows import (
     checks_row,
     devices_row,
     measured_row,
@@ -28,7 +28,7 @@ from llmb.nodes.acceptance.answers import (
     unfit_of_checks,
     verdict_rows,
 )
-from llmb.nodes.acceptance.parts import AcceptancePart, AcceptanceResult, PartResult, Parts
+from llmb.nodes.acceptance.parts import AcceptancePart, AcceptanceResult, PartResult, PartsFolder
 from llmb.nodes.acceptance.recipe_choice import ChosenRecipe
 from llmb.nodes.bench.bench_job import END, BenchEnd
 from llmb.nodes.bench.pairs import LEAST_NODES
@@ -52,7 +52,7 @@ Choose = Callable[[int], Sequence[ChosenRecipe]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AcceptedNodes:
     """The machine or the nodes that are accepted: this machine, or with ``nodes`` these of a cluster."""
 
     subject: str
@@ -109,7 +109,7 @@ class Findings:
         self.rows.update({row.name: row for row in rows})
 
 
-def acceptance_key(place: Place, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
+def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
     """Return what has to be equal for an acceptance to continue another, or to be compared with it."""
     own = [
         place.host,
@@ -153,16 +153,16 @@ def open_acceptance(
 
 
 def accept(
-    parts: Parts,
+    parts: PartsFolder,
     request: AcceptanceRequest,
-    place: Place,
+    place: AcceptedNodes,
     choose: Choose,
     terms: Terms,
     write_page: Callable[[AcceptanceResult, Sequence[str]], None],
 ) -> AcceptanceResult:
     """Does every part that has no result yet, and writes the answer, and the page about runs of these labels.
 
-    Raises the errors of ``Parts.do``, and NotWritable.
+    Raises the errors of ``PartsFolder.do``, and NotWritable.
     """
     assert parts.folder is not None
     busy = "accepting this machine"
@@ -184,7 +184,7 @@ def accept(
 
 
 def do_parts(
-    parts: Parts, request: AcceptanceRequest, place: Place, choose: Choose, terms: Terms
+    parts: PartsFolder, request: AcceptanceRequest, place: AcceptedNodes, choose: Choose, terms: Terms
 ) -> tuple[Findings, list[str]]:
     """The rows, and the labels of the runs, in order. Planned parts go as if everything passed at once."""
     findings = Findings()
@@ -214,7 +214,9 @@ def do_parts(
     return findings, labels
 
 
-def _check_machine(parts: Parts, place: Place, terms: Terms, before: Path | None, findings: Findings) -> list[str]:
+def _check_machine(
+    parts: PartsFolder, place: AcceptedNodes, terms: Terms, before: Path | None, findings: Findings
+) -> list[str]:
     findings.add(checks_row(parts.do("checks", "doctor", *terms.only, seconds=CHECK_S)))
     result = parts.do("devices", "bench", "gpus", seconds=BENCH_S)
     findings.add(devices_row(result, result.document))
@@ -231,7 +233,7 @@ def _check_machine(parts: Parts, place: Place, terms: Terms, before: Path | None
     return []
 
 
-def _check_nodes(parts: Parts, place: Place, terms: Terms, findings: Findings) -> list[str]:
+def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, findings: Findings) -> list[str]:
     """Checks the nodes, measures the fit ones alone, then in pairs. Returns those that are fit by then."""
     fit = list(place.nodes)
 
@@ -260,7 +262,7 @@ def _check_nodes(parts: Parts, place: Place, terms: Terms, findings: Findings) -
 
 
 def _measure_in_job(
-    parts: Parts, place: Place, name: str, command: Sequence[str], nodes: Sequence[str]
+    parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
     """Queues a measurement on ``nodes``, waits for it, and reads what it has written; None if it wrote nothing."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
@@ -285,20 +287,20 @@ def _unfit_of_devices(document: Mapping[str, Any] | None) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class RecipeRuns:
     """A recipe that is trained under a label, here or in jobs, as often as it takes."""
 
     recipe: ChosenRecipe
     label: str
     name: str
     """A suffix of the names of its parts; empty if there is one training alone."""
-    place: Place
+    place: AcceptedNodes
     nodes: Sequence[str]
     before: str | None
     """The label of the acceptance that it is compared with."""
     variables: Mapping[str, str]
 
-    def train(self, parts: Parts, findings: Findings, terms: Terms) -> None:
+    def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
         """Trains in rounds until the verdict is settled, and enough repeats are made, or the time is up."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
@@ -320,7 +322,7 @@ class Training:
             return LEAST_REPEATS
         return 1 if len(self.recipe.dtypes) > 1 else 2
 
-    def _round(self, parts: Parts, repeats: int) -> PartResult:
+    def _round(self, parts: PartsFolder, repeats: int) -> PartResult:
         name, words = f"runs{self.name}-{repeats}", self.recipe.arguments()
         words += ["--repeats", str(repeats), "--label", self.label]
         seconds = repeats * self.recipe.run_s
@@ -334,7 +336,7 @@ class Training:
         ids = [job["job_id"] for job in queued["jobs"]] if queued else ["JOBS"]
         return parts.do(name, "jobs", "wait", *ids, seconds=JOB_S + seconds)
 
-    def _judge(self, parts: Parts, findings: Findings, repeats: int) -> int:
+    def _judge(self, parts: PartsFolder, findings: Findings, repeats: int) -> int:
         """Add the verdicts, and return the number of additional runs that would decide them."""
         wanted = 0
         if self.recipe.has_figure or self.recipe.gpu_type not in (None, CPU):
@@ -351,18 +353,18 @@ class Training:
 
 def _trainings(
     request: AcceptanceRequest,
-    place: Place,
+    place: AcceptedNodes,
     recipe: ChosenRecipe,
     number: int | None,
     nodes: Sequence[str],
     before: Path | None,
-) -> list[Training]:
+) -> list[RecipeRuns]:
     """One of all GPUs; of a proxy on one GPU one for each GPU, because a slow one would not show."""
     each = place.visible if recipe.scale == 1 and len(place.visible) > 1 else (None,)
     recipe_name = "" if number is None else f"-{number + 1}"
     names = [recipe_name if gpu is None else f"{recipe_name}-gpu{index}" for index, gpu in enumerate(each)]
     return [
-        Training(
+        RecipeRuns(
             recipe=recipe,
             label=f"{request.label}{name}",
             name=name,
@@ -377,7 +379,7 @@ def _trainings(
 
 def conclude(
     findings: Findings,
-    place: Place,
+    place: AcceptedNodes,
     request: AcceptanceRequest,
     seconds: float,
     page: Path | None,

@@ -82,7 +82,7 @@ class PlannedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PartsFolder:
     """The parts of one acceptance, done or, without a ``folder``, only planned."""
 
     folder: Path | None

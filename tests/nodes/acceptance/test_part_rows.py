@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from llmb.nodes.acceptance.answers import (
+from llmb.nodes.acceptance.part_rows import (
     checks_row,
     devices_row,
     measured_row,
