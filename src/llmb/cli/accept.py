@@ -2,6 +2,7 @@
 """``llmb accept``."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.base.errors import NoVerdict, Regressed, RunFailed, UsageError
+from llmb.base.errors import EnvironmentProblem, NoVerdict, Regressed, RunFailed, UsageError
 from llmb.base.options import build, options_of
 from llmb.base.shown_text import counted
 from llmb.catalogue.catalogue import Catalogue
@@ -23,7 +24,8 @@ from llmb.cli.shared_options import selection_options, takes
 from llmb.jobs.find_runs import find_all_runs
 from llmb.jobs.judge_runs import Against
 from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_of
-from llmb.launch.site.site import this_machine
+from llmb.launch.site.site import QUERY, this_machine
+from llmb.launch.started_ranks import started_rank
 from llmb.nodes.acceptance.acceptance import (
     AcceptanceRequest,
     AcceptedNodes,
@@ -46,7 +48,7 @@ from llmb.verdict.expectations_file import acceptance_sets, find_acceptance_set
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 ASK_S = 60.0
-MINUTES, MINUTES_ON_CPU = 30.0, 5.0
+MINUTES, MINUTES_ON_CPU, MOST_MINUTES = 30.0, 5.0, 10_000
 CHOSEN = ("workload", "size", "dtype", "scale")
 RECIPE = selection_options([options_of(Request)[name] for name in CHOSEN])
 _nodes = partial(typer.Option, rich_help_panel="Nodes of a cluster")
@@ -74,7 +76,9 @@ class Duration:
 
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="Repeat until every verdict is settled, for so long. Default: 30; on a CPU 5."),
+        typer.Option(
+            min=0, max=MOST_MINUTES, help="Repeat until every verdict is settled, for so long. Default: 30; on a CPU 5."
+        ),
     ] = None
     set_name: Annotated[
         str | None,
@@ -136,6 +140,8 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
     if one_set and any(chosen.values()):
         raise UsageError("--set names its recipes", do="omit -w, -s, --dtype and --scale")
+    if started_rank(os.environ):
+        raise UsageError("RANK and WORLD_SIZE are set, and an acceptance starts its ranks itself", do="unset them")
     if not cluster.nodes and cluster.words:
         raise UsageError(f"{cluster.words[0]} is for nodes of a cluster", do="add --nodes")
     place = _nodes_of_cluster(catalogue, install, cluster) if cluster.nodes else _this_machine(catalogue)
@@ -170,12 +176,15 @@ def _minutes(place: AcceptedNodes) -> float:
 def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
     machine = this_machine()
     names, host = machine.gpu_names, host_name()
+    if not names and shutil.which(QUERY[0]) and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        what = f"{QUERY[0]} is installed, and shows no GPU"
+        raise EnvironmentProblem(what, do="'llmb doctor' says more; CUDA_VISIBLE_DEVICES=-1 accepts the CPU alone")
     if not names:
         return AcceptedNodes(
             subject=f"{host} ({machine.cores} CPU cores)", host=host, gpu_type=CPU, per_node=machine.cores
         )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = tuple(listed.split(",")) if listed else tuple(map(str, range(len(names))))
+    visible = tuple(listed.split(","))[: len(names)] if listed else tuple(map(str, range(len(names))))
     gpu_type = gpu_type_of(names[0], catalogue.gpus.values())
     subject = f"{host} ({len(names)} x {names[0]})"
     return AcceptedNodes(subject=subject, host=host, gpu_type=gpu_type, per_node=len(names), visible=visible)

@@ -133,6 +133,8 @@ def run(
     - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 0,448`
     """
     started = started_rank(os.environ)
+    if started and started.rank and several.dry_run:
+        return
     if started and started.rank:
         join_run(started, os.environ)
         return

@@ -12,7 +12,8 @@ from llmb.engine.parallel.rendezvous import announced_folder
 
 if __name__ == "__main__":
     try:
-        folder = announced_folder()
+        folder, variables = announced_folder()
     except EnvironmentProblem as error:
         sys.exit(error.text())
+    os.environ.update({name: value for name, value in variables.items() if name not in os.environ})
     os.execv(sys.executable, [sys.executable, "-P", "-m", "llmb.engine.worker", str(folder)])  # noqa: S606 (no words of users)

@@ -20,7 +20,7 @@ from llmb.launch.jobspec.spec import JobSpec, filled
 from llmb.launch.ranks import words
 from llmb.launch.scheduler_port import UNKNOWN, JobAnswers, JobHandle, JobState, Phase, Scheduler, Submission
 from llmb.launch.site.site import Site
-from llmb.launch.started_ranks import StartedRank, rank_variables, started_rank
+from llmb.launch.started_ranks import RANK_VARIABLES, StartedRank, rank_variables, started_rank
 from llmb.readers.samples.host import host_name
 from llmb.runs.folder import RunFolder, writing
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
@@ -47,7 +47,7 @@ def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> di
     threads = max(1, cores // spec.placement.processes_per_node)
     shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
     if rank := started_rank(environ):
-        shipped |= rank_variables(rank, environ)
+        shipped = {RANK_VARIABLES: ",".join(shipped), **shipped, **rank_variables(rank, environ)}
     return {name: value for name, value in shipped.items() if name not in environ}
 
 

@@ -18,6 +18,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOIN = "llmb.engine.join"
 """The program of another rank than 0, which does not know the folder of the run."""
 STORE_ID = "LLMB_STORE_ID"
+RANK_VARIABLES = "LLMB_RANK_VARIABLES"
+"""Names of the variables that the plan gives rank 0, which tells the other ranks their values."""
 RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
 
 

@@ -12,14 +12,17 @@ from llmb.nodes.acceptance.acceptance import (
     RESULT,
     AcceptanceRequest,
     AcceptedNodes,
+    Findings,
     Terms,
     answer,
+    conclude,
     do_parts,
     open_acceptance,
 )
 from llmb.nodes.acceptance.parts import AcceptancePart, PartsFolder
 from llmb.nodes.acceptance.recipe_choice import ChosenRecipe
 
+FILES = (Path("page.html"), Path("runs.tar.gz"))
 TERMS = Terms(minutes=30)
 REQUEST = AcceptanceRequest(started_at="2026-11-29T00:00:00+00:00", label="accept-1", key="", nodes=())
 
@@ -89,9 +92,12 @@ def test_an_acceptance_without_a_result_is_continued_and_one_with_it_compared_wi
     other, _ = open_acceptance(tmp_path, "b", (), start_new=False)
     assert other != folder
     assert open_acceptance(tmp_path, "a", (), start_new=True)[0] not in (folder, other)
-    (folder / RESULT).write_text("{}")
-    again, second = open_acceptance(tmp_path, "a", (), start_new=True)
-    assert (again != folder, second.before) == (True, folder.name)
+    for verdict, before in (("regressed", None), ("pass", folder.name)):
+        result = conclude(Findings(), AcceptedNodes(subject="", host="", gpu_type=None, per_node=1), request, 1, *FILES)
+        (folder / RESULT).write_text(result.model_copy(update={"verdict": verdict}).model_dump_json())
+        assert open_acceptance(tmp_path, "a", (), start_new=True)[1].before == before, "a slow one is no reference"
+    (other / "request.json").write_text("")
+    assert open_acceptance(tmp_path, "a", (), start_new=True)[1].before == folder.name, "a damaged one hinders none"
 
 
 def row(status: Any, value: str = "x", reference: str | None = None) -> AcceptancePart:

@@ -8,6 +8,7 @@ from llmb.nodes.acceptance.part_rows import (
     devices_row,
     measured_row,
     more_runs_needed,
+    pairs_row,
     runs_row,
     unfit_of_checks,
     verdict_rows,
@@ -88,3 +89,18 @@ def test_slower_than_predicted_is_no_regression() -> None:
     (row,) = verdict_rows("verdict", result({"judged": [verdict("regressed", reference=predicted, soft=True)]}))
     assert (row.status, row.reference) == ("inconclusive", "2 s, prediction")
     assert row.value.endswith("3.0 % slower, and predictions are of other software")
+
+
+def test_nothing_passes_without_an_answer() -> None:
+    for code in (0, 4):
+        nothing = result(None, code, "killed")
+        assert [row(nothing).status for row in (checks_row, lambda one: devices_row(one, None))] == ["fail", "fail"]
+        assert (pairs_row(nothing, None).status, verdict_rows("x", nothing)[0].status) == ("fail", "inconclusive")
+    unsure = {"nodes": [{"node": "n1", "fit": None, "evidence": []}, {"node": "n2", "fit": True, "evidence": []}]}
+    assert pairs_row(result(None), unsure).status == "inconclusive"
+
+
+def test_recipes_of_the_same_size_have_rows_of_their_own() -> None:
+    other = "finetune_x 8b bf16 on 8 x h100"
+    rows = verdict_rows("v", result({"judged": [verdict("regressed"), verdict("pass", other)]}))
+    assert [row.name for row in rows] == ["v pretrain_x 8b bf16 on 8 x h100", f"v {other}"]

@@ -21,7 +21,9 @@ the world, meshes and what is flattened out of them, FSDP.
 
 import errno
 import ipaddress
+import json
 import os
+import re
 import resource
 import socket
 from collections.abc import Callable, Sequence
@@ -43,6 +45,7 @@ STORE = "LLMB_STORE"
 STORE_ID = "LLMB_STORE_ID"
 PATIENCE = timedelta(minutes=10)
 FOLDER = "run_folder"
+HARMLESS = re.compile(r"OMP_NUM_THREADS|GOMP_SPINCOUNT|MALLOC_[A-Z_]+|PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_NCCL_[A-Z_]+")
 UNTIL_REMOVED = -1
 BACKLOG = 4096
 """Connections of ranks that come at once."""
@@ -57,14 +60,22 @@ def host_store() -> Store:
 
 
 def announce_folder(store: Store, folder: Path) -> None:
-    """Tells ranks that something else has started where the run is."""
-    store.set(FOLDER, str(folder))
+    """Tells ranks that something else has started where the run is, and the variables that its plan decides."""
+    names = os.environ.get("LLMB_RANK_VARIABLES", "").split(",")
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    store.set(FOLDER, json.dumps({"folder": str(folder), "variables": variables}))
 
 
-def announced_folder() -> Path:
-    """The folder of the run, as soon as rank 0 has announced it. Raises EnvironmentProblem if it does not."""
+def announced_folder() -> tuple[Path, dict[str, str]]:
+    """The folder of the run and variables, as soon as rank 0 has announced them.
+
+    Only variables of threads, allocators and NCCL are taken: what else the store holds may be another user's. Raises
+    EnvironmentProblem if nothing is announced.
+    """
     try:
-        return Path(connect(PATIENCE).get(FOLDER).decode())
+        announced = json.loads(connect(PATIENCE).get(FOLDER))
+        variables = {name: str(value) for name, value in announced["variables"].items() if HARMLESS.fullmatch(name)}
+        return Path(announced["folder"]), variables
     except RuntimeError as error:
         what = f"rank {os.environ['RANK']} has heard nothing from {store_host()} for {PATIENCE}"
         raise EnvironmentProblem(what, do="see why rank 0 did not start") from error

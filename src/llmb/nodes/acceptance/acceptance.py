@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from llmb.base.errors import UsageError
 from llmb.base.shown_text import counted
@@ -33,14 +33,18 @@ from llmb.nodes.acceptance.recipe_choice import ChosenRecipe
 from llmb.nodes.bench.bench_job import END, BenchEnd
 from llmb.nodes.bench.pairs import LEAST_NODES
 from llmb.nodes.bench.slow_gpus import compare_parts, gpus_document, outlier_rule
-from llmb.runs.folder import new_numbered, read_stored, write_atomically, writing
+from llmb.runs.folder import BrokenRecord, new_numbered, read_stored, write_atomically, writing
 from llmb.runs.record import now
 
 ACCEPTANCES = "acceptance"
 """The folder of all acceptances, below the root of installation."""
 REQUEST, RESULT = "request.json", "result.json"
 PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
+COVERAGE = "coverage"
 COMPARED = ("pass", "improved")
+REFERENCES = ("pass", "inconclusive")
+"""Verdicts of an acceptance that later ones are compared with: a slow machine cannot be its own reference."""
+Shape = TypeVar("Shape", bound=Record)
 LEAST_REPEATS = 3
 """Repeats of a recipe, if there is time: the next acceptance is compared with their median."""
 CHECK_S, BENCH_S, JOB_S, READ_S = 10.0, 20.0, 60.0, 3.0
@@ -111,15 +115,8 @@ class Findings:
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
     """Return what has to be equal for an acceptance to continue another, or to be compared with it."""
-    own = [
-        place.host,
-        place.gpu_type,
-        place.per_node,
-        len(place.nodes),
-        place.scheduler_words,
-        terms.set_name,
-        terms.checks,
-    ]
+    own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
+    own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
 
 
@@ -130,12 +127,15 @@ def open_acceptance(
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
-        request = read_stored(path, AcceptanceRequest)
-        if request.key != key:
+        request = _stored_or_none(path, AcceptanceRequest)
+        if request is None or request.key != key:
             continue
         if (path.parent / RESULT).exists():
-            before = path.parent
-            break
+            result = _stored_or_none(path.parent / RESULT, AcceptanceResult)
+            if result and result.page and result.verdict in REFERENCES:
+                before = path.parent
+                break
+            continue
         if not start_new:
             return path.parent, request
     with writing(parent):
@@ -150,6 +150,14 @@ def open_acceptance(
         )
         write_atomically(folder / REQUEST, request.model_dump_json(indent=2) + "\n")
     return folder, request
+
+
+def _stored_or_none(path: Path, shape: type[Shape]) -> Shape | None:
+    """Read a file of an acceptance; None if it is missing or damaged."""
+    try:
+        return read_stored(path, shape)
+    except (OSError, BrokenRecord):
+        return None
 
 
 def accept(
@@ -204,6 +212,11 @@ def do_parts(
             raise
         findings.add(AcceptancePart(name="runs", status="left out", value=error.what))  # the fit nodes are too few
         return findings, labels
+    trained, there = max(recipe.scale or place.gpus for recipe in recipes), place.per_node * max(1, len(fit))
+    each_alone = trained == 1 and len(place.visible) == there
+    if trained < there and place.gpu_type != CPU and not each_alone:
+        value = f"trained on {trained} of {there} GPUs, for which no recipe is published"
+        findings.add(AcceptancePart(name=COVERAGE, status="warn", value=value))
     for number, recipe in enumerate(recipes):
         for own in _trainings(request, place, recipe, number if len(recipes) > 1 else None, fit, before):
             own.train(parts, findings, terms)
@@ -227,8 +240,7 @@ def _check_machine(
         )
         measurements["all-reduce"] = ["bench", "collectives", "all_reduce", *size]
     for name, command in measurements.items():
-        earlier = before / f"{name}.json" if before else None
-        kept = read_stored(earlier, PartResult) if earlier and earlier.exists() else None
+        kept = _stored_or_none(before / f"{name}.json", PartResult) if before else None
         findings.add(measured_row(name, parts.do(name, *command, seconds=BENCH_S), kept))
     return []
 
@@ -345,7 +357,11 @@ class RecipeRuns:
             wanted = more_runs_needed(result)
         if self.before:
             name, against = f"change{self.name}", ["--against", self.before]
-            result = parts.do(f"{name}-{repeats}", "judge", self.label, *against, seconds=READ_S)
+            try:
+                result = parts.do(f"{name}-{repeats}", "judge", self.label, *against, seconds=READ_S)
+            except UsageError as error:  # its runs were removed
+                findings.add(AcceptancePart(name=name, status="left out", value=error.what))
+                return wanted
             findings.add(*verdict_rows(name, result, "before"))
             wanted = max(wanted, more_runs_needed(result))
         return wanted
@@ -416,6 +432,7 @@ def answer(
     if unsettled := texts("inconclusive", "not comparable"):
         return "inconclusive", f"{subject}: nothing wrong was found, and its speed is not settled: {unsettled}"
     if settled := "; ".join(f"{row.name}: {row.value}" for row in rows if row.status in COMPARED and row.reference):
-        return "pass", f"{subject}: as fast as it should be: {settled}"
+        partly = "".join(f"; {row.value}" for row in rows if row.name == COVERAGE)
+        return "pass", f"{subject}: as fast as it should be: {settled}{partly}"
     what = f"{subject}: nothing wrong was found, and there is no figure to compare its speed with yet"
     return "inconclusive", f"{what}: the next 'llmb accept' is compared with this one"

@@ -37,11 +37,10 @@ def checks_row(result: PartResult) -> AcceptancePart:
     checks = [(one["node"], check["name"], check["status"]) for one in reports for check in one["checks"]]
     failed = [f"{node} {name}" for node, name, status in checks if status == "fail"]
     warned = sum(status == "warn" for _, _, status in checks)
-    status: Status = "fail" if failed else "warn" if warned else "pass"
-    passed = counted(sum(status == "pass" for _, _, status in checks), "check")
-    value = (
-        f"{listed(failed, MOST_NAMES)} failed" if failed else f"{passed} passed{f', {warned} warned' if warned else ''}"
-    )
+    status: Status = "fail" if failed or not checks else "warn" if warned else "pass"
+    passed = f"{counted(sum(status == 'pass' for _, _, status in checks), 'check')} passed"
+    passed += f", {warned} warned" if warned else ""
+    value = f"{listed(failed, MOST_NAMES)} failed" if failed else passed if checks else result.error or "no answer"
     if len(reports) > 1:
         value += f", of {len(reports)} nodes"
     return AcceptancePart(name="checks", status=status, value=value, command=_command(result))
@@ -59,9 +58,9 @@ def devices_row(result: PartResult, document: Document | None) -> AcceptancePart
     slow += [f"{node} reported nothing" for node in found.get("missing_nodes", [])]
     count, median = len(found.get("devices", [])), found.get("median_tflops")
     value = "; ".join(slow[:MOST_NAMES]) or (
-        f"{median:.4g} TFLOPS, median of {count}" if median else result.error or ""
+        f"{median:.4g} TFLOPS, median of {count}" if median else result.error or "nothing was measured"
     )
-    status: Status = "fail" if slow or (document is None and result.exit_code) else "pass"
+    status: Status = "fail" if slow or not count else "pass"
     return AcceptancePart(name="devices", status=status, value=value, command=_command(result))
 
 
@@ -70,7 +69,8 @@ def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
     nodes = (document or {}).get("nodes", [])
     unfit = [f"{one['node']}: {'; '.join(one['evidence'])}" for one in nodes if one["fit"] is False]
     value = "; ".join(unfit) or f"{sum(one['fit'] is True for one in nodes)} of {len(nodes)} nodes are fit"
-    status: Status = "fail" if unfit or (document is None and result.exit_code) else "pass"
+    fit = sum(one["fit"] is True for one in nodes)
+    status: Status = "fail" if unfit or not fit else "inconclusive" if fit < len(nodes) else "pass"
     return AcceptancePart(name="pairs", status=status, value=value, command=_command(result))
 
 
@@ -115,7 +115,11 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
     by_recipe: dict[str, list[Document]] = {}
     for one in (result.document or {}).get("judged", []):
         by_recipe.setdefault(one["recipe"], []).append(one)
+    if not by_recipe:
+        value = result.error or "no verdict"
+        return [AcceptancePart(name=name, status="inconclusive", value=value, command=_command(result))]
     rows = []
+    short = {recipe: " ".join(recipe.split()[1:3]) for recipe in by_recipe}
     for recipe, verdicts in by_recipe.items():
         one = min(verdicts, key=lambda each: WORST.index(each["verdict"]))
         reference, delta = one["reference"], one["delta_pct"]
@@ -128,7 +132,9 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
             status, compared = "inconclusive", f"{compared}, and predictions are of other software"
         assert status in get_args(Status)
         step = f"{one['step_time_s']:.4g} s, " if one["step_time_s"] else ""
-        own = f"{name} {' '.join(recipe.split()[1:3])}" if len(by_recipe) > 1 else name
+        own = name
+        if len(by_recipe) > 1:
+            own += f" {short[recipe] if [*short.values()].count(short[recipe]) == 1 else recipe}"
         rows.append(
             AcceptancePart(name=own, status=status, value=f"{step}{compared}", reference=text, command=_command(result))
         )

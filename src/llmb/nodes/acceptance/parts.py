@@ -18,7 +18,7 @@ from typing import Any, Literal
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError, RunFailed, UsageError, UserInterrupt
 from llmb.base.processes import Interrupted, Process, started_program
 from llmb.catalogue.records import Record
-from llmb.runs.folder import ROOT_VARIABLES, read_stored, write_atomically, writing
+from llmb.runs.folder import ROOT_VARIABLES, BrokenRecord, read_stored, write_atomically, writing
 
 ANSWERS = (0, 4, 5, 6)
 """Exit codes of commands that have done what they were called for: a failed check and a lost verdict are results."""
@@ -106,15 +106,22 @@ class PartsFolder:
             self.planned.append(PlannedPart(name, " ".join(("llmb", *command)), seconds))
             return PartResult(command=command, exit_code=0, seconds=0)
         path = self.folder / f"{name}.json"
-        if path.exists():
-            result = read_stored(path, PartResult)
-        else:
+        result = self._kept(path)
+        if result is None:
             self.say(f"{name}: llmb {' '.join(command)}")
             result = self._call(command, {**os.environ, ROOT_VARIABLES[0]: str(self.install), **(variables or {})})
             with writing(path):
                 write_atomically(path, result.model_dump_json(indent=2) + "\n")
         self.done.append(result)
         return result
+
+    def _kept(self, path: Path) -> PartResult | None:
+        """Read a result; None if it is missing, or damaged and has to be made again. Raises OSError."""
+        try:
+            return read_stored(path, PartResult) if path.exists() else None
+        except BrokenRecord:
+            self.say(f"{path.name} is damaged: it is made again")
+            return None
 
     def _call(self, command: Sequence[str], environ: Mapping[str, str]) -> PartResult:
         words = [sys.executable, "-P", "-m", "llmb.cli.main", *command, "--json"]
