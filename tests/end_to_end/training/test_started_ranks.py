@@ -55,7 +55,8 @@ def test_ranks_started_by_hand_and_by_torchrun_train_as_those_that_llmb_starts(
     assert "another run is on this machine" not in first[2]
     record = json.loads((Path(by_hand["run_dir"]) / "run.json").read_text())
     nodes = record["result"]["other_work"]["nodes"]
-    own = [run for node in nodes for run in node["runs"] if run["folder"] in (None, by_hand["run_dir"])]
+    runs = [run for node in nodes for run in node["runs"]]
+    own = [run for run in runs if run["program"] == "llmb.engine.join" or run["folder"] == by_hand["run_dir"]]
     assert own == [], "the other rank is one of the run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [*torchrun, "-m", "llmb.cli.main", *RUN]
