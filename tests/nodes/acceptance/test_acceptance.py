@@ -92,9 +92,10 @@ def test_an_acceptance_without_a_result_is_continued_and_one_with_it_compared_wi
     other, _ = open_acceptance(tmp_path, "b", (), start_new=False)
     assert other != folder
     assert open_acceptance(tmp_path, "a", (), start_new=True)[0] not in (folder, other)
-    for verdict, before in (("regressed", None), ("pass", folder.name)):
-        result = conclude(Findings(), AcceptedNodes(subject="", host="", gpu_type=None, per_node=1), request, 1, *FILES)
-        (folder / RESULT).write_text(result.model_copy(update={"verdict": verdict}).model_dump_json())
+    place = AcceptedNodes(subject="", host="", gpu_type=None, per_node=1)
+    for name, status, before in (("change", "regressed", None), ("checks", "fail", folder.name)):
+        findings = Findings({name: AcceptancePart(name=name, status=status, value="")})
+        (folder / RESULT).write_text(conclude(findings, place, request, 1, *FILES).model_dump_json())
         assert open_acceptance(tmp_path, "a", (), start_new=True)[1].before == before, "a slow one is no reference"
     (other / "request.json").write_text("")
     assert open_acceptance(tmp_path, "a", (), start_new=True)[1].before == folder.name, "a damaged one hinders none"

@@ -42,8 +42,8 @@ REQUEST, RESULT = "request.json", "result.json"
 PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
 COVERAGE = "coverage"
 COMPARED = ("pass", "improved")
-REFERENCES = ("pass", "inconclusive")
-"""Verdicts of an acceptance that later ones are compared with: a slow machine cannot be its own reference."""
+SLOW = ("regressed", "fail", "invalid")
+"""Statuses of a training that no later acceptance is compared with: a slow machine is not its own measure."""
 Shape = TypeVar("Shape", bound=Record)
 LEAST_REPEATS = 3
 """Repeats of a recipe, if there is time: the next acceptance is compared with their median."""
@@ -132,7 +132,7 @@ def open_acceptance(
             continue
         if (path.parent / RESULT).exists():
             result = _stored_or_none(path.parent / RESULT, AcceptanceResult)
-            if result and result.page and result.verdict in REFERENCES:
+            if result and result.page and not any(_is_slow(row) for row in result.parts):
                 before = path.parent
                 break
             continue
@@ -150,6 +150,10 @@ def open_acceptance(
         )
         write_atomically(folder / REQUEST, request.model_dump_json(indent=2) + "\n")
     return folder, request
+
+
+def _is_slow(row: AcceptancePart) -> bool:
+    return row.status in SLOW and row.name.startswith(("runs", "verdict", "change", "set"))
 
 
 def _stored_or_none(path: Path, shape: type[Shape]) -> Shape | None:
