@@ -25,7 +25,7 @@ from llmb.cli.shared_options import request_of, selection_options, takes, value_
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, runs_lock
 from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
-from llmb.launch.started_ranks import join_run, started_rank
+from llmb.launch.started_ranks import StartedRank, join_run, started_rank
 from llmb.report.output import print_output
 from llmb.report.plan_report import plan_document, plan_table, start_lines
 from llmb.report.sweep_report import titles_of
@@ -133,10 +133,9 @@ def run(
     - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 0,448`
     """
     started = started_rank(os.environ)
-    if started and started.rank and several.dry_run:
-        return
     if started and started.rank:
-        join_run(started, os.environ)
+        if not several.dry_run:
+            join_run(started, os.environ)
         return
     if several.start_new and chosen["label"] is None:
         raise UsageError("--new has no effect without --label: every run is new", do="omit it, or add --label")
@@ -147,9 +146,7 @@ def run(
         request, ranks = pretended.ranks_of(request)
         asked += [(request, choices, alone) for alone in ranks]
     if len(asked) * several.repeats > 1:
-        if started:
-            what = f"{started.world_size} ranks were started for one run, and this is several"
-            raise UsageError(what, do="give one value for each option, and start the ranks for each run")
+        _refuse_several(started)
         locals_ = [plan_here(catalogue, one, own, os.environ, install, alone) for one, own, alone in asked]
         repeats = [several.repeats] * len(asked)
         run_or_print(locals_, repeats, dry_run=several.dry_run, start_new=several.start_new, json=json)
@@ -162,6 +159,13 @@ def run(
         _print_plan(local, _same_run(request, choices, local.plan), json=json)
         return
     _run_one(local, ctx, force=force, json=json)
+
+
+def _refuse_several(started: StartedRank | None) -> None:
+    """Raise UsageError for several runs in ranks that something else has started."""
+    if started:
+        what = f"{started.world_size} ranks were started for one run, and this is several"
+        raise UsageError(what, do="give one value for each option, and start the ranks for each run")
 
 
 def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) -> None:

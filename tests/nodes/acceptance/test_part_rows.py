@@ -26,7 +26,7 @@ def node(name: str, **checks: str) -> dict[str, Any]:
 
 
 def test_checks_of_one_node_and_of_several() -> None:
-    assert checks_row(result(node("n1", a="pass", b="warn"))).value == "1 check passed, 1 warned"
+    assert checks_row(result(node("n1", a="pass", b="warn"))).value == "1 check passed; warned: b"
     several = result({"nodes": [node("n1", a="pass"), node("n2", a="fail"), node("n3", nodes_answer="warn")]}, 4)
     assert (checks_row(several).status, checks_row(several).value) == ("fail", "n2 a failed, of 3 nodes")
     assert unfit_of_checks(several) == ["n2", "n3"]

@@ -201,11 +201,11 @@ def do_parts(
     """The rows, and the labels of the runs, in order. Planned parts go as if everything passed at once."""
     findings = Findings()
     before = parts.install / ACCEPTANCES / request.before if request.before else None
-    fit = (
-        _check_nodes(parts, place, terms, findings)
-        if place.nodes
-        else _check_machine(parts, place, terms, before, findings)
-    )
+    fit: list[str] = []
+    if place.nodes:
+        fit = _check_nodes(parts, place, terms, findings)
+    else:
+        _check_machine(parts, place, terms, before, findings)
     labels: list[str] = []
     if place.nodes and not fit:
         return findings, labels
@@ -233,7 +233,7 @@ def do_parts(
 
 def _check_machine(
     parts: PartsFolder, place: AcceptedNodes, terms: Terms, before: Path | None, findings: Findings
-) -> list[str]:
+) -> None:
     findings.add(checks_row(parts.do("checks", "doctor", *terms.only, seconds=CHECK_S)))
     result = parts.do("devices", "bench", "gpus", seconds=BENCH_S)
     findings.add(devices_row(result, result.document))
@@ -246,7 +246,6 @@ def _check_machine(
     for name, command in measurements.items():
         kept = _stored_or_none(before / f"{name}.json", PartResult) if before else None
         findings.add(measured_row(name, parts.do(name, *command, seconds=BENCH_S), kept))
-    return []
 
 
 def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, findings: Findings) -> list[str]:

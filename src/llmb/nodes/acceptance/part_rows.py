@@ -36,10 +36,11 @@ def checks_row(result: PartResult) -> AcceptancePart:
     reports = _reports(result)
     checks = [(one["node"], check["name"], check["status"]) for one in reports for check in one["checks"]]
     failed = [f"{node} {name}" for node, name, status in checks if status == "fail"]
-    warned = sum(status == "warn" for _, _, status in checks)
+    names = [f"{node} {name}" if len(reports) > 1 else name for node, name, status in checks if status == "warn"]
+    warned = listed(names, 2)
     status: Status = "fail" if failed or not checks else "warn" if warned else "pass"
     passed = f"{counted(sum(status == 'pass' for _, _, status in checks), 'check')} passed"
-    passed += f", {warned} warned" if warned else ""
+    passed += f"; warned: {warned}" if warned else ""
     value = f"{listed(failed, MOST_NAMES)} failed" if failed else passed if checks else result.error or "no answer"
     if len(reports) > 1:
         value += f", of {len(reports)} nodes"
