@@ -22,7 +22,7 @@ from llmb.catalogue.records import Layout, Recipe, Record
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.launch.programs.engine.program import count_rank
-from llmb.predict.memory import estimate
+from llmb.prediction.memory import estimate
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, AccountJob, MemoryUse, RankAccount, countable, fullest_ranks

@@ -47,7 +47,7 @@ LONGEST = (
     "accounts",
     "tests/engine/test_account.py",
     "tests/engine/test_parallel_layouts.py",
-    "tests/predict/test_memory_random_layouts.py",
+    "tests/prediction/test_memory_random_layouts.py",
     "tests/end_to_end/test_run_on_pretended_gpus.py",
     "tests/engine/test_precision_training.py",
     "tests/jobs/test_task_pairwise.py",

@@ -27,7 +27,7 @@ from benchmarks.published_layouts import table
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import PARALLEL
 from llmb.catalogue.throughput import model_flops, parameter_count
-from llmb.predict.prediction import default_calibration
+from llmb.prediction.prediction import default_calibration
 from llmb.runs.analyzed_run import BATCH, layout_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "prediction-accuracy.md"

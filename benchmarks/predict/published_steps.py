@@ -14,8 +14,8 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Gpu
 from llmb.catalogue.resolve import Overrides, Request, find_model, resolve
 from llmb.catalogue.schema import StepRate
-from llmb.predict.prediction import Prediction, default_calibration, predict
-from llmb.predict.step_time import NominalStep, Rates, nominal_step, priced
+from llmb.prediction.prediction import Prediction, default_calibration, predict
+from llmb.prediction.step_time import NominalStep, Rates, nominal_step, priced
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 

@@ -8,7 +8,7 @@ import pytest
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.launch.programs.engine.program import count_rank
-from llmb.predict.work import Amounts, RankWork
+from llmb.prediction.work import Amounts, RankWork
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import AccountJob, CollectiveCount, countable

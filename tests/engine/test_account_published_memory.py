@@ -6,7 +6,7 @@ from benchmarks.published_layouts import published_layouts
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.launch.programs.engine.program import count_ranks
-from llmb.predict.memory import estimate
+from llmb.prediction.memory import estimate
 from llmb.runs.rank_account import fullest_ranks
 
 LAYOUTS = {each.name: each for each in published_layouts(Catalogue())}

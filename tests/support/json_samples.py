@@ -27,9 +27,9 @@ from llmb.launch.site.cluster_config import SettingsFile
 from llmb.launch.site.site import Site
 from llmb.nodes.doctor.check_records import Check, NodeReport, NotChecked
 from llmb.nodes.doctor.checked_nodes import NodesResult
-from llmb.predict.memory import estimate
-from llmb.predict.prediction import default_calibration, predict
-from llmb.predict.search import Candidate, Remedy
+from llmb.prediction.memory import estimate
+from llmb.prediction.prediction import default_calibration, predict
+from llmb.prediction.search import Candidate, Remedy
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.report.doctor_report import DriftReport

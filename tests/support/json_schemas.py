@@ -17,8 +17,8 @@ from llmb.launch.documents.launch_scripts import FileState
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile
 from llmb.nodes.bench.pairs import PairFigures
 from llmb.nodes.doctor import check_records as health
-from llmb.predict.scale import Goodput
-from llmb.predict.search import Goal
+from llmb.prediction.scale import Goodput
+from llmb.prediction.search import Goal
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
 from llmb.report.doctor_report import DriftReport

@@ -21,8 +21,8 @@ from llmb.cli.common import Json
 from llmb.cli.root import install_here, print_for_recipe, say
 from llmb.cli.shared_options import flags_of, recipe_options, record_options, request_of, selection_options, takes
 from llmb.launch.programs.engine.program import count_ranks
-from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
-from llmb.predict.prediction import (
+from llmb.prediction.memory import estimate, settle_sharding, why_not_estimated
+from llmb.prediction.prediction import (
     Calibration,
     MeasuredStep,
     Prediction,
@@ -31,9 +31,9 @@ from llmb.predict.prediction import (
     predict_rows,
     predicted_seconds,
 )
-from llmb.predict.prediction import predict as predict_plan
-from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
-from llmb.predict.search import Goal, plan_to_search, predict_recipe, remedies, search_for
+from llmb.prediction.prediction import predict as predict_plan
+from llmb.prediction.scale import Scaling, goodput, joules_per_token, scale_up
+from llmb.prediction.search import Goal, plan_to_search, predict_recipe, remedies, search_for
 from llmb.report.output import print_json, print_output
 from llmb.report.predict_report import (
     Foreseen,

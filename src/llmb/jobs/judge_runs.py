@@ -8,7 +8,7 @@ from pathlib import Path
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.find_runs import earlier_runs, find_runs, in_window
-from llmb.predict.prediction import predicted_step
+from llmb.prediction.prediction import predicted_step
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped, without_unmeasured
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import Value

@@ -10,9 +10,9 @@ from llmb.base.missing import Missing
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import CUSTOM
 from llmb.catalogue.throughput import MFU, Throughput, throughput
-from llmb.predict.prediction import COLUMNS, PredictedRow, Prediction
-from llmb.predict.scale import PUBLISHED_GPUS, Curve, Goodput
-from llmb.predict.search import Candidate, Constraints, Goal, Remedy
+from llmb.prediction.prediction import COLUMNS, PredictedRow, Prediction
+from llmb.prediction.scale import PUBLISHED_GPUS, Curve, Goodput
+from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import (
     Column,

@@ -14,7 +14,7 @@ from llmb.jobs.local_run import local_spec, recipe_for
 from llmb.launch.local import THREADS, local_command, local_variables
 from llmb.launch.programs.engine.program import SHIPPED, check_memory, memory_warnings
 from llmb.launch.site.site import Machine, check_machine, this_machine
-from llmb.predict.memory import clearly_fits, estimate
+from llmb.prediction.memory import clearly_fits, estimate
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan

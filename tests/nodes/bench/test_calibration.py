@@ -13,7 +13,7 @@ from llmb.nodes.bench.calibration import calibrate_with_bench
 from llmb.nodes.bench.device_bench import TimedCase, attention_cases, gemm_cases, meaning, memory_cases
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile, measurements_at
 from llmb.nodes.bench.protocol import DeviceReport, Timing
-from llmb.predict.prediction import default_calibration, predict
+from llmb.prediction.prediction import default_calibration, predict
 from llmb.report.bench_report import measurement_document
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan

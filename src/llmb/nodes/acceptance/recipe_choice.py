@@ -9,7 +9,7 @@ from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU, Request, gpu_types_of, listed_scales, resolve, sizes_of
-from llmb.predict.prediction import predicted_step
+from llmb.prediction.prediction import predicted_step
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
 from llmb.verdict.expectations_file import AcceptanceSet

@@ -8,9 +8,9 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.records import Gpu, gpu_type_of
 from llmb.nodes.bench.device_bench import MIB, PASS_WORDS, attention_shapes
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile
-from llmb.predict.prediction import Calibration
-from llmb.predict.sizes import BF16
-from llmb.predict.work import MeasuredMachine, ProductShape, filled
+from llmb.prediction.prediction import Calibration
+from llmb.prediction.sizes import BF16
+from llmb.prediction.work import MeasuredMachine, ProductShape, filled
 from llmb.runs.plan import EnginePlan
 
 USED = ("gemm", "attention", "memory", "collectives")

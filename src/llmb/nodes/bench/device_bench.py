@@ -28,8 +28,8 @@ from llmb.nodes.bench.protocol import (
     Timing,
     TransferCase,
 )
-from llmb.predict.sizes import Product, block_products, head_product
-from llmb.predict.work import TrainingPass
+from llmb.prediction.sizes import Product, block_products, head_product
+from llmb.prediction.work import TrainingPass
 from llmb.readers.samples.host import Device, host_name
 from llmb.runs.record import now
 

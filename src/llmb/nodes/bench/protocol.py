@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from llmb.catalogue.records import Record
-from llmb.predict.work import TrainingPass
+from llmb.prediction.work import TrainingPass
 from llmb.readers.samples.host import Device
 from llmb.runs.attention_choice import AttentionChoice
 

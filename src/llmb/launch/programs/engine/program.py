@@ -17,9 +17,9 @@ from llmb.launch.jobspec.spec import PYTHON, RUN_FOLDER, VariableLayer
 from llmb.launch.programs.engine.nsys_command import with_profiler, worker_module
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
-from llmb.predict.memory import clearly_fits, estimate, estimate_here, settle_sharding
-from llmb.predict.prediction import predicted_step
-from llmb.predict.search import remedies
+from llmb.prediction.memory import clearly_fits, estimate, estimate_here, settle_sharding
+from llmb.prediction.prediction import predicted_step
+from llmb.prediction.search import remedies
 from llmb.readers.logs.error_text import fault_at_end
 from llmb.readers.samples.host import Device
 from llmb.readers.samples.samples import samples_of_ended

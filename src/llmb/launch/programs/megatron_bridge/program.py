@@ -26,7 +26,7 @@ from llmb.launch.programs.megatron_bridge.command import (
 )
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
-from llmb.predict.prediction import predicted_step
+from llmb.prediction.prediction import predicted_step
 from llmb.readers.logs.formats.megatron import FORMAT
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.choices import Choices

@@ -10,7 +10,7 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.launch.programs.engine.program import count_ranks
-from llmb.predict.memory import estimate, why_not_estimated
+from llmb.prediction.memory import estimate, why_not_estimated
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import stage_ranks

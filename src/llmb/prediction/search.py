@@ -12,8 +12,8 @@ from typing import Any, Literal
 from llmb.base.missing import Missing
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import PARALLEL, Layout, Model, Recipe
-from llmb.predict.memory import clearly_fits, estimate, settle_sharding, why_not_estimated
-from llmb.predict.prediction import Prediction
+from llmb.prediction.memory import clearly_fits, estimate, settle_sharding, why_not_estimated
+from llmb.prediction.prediction import Prediction
 from llmb.runs.choices import Choices, DpSharding, Parallelism, Recompute, keeps_logits
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import MemoryUse, fullest_ranks

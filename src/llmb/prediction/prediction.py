@@ -13,7 +13,7 @@ from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import Gpu, Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.schema import ExpectedError, RatesFile
-from llmb.predict.step_time import (
+from llmb.prediction.step_time import (
     BUBBLE,
     COMPUTED,
     TERMS,
@@ -23,7 +23,7 @@ from llmb.predict.step_time import (
     nominal_step,
     why_not_predicted,
 )
-from llmb.predict.work import MeasuredMachine
+from llmb.prediction.work import MeasuredMachine
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, PredictedStep, make_plan
 

@@ -10,8 +10,8 @@ from benchmarks.published_layouts import BEFORE, PAGE, PublishedLayout, publishe
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
-from llmb.predict.sizes import moments
+from llmb.prediction.memory import estimate, settle_sharding, why_not_estimated
+from llmb.prediction.sizes import moments
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import GIB, MARGIN_GIB

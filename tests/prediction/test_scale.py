@@ -7,8 +7,8 @@ import pytest
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.predict.prediction import Prediction, default_calibration, predict
-from llmb.predict.scale import MOST_GPUS, goodput, joules_per_token, scale_up
+from llmb.prediction.prediction import Prediction, default_calibration, predict
+from llmb.prediction.scale import MOST_GPUS, goodput, joules_per_token, scale_up
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from llmb.base.errors import UsageError
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Dtype
-from llmb.predict.sizes import BF16, FP32, GATHERED, Sizes, moments, together_in_turn
+from llmb.prediction.sizes import BF16, FP32, GATHERED, Sizes, moments, together_in_turn
 from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable, stage_ranks

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from llmb.catalogue.layout_check import stage_layers, stage_sizes
 from llmb.catalogue.throughput import attention_square
-from llmb.predict.sizes import BF16, FP32, Product, Sizes, block_products, head_product
+from llmb.prediction.sizes import BF16, FP32, Product, Sizes, block_products, head_product
 from llmb.runs.plan import EnginePlan
 
 TILE_ROWS, TILE_COLUMNS = 128, 256

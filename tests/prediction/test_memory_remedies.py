@@ -8,9 +8,9 @@ import pytest
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.predict.memory import estimate
-from llmb.predict.prediction import predicted_seconds
-from llmb.predict.search import remedies
+from llmb.prediction.memory import estimate
+from llmb.prediction.prediction import predicted_seconds
+from llmb.prediction.search import remedies
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.records import Dtype, Gpu
-from llmb.predict.work import Amounts, LayerKind, MeasuredMachine, Messages, RankWork
+from llmb.prediction.work import Amounts, LayerKind, MeasuredMachine, Messages, RankWork
 from llmb.runs.plan import EnginePlan
 
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6

@@ -9,9 +9,9 @@ from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.predict.memory import clearly_fits, estimate
-from llmb.predict.prediction import Prediction, default_calibration, predict
-from llmb.predict.search import layouts, plan_to_search, predict_recipe, search, search_for
+from llmb.prediction.memory import clearly_fits, estimate
+from llmb.prediction.prediction import Prediction, default_calibration, predict
+from llmb.prediction.search import layouts, plan_to_search, predict_recipe, search, search_for
 from llmb.runs.choices import Choices, Parallelism, keeps_logits
 from llmb.runs.plan import EnginePlan, make_plan
 

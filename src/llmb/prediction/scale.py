@@ -7,8 +7,8 @@ from math import sqrt
 from typing import Literal
 
 from llmb.catalogue.records import Gpu
-from llmb.predict.prediction import Prediction
-from llmb.predict.search import Predicted
+from llmb.prediction.prediction import Prediction
+from llmb.prediction.search import Predicted
 from llmb.runs.plan import EnginePlan
 
 MOST_GPUS = 131_072
