@@ -2,6 +2,7 @@
 """One of two ranks that gather and reduce-scatter in turn, as tensor parallelism with sequence parallelism does.
 
 Arguments: folder for the rendezvous, rank, seconds, "torch" for torch's own gloo or "llmb" for ours.
+Two threads of ProcessGroupGloo assign one string, ``lastCompletedWorkName``, after its mutex is released.
 """
 
 import os

@@ -134,7 +134,7 @@ def test_a_gpu_gets_memory_that_does_not_fall_apart_unless_the_user_configured_i
 
 
 def test_every_variable_is_explained_in_the_docs() -> None:
-    page = Path(__file__).parents[3] / "docs" / "explanation" / "gpu-settings.md"
+    page = Path(__file__).parents[3] / "docs" / "explanation" / "engine.md"
     rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
     shown = {row[0].strip("| `"): row[1].strip("`") for row in rows}
     assert THREADS in shown
