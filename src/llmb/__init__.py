@@ -9,8 +9,9 @@ from typing import Any
 
 __version__ = "0.1.0"
 _API = (
-    *("Run", "RunComparison", "RunVerdict", "Runs"),
-    *("accept", "compare", "judge", "list_runs", "parse", "recipe", "result", "run"),
+    *("LayoutPlan", "ParsedLogs", "Run", "RunComparison", "RunMemory", "RunPrediction", "RunVerdict", "Runs"),
+    *("accept", "compare", "judge", "list_runs", "memory", "parse", "plan", "predict", "recipe", "report"),
+    *("result", "run"),
 )
 
 

@@ -43,7 +43,7 @@ from llmb.report.install_report import (
 )
 from llmb.report.jobs_report import jobs_document, runs_document, watch_document
 from llmb.report.parse_report import parse_document, parse_report
-from llmb.report.predict_report import Foreseen, Proposed, memory_document, predict_document, proposed_document
+from llmb.report.predict_report import LayoutPlan, RunMemory, RunPrediction
 from llmb.report.run_report import run_document
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.choices import Choices
@@ -71,9 +71,9 @@ def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
     sample_run = EndedRun(RunFolder(Path("run")), new_record(plan, ()), conclude(RunEvidence(plan, steps)))
     return {
         "run": run_document(sample_run),
-        "memory": memory_document(recipe, sample_memory(), [Remedy("", 1.0, "", 1.0)]),
-        "predict": predict_document(sample_foreseen(catalogue, recipe)),
-        "plan": proposed_document(sample_proposed(catalogue, recipe)),
+        "memory": RunMemory(recipe, sample_memory(), [Remedy("", 1.0, "", 1.0)]).to_dict(),
+        "predict": sample_foreseen(catalogue, recipe).to_dict(),
+        "plan": sample_proposed(catalogue, recipe).to_dict(),
         "runs": runs_document([job], 1),
         "jobs list": jobs_document([job], 1),
         "watch": sample_watched(plan),
@@ -94,17 +94,17 @@ def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def sample_foreseen(catalogue: Catalogue, recipe: Recipe) -> Foreseen:
+def sample_foreseen(catalogue: Catalogue, recipe: Recipe) -> RunPrediction:
     plan = make_plan(recipe, Choices(), device="cuda")
     usual, gpu = default_calibration(catalogue.rates), catalogue.gpus[recipe.gpu_type]
-    return Foreseen(predict(plan, gpu, usual, catalogue.rates.errors), estimate(plan))
+    return RunPrediction(predict(plan, gpu, usual, catalogue.rates.errors), estimate(plan))
 
 
-def sample_proposed(catalogue: Catalogue, recipe: Recipe) -> Proposed:
+def sample_proposed(catalogue: Catalogue, recipe: Recipe) -> LayoutPlan:
     foreseen = sample_foreseen(catalogue, recipe)
     assert isinstance(foreseen.memory, MemoryUse)
     own = Candidate(foreseen.prediction, foreseen.memory)
-    return Proposed("step", recipe, {"tp": 1}, (own,), own, 1, {"do not fit": 1}, 1.0)
+    return LayoutPlan("step", recipe, {"tp": 1}, (own,), own, 1, {"do not fit": 1}, 1.0)
 
 
 def sample_memory() -> MemoryUse:

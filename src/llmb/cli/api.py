@@ -13,7 +13,7 @@ from functools import cache, wraps
 from inspect import signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -26,6 +26,10 @@ from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.catalogue.window import DEFAULT_RULE, check_rule
 from llmb.cli.accept import accept_with
+from llmb.cli.predict import FindRuns, FurtherGpus, SearchOptions, count_memory, plan_with, predict_with
+from llmb.cli.root import run_paths, write_named
+from llmb.cli.share import Format as Form
+from llmb.cli.share import report_on
 from llmb.jobs.find_jobs import parse_since
 from llmb.jobs.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, run_folders
 from llmb.jobs.history import read_history
@@ -36,11 +40,14 @@ from llmb.jobs.store import Filter
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.launch.programs.engine.program import check_memory
 from llmb.nodes.acceptance.parts import AcceptanceResult
-from llmb.readers.logs.log_files import ParsedFile, find_logs
+from llmb.prediction.scale import Scaling
+from llmb.prediction.search import Goal
+from llmb.readers.logs.log_files import ParsedFile, find_all_logs
 from llmb.report.export import exported_run
 from llmb.report.export_tables import RESULTS, STEPS, data_frame, frame_of, step_rows
-from llmb.report.run_report import run_table
-from llmb.report.table import Column, html_table, number, number_column, table_of
+from llmb.report.predict_report import LayoutPlan, RunMemory, RunPrediction
+from llmb.report.run_report import run_document, run_table
+from llmb.report.table import Column, Shown, Table, html_table, number, number_column, plain_lines, table_of
 from llmb.report.verdict_report import compare_tables, notebook_table
 from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.choices import Choices
@@ -61,7 +68,7 @@ MOST_RUNS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Run:
+class Run(Shown):
     """A run that has ended; ``recipe.unspecified`` lists what was left open."""
 
     id: str
@@ -83,8 +90,11 @@ class Run:
         step = f", {number(self.step_time_s)} s per step" if self.step_time_s else ""
         return f"<run {self.id}: {self.recipe.title()}, {self.result.status}{step}>"
 
-    def _repr_html_(self) -> str:
-        return html_table(run_table(self.plan, self.result, read_steps(RunFolder(self.folder).steps)))
+    def tables(self) -> tuple[Table, ...]:
+        return (run_table(self.plan, self.result, read_steps(RunFolder(self.folder).steps)),)
+
+    def to_dict(self) -> dict[str, Any]:
+        return run_document(read_ended_run(RunFolder(self.folder)))
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return its steps, one per row, with the columns of ``llmb export``."""
@@ -100,8 +110,23 @@ class Runs(tuple[Run, ...]):
         """Return one run per row, with the columns of ``llmb export``."""
         return data_frame(RESULTS, (exported_run(RunFolder(run.folder)) for run in self))
 
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self)) or "no runs"
+
     def _repr_html_(self) -> str:
         return html_table(table_of("", self, _COLUMNS))
+
+
+class ParsedLogs(list[ParsedFile]):
+    """Logs with their outcomes; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(plain_lines(table_of("", self, _LOG_COLUMNS))) if self else "no logs"
+
+    def _repr_html_(self) -> str:
+        return html_table(table_of("", self, _LOG_COLUMNS))
 
 
 class RunVerdict(Verdict):
@@ -168,8 +193,10 @@ def _checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, R
 def _type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
     """Format the type of an argument for an error message."""
     if origin := get_origin(annotation):
-        if origin is UnionType:
+        if origin in (UnionType, Union):  # the latter for those with a literal
             return " or ".join(map(_type_text, get_args(annotation)))
+        if origin is Literal:
+            return " or ".join(get_args(annotation))
         return "a function" if origin is Callable else "a list of texts"
     return _WORDS[annotation]
 
@@ -186,6 +213,14 @@ _COLUMNS: tuple[Column[Run], ...] = (
 )
 
 
+_LOG_COLUMNS: tuple[Column[ParsedFile], ...] = (
+    Column("log", lambda log: log.path.name),
+    Column("status", lambda log: log.outcome.status),
+    number_column("step s", lambda log: log.outcome.step_time_s.mean if log.outcome.step_time_s else None),
+    Column("reason", lambda log: log.outcome.reason),
+)
+
+
 def _run_of(run: EndedRun) -> Run:
     record = run.record
     plan = record.plan
@@ -197,6 +232,83 @@ def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 
     """Return a recipe with its layout and published figures, as ``llmb show``. Raises UsageError."""
     values = _known(options, Request, workload, size)
     return resolve_request(Catalogue(), build(Request, values))
+
+
+def _finder(on_message: Callable[[str], None]) -> FindRuns:
+    return lambda selector: find_ended_runs(selector, install_root(os.environ, Path.cwd()), on_message)
+
+
+@_checked
+def predict(
+    workload: str,
+    size: str,
+    *,
+    calibrate: str | Path | None = None,
+    hardware: str | Path | None = None,
+    scaling: Scaling | None = None,
+    on_message: Callable[[str], None] = lambda _: None,
+    **options: Any,  # noqa: ANN401 (by the option)
+) -> RunPrediction:
+    """Predict a training step and its memory, as ``llmb predict``.
+
+    ``calibrate`` is a run, or a file of ``llmb bench``; ``hardware`` a file of GPU types. Raises UsageError.
+    """
+    values = _known(options, Request, workload, size, Choices)
+    request, choices = build(Request, values), build(Choices, values)
+    selector = None if calibrate is None else str(calibrate)
+    return predict_with(_catalogue(hardware), request, choices, FurtherGpus(scaling), selector, _finder(on_message))
+
+
+def _catalogue(hardware: str | Path | None) -> Catalogue:
+    return Catalogue(hardware=None if hardware is None else parse_path(hardware))
+
+
+@_checked
+def plan(
+    workload: str,
+    size: str,
+    *,
+    goal: Goal = "step",
+    top: int = 10,
+    max_memory_gib: float | None = None,
+    price: float | None = None,
+    calibrate: str | Path | None = None,
+    hardware: str | Path | None = None,
+    on_message: Callable[[str], None] = lambda _: None,
+    **options: Any,  # noqa: ANN401 (by the option)
+) -> LayoutPlan:
+    """Find the fastest layouts of a recipe, as ``llmb plan``. Sizes that are passed apply to every layout.
+
+    Raises UsageError.
+    """
+    values = _known(options, Request, workload, size, Choices)
+    return plan_with(
+        _catalogue(hardware),
+        build(Request, values),
+        build(Choices, values),
+        SearchOptions(goal=goal, top=top, price=price, max_memory_gib=max_memory_gib),
+        None if calibrate is None else str(calibrate),
+        _finder(on_message),
+        on_message,
+        explicit_recompute="recompute" in values,
+    )
+
+
+@_checked
+def memory(
+    workload: str,
+    size: str,
+    *,
+    rank: int | None = None,
+    all_stages: bool = False,
+    estimate: bool = False,
+    on_message: Callable[[str], None] = lambda _: None,
+    **options: Any,  # noqa: ANN401 (by the option)
+) -> RunMemory:
+    """Count, or with ``estimate`` estimate, the memory of a recipe's ranks, as ``llmb memory``. Raises UsageError."""
+    values = _known(options, Request, workload, size, Choices)
+    request, choices = build(Request, values), build(Choices, values)
+    return count_memory(request, choices, on_message, rank=rank, all_stages=all_stages, estimated=estimate)
 
 
 @_checked
@@ -306,7 +418,8 @@ def judge(
     judged = judge_runs(in_window(found.runs, window), reference, install, on_message)
     if len(judged) != 1:
         count = f"{len(judged)} verdicts" if judged else "no run has ended"
-        raise UsageError(f"a single run, or repeats of one recipe, are required: {count}", where=str(path))
+        do = "pass one of them, or against=, which judges repeats together" if judged else None
+        raise UsageError(f"a single run, or repeats of one recipe, are required: {count}", where=str(path), do=do)
     return RunVerdict(**dict(judged[0].verdict))
 
 
@@ -327,13 +440,16 @@ def accept(
 
 
 @_checked
-def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
-    """Return the outcome of every log in a folder, or of one file, as ``llmb parse``. Raises UsageError."""
+def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> ParsedLogs:
+    """Return the outcome of every log in a folder, of one file, or of runs by id or label, as ``llmb parse``.
+
+    Raises UsageError.
+    """
     check_rule(window)
-    found = find_logs(parse_path(path))
+    found = find_all_logs(run_paths([parse_path(path)]))
     read = (parsed_run(log, window) for log in found.logs)
     runs = with_copies([*(run_of_log(file, window) for file in found.refused), *read])
-    return sorted((run.log for run in runs if run.log), key=lambda file: file.path)
+    return ParsedLogs(sorted((run.log for run in runs if run.log), key=lambda file: file.path))
 
 
 @_checked
@@ -355,6 +471,34 @@ def compare(
     sides = find_sides(str(before), None if after is None else str(after), install, on_message)
     earlier = earlier_runs(install, on_message)
     return RunComparison(**dict(compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct, earlier=earlier)))
+
+
+@_checked
+def report(
+    runs: str | Path | Sequence[str] | None = None,
+    *,
+    against: str | Path | None = None,
+    output: str | Path = "report.html",
+    full: bool = False,
+    on_message: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write a page about runs, as ``llmb report``, and return its path; by default about every run here.
+
+    The name of ``output`` ends in .html, .md or .pdf. ``full`` shows names of users, hosts and home folders. Raises
+    UsageError, EnvironmentProblem.
+    """
+    path = parse_path(output)
+    if path.suffix not in _PAGES:
+        raise UsageError(f"the page {path.name} has an unknown ending", choices=_PAGES, do="change output")
+    selectors = [str(runs)] if isinstance(runs, str | Path) else None if runs is None else [*runs]
+    install = install_root(os.environ, Path.cwd())
+    chosen = None if against is None else str(against)
+    _, page = report_on(selectors, chosen, install, on_message, _PAGES[path.suffix], full=full)
+    write_named(path, page, "output")
+    return path
+
+
+_PAGES: Mapping[str, Form] = {".html": "html", ".md": "md", ".pdf": "pdf"}
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:

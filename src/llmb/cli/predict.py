@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,23 +36,22 @@ from llmb.prediction.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.prediction.search import Goal, plan_to_search, predict_recipe, remedies, search_for
 from llmb.report.output import print_json, print_output
 from llmb.report.predict_report import (
-    Foreseen,
-    Proposed,
+    LayoutPlan,
+    RunMemory,
+    RunPrediction,
     campaign_text,
     left_out_text,
-    memory_document,
-    memory_tables,
-    predict_document,
-    predict_tables,
-    proposed_document,
-    proposed_tables,
     rows_csv,
     rows_document,
 )
+from llmb.report.table import Shown
 from llmb.runs.choices import Choices
 from llmb.runs.folder import new_file
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import ranks_to_count
+
+if TYPE_CHECKING:
+    from llmb.runs.analyzed_run import RunSet
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Hardware = Annotated[
@@ -85,6 +84,14 @@ GpuMtbf = Annotated[
 ]
 SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds that a checkpoint costs.")]
 RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
+FindRuns = Callable[[str], "RunSet"]
+"""A function that finds the ended runs that a word or a path stands for."""
+
+
+def find_here(selector: str) -> "RunSet":
+    from llmb.jobs.find_runs import find_ended_runs  # slow to load, seldom needed
+
+    return find_ended_runs(selector, install_here(), say)
 
 
 @app.command()
@@ -131,18 +138,47 @@ def predict(
             raise UsageError(what, do="omit one of them")
         _predict_file(catalogue, file, json=json)
         return
-    request = request_of(values)
+    found = predict_with(
+        catalogue, request_of(values), choices, FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s), calibrate_with
+    )
+    _print(found.prediction.plan.recipe, found, json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherGpus:
+    """What is asked about other numbers of GPUs, and about their failures."""
+
+    scaling: Scaling | None = None
+    gpu_mtbf_h: float | None = None
+    save_s: float = 60.0
+    restart_s: float = 600.0
+
+
+def predict_with(
+    catalogue: Catalogue,
+    request: Request,
+    choices: Choices,
+    further: FurtherGpus,
+    selector: str | None,
+    find: FindRuns = find_here,
+) -> RunPrediction:
+    """Predict the step of a recipe; ``selector`` is what calibrates it. Raises UsageError."""
     plan = _plan(resolve(catalogue, request), choices, catalogue)
-    predicted = _predictor(catalogue, calibrate_with, plan)
+    predicted = _predictor(catalogue, selector, plan, find)
     found, reason = predicted(plan), why_not_estimated(plan)
-    foreseen = Foreseen(
+    return RunPrediction(
         found,
         Missing(reason) if reason else estimate(plan),
         joules_per_token(found, catalogue.gpus[plan.recipe.gpu_type]),
-        scale_up(plan, scaling, predicted) if scaling else None,
-        goodput(plan.recipe.scale, gpu_mtbf_h, save_s, restart_s) if gpu_mtbf_h else None,
+        scale_up(plan, further.scaling, predicted) if further.scaling else None,
+        goodput(plan.recipe.scale, further.gpu_mtbf_h, further.save_s, further.restart_s)
+        if further.gpu_mtbf_h
+        else None,
     )
-    print_for_recipe(plan.recipe.unspecified, predict_document(foreseen) if json else predict_tables(foreseen))
+
+
+def _print(recipe: Recipe, found: Shown, *, json: bool) -> None:
+    print_for_recipe(recipe.unspecified, found.to_dict() if json else found.tables())
 
 
 def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
@@ -167,25 +203,26 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
         print_output(rows_csv(rows))
 
 
-def _predictor(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -> Callable[[EnginePlan], Prediction]:
+def _predictor(
+    catalogue: Catalogue, selector: str | None, plan: EnginePlan, find: FindRuns
+) -> Callable[[EnginePlan], Prediction]:
     """Return a function that predicts plans for the same GPUs, calibrated by the selected run or measurements."""
-    calibration, gpu = _calibration(catalogue, selector, plan), catalogue.gpus[plan.recipe.gpu_type]
+    calibration, gpu = _calibration(catalogue, selector, plan, find), catalogue.gpus[plan.recipe.gpu_type]
     return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
 
-def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -> Calibration:
+def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan, find: FindRuns) -> Calibration:
     usual = default_calibration(catalogue.rates)
     if selector is None:
         return usual
     # These take longer to load than a prediction may take.
-    from llmb.jobs.find_runs import find_ended_runs
     from llmb.nodes.bench.calibration import calibrate_with_bench
     from llmb.nodes.bench.measurements import measurements_at
 
     if files := measurements_at(Path(selector).expanduser()):
         gpu = catalogue.gpus[plan.recipe.gpu_type]
         return calibrate_with_bench(files, plan, gpu, catalogue.gpus.values(), usual)
-    runs = find_ended_runs(selector, install_here(), say).runs
+    runs = find(selector).runs
     if not runs:
         raise UsageError(f"no run in '{selector}' has ended", do="see 'llmb runs'")
     run = runs[-1]
@@ -253,7 +290,32 @@ def plan(
 
     - `llmb plan -w pretrain_llama3.1 -s 8b --scale 64 --gpu-type h100 --goal token --price 2.5`
     """
-    catalogue = Catalogue(hardware=hardware)
+    explicit = "recompute" in flags_of(ctx, ctx.params)
+    found = plan_with(
+        Catalogue(hardware=hardware), request, choices, wanted, calibrate_with, explicit_recompute=explicit
+    )
+    _print(found.recipe, found, json=json)
+    if wanted.output is not None:  # last: what was searched for is not lost if it cannot be written
+        with new_file(wanted.output) as partial:
+            partial.write_text(campaign_text(found, wanted.repeats))
+        say(f"written: {wanted.output}; 'llmb bulk {wanted.output} --dry-run' shows its jobs")
+
+
+def plan_with(
+    catalogue: Catalogue,
+    request: Request,
+    choices: Choices,
+    wanted: SearchOptions,
+    selector: str | None,
+    find: FindRuns = find_here,
+    on_message: Callable[[str], None] = say,
+    *,
+    explicit_recompute: bool,
+) -> LayoutPlan:
+    """Search the layouts of a recipe; ``selector`` is what calibrates their predictions.
+
+    Raises UsageError for options that are not estimated, and if no layout fits.
+    """
     sizes, parallelism = request.overrides.explicit(), choices.parallelism
     work = {name: sizes.pop(name) for name in WORK if name in sizes}
     recipe = resolve(catalogue, replace(request, overrides=Overrides(**work)), check=False)
@@ -262,24 +324,19 @@ def plan(
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and "it needs sequence parallelism"):
         raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that are not estimated")
     ways = {
-        "recompute": choices.recompute if "recompute" in flags_of(ctx, ctx.params) else None,
+        "recompute": choices.recompute if explicit_recompute else None,
         **parallelism.model_dump(),
         "max_memory_gib": wanted.max_memory_gib,
     }
     constraints = {**sizes, **{name: value for name, value in ways.items() if value is not None}}
-    predicted = _predictor(catalogue, calibrate_with, start)
-    say(f"searching the layouts of {recipe.title()}, which takes a few seconds")
+    predicted = _predictor(catalogue, selector, start, find)
+    on_message(f"searching the layouts of {recipe.title()}, which takes a few seconds")
     found, own = search_for(wanted.goal, start, predicted, constraints), predict_recipe(recipe, choices, predicted)
-    proposed = Proposed(
-        wanted.goal, recipe, constraints, found.fitting[: wanted.top], own, found.searched, found.left_out, wanted.price
-    )
-    if not found.fitting and isinstance(own, Missing):
-        raise UsageError(f"no layout fits: {left_out_text(proposed)}", do="specify fewer sizes, or more GPUs")
-    print_for_recipe(recipe.unspecified, proposed_document(proposed) if json else proposed_tables(proposed))
-    if wanted.output is not None:  # last: what was searched for is not lost if it cannot be written
-        with new_file(wanted.output) as partial:
-            partial.write_text(campaign_text(proposed, wanted.repeats))
-        say(f"written: {wanted.output}; 'llmb bulk {wanted.output} --dry-run' shows its jobs")
+    layouts = found.fitting[: wanted.top]
+    plans = LayoutPlan(wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price)
+    if not layouts and isinstance(own, Missing):
+        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="specify fewer sizes, or more GPUs")
+    return plans
 
 
 @app.command()
@@ -313,12 +370,25 @@ def memory(
 
     - `llmb memory -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --tp 8 --recompute selective`
     """
+    found = count_memory(request, choices, say, rank=rank, all_stages=all_stages, estimated=estimated)
+    _print(found.recipe, found, json=json)
+
+
+def count_memory(
+    request: Request,
+    choices: Choices,
+    on_message: Callable[[str], None],
+    *,
+    rank: int | None,
+    all_stages: bool,
+    estimated: bool,
+) -> RunMemory:
+    """Count, or estimate, the memory of a recipe's ranks. Raises UsageError."""
     catalogue = Catalogue()
     recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda")
     plan = settle_sharding(plan, choices.parallelism)
     ranks = ranks_to_count(recipe.layout, rank, all_stages=all_stages)
-    use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, say)
+    use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, on_message)
     found = remedies(plan, partial(predicted_seconds, catalogue)) if use.fits is False else []
-    shown = memory_document(recipe, use, found) if json else memory_tables(recipe, use, found)
-    print_for_recipe(recipe.unspecified, shown)
+    return RunMemory(recipe, use, found)

@@ -3,8 +3,10 @@
 
 import sys
 import webbrowser
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -82,14 +84,7 @@ def report(
         raise UsageError("--open requires a page or a plot, not Markdown", do="omit --format md")
     if (plot is None) == (form in ("svg", "png")):
         raise UsageError("--plot and --format svg or png require each other", do="specify both or neither")
-    install = install_here()
-    found = find_all_runs(runs, install, say)
-    if stated:
-        found = replace(found, runs=with_stated(found.runs, stated, Catalogue()))
-    if not found.runs:
-        lines = "".join(f"\n  {line}" for line in left_out_lines(found.left_out))
-        raise UsageError(f"no run has ended{f' in {found.title}' if runs else ''}{lines}", do="'llmb runs' shows all")
-    content = _content(found, Against(runs=against, logs=stated), install, form, plot or "", full=full)
+    found, content = report_on(runs, against, install_here(), say, form, plot or "", stated, full=full)
     if form == "md" and output is None:
         print_output(str(content))
         return
@@ -100,17 +95,36 @@ def report(
         say(f"no browser was found here: open {path.absolute()} on a machine that has one")
 
 
-def _content(found: "RunSet", against: Against, install: Path, form: Format, plot: str, *, full: bool) -> str | bytes:
+def report_on(
+    selectors: list[str] | None,
+    against: str | None,
+    install: Path,
+    on_message: Callable[[str], None],
+    form: Format = "html",
+    plot: str = "",
+    stated: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    full: bool,
+) -> "tuple[RunSet, str | bytes]":
+    """Return the selected runs, and the page or the plot about them. Raises UsageError if none has ended."""
     from llmb.report.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.report.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 
-    contents = gather(found, against, install, say)
+    found = find_all_runs(selectors, install, on_message)
+    if stated:
+        found = replace(found, runs=with_stated(found.runs, stated, Catalogue()))
+    if not found.runs:
+        lines = "".join(f"\n  {line}" for line in left_out_lines(found.left_out))
+        what = f"no run has ended{f' in {found.title}' if selectors else ''}{lines}"
+        raise UsageError(what, do="'llmb runs' shows all")
+    contents = gather(found, Against(runs=against, logs=stated), install, on_message)
     shown = full_text if full else public_text(found.runs, install)
     if form == "svg" or form == "png":
-        return plot_file(contents, plot, form, shown)
+        return found, plot_file(contents, plot, form, shown)
     if form == "md":
-        return page_markdown(contents, shown)
-    return page_pdf(page_html(contents, shown)) if form == "pdf" else page_html(contents, shown)
+        return found, page_markdown(contents, shown)
+    page = page_html(contents, shown)
+    return found, page_pdf(page) if form == "pdf" else page
 
 
 Selection = Annotated[

@@ -16,6 +16,7 @@ from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import (
     Column,
+    Shown,
     Table,
     cell,
     csv_text,
@@ -33,14 +34,30 @@ SHOWN = ("kind", "group", "count", "bytes")
 """Columns of collectives."""
 
 
-def memory_document(recipe: Recipe, use: MemoryUse, found: Sequence[Remedy]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class RunMemory(Shown):
+    """The memory that the ranks of a recipe need, and changes with which they would fit, if they do not."""
+
+    recipe: Recipe
+    use: MemoryUse
+    remedies: Sequence[Remedy] = ()
+
+    def tables(self) -> Iterator[Table]:
+        return memory_tables(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        return memory_document(self)
+
+
+def memory_document(counted: RunMemory) -> dict[str, Any]:
     """The JSON of ``llmb memory``; its keys are a contract."""
+    use = counted.use
     return {
-        **identity_document(recipe),
+        **identity_document(counted.recipe),
         **fields_of(use, "method", "capacity_gib", "needed_gib", "fits"),
         "margin_gib": MARGIN_GIB,
         "assumptions": list(use.assumptions),
-        "remedies": [asdict(each) for each in found],
+        "remedies": [asdict(each) for each in counted.remedies],
         "ranks": [_rank_document(each) for each in use.ranks],
     }
 
@@ -60,8 +77,8 @@ def _rank_document(memory: RankMemory) -> dict[str, Any]:
     return document
 
 
-def memory_tables(recipe: Recipe, use: MemoryUse, found: Sequence[Remedy]) -> Iterator[Table]:
-    """Yield the tables; ``found`` has changes with which the run would fit, if it does not."""
+def memory_tables(counted: RunMemory) -> Iterator[Table]:
+    use = counted.use
     columns = [
         Column[RankMemory]("rank", lambda each: each.rank, right=True),
         Column[RankMemory]("stage", lambda each: each.pp_stage, right=True),
@@ -72,11 +89,11 @@ def memory_tables(recipe: Recipe, use: MemoryUse, found: Sequence[Remedy]) -> It
         columns.append(
             number_column("TFLOPs", lambda each: each.flops / 1e12 if isinstance(each, RankAccount) else None)
         )
-    memory = table_of(recipe.title(), use.ranks, columns)
+    memory = table_of(counted.recipe.title(), use.ranks, columns)
     memory.caption = "\n".join([fits_text(use), *(f"assumed: {each}" for each in use.assumptions)])
     yield memory
     if use.fits is False:
-        yield _remedy_table(found)
+        yield _remedy_table(counted.remedies)
     fullest = use.fullest
     if isinstance(fullest, RankAccount) and fullest.collectives:
         yield table_of(
@@ -149,7 +166,7 @@ LEAST = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class RunPrediction(Shown):
     """The prediction of a run before it starts."""
 
     prediction: Prediction
@@ -158,17 +175,23 @@ class Foreseen:
     curve: Curve | None = None
     goodput: Goodput | None = None
 
+    def tables(self) -> Iterator[Table]:
+        return predict_tables(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        return predict_document(self)
+
     @property
     def throughput(self) -> Throughput:
         plan = self.prediction.plan
         return throughput(plan.recipe, self.prediction.seconds, lora=plan.lora)
 
 
-def predict_document(foreseen: Foreseen) -> dict[str, Any]:
+def predict_document(predicted: RunPrediction) -> dict[str, Any]:
     """The JSON of ``llmb predict``; its keys are a contract."""
-    prediction, figures = foreseen.prediction, foreseen.throughput
+    prediction, figures = predicted.prediction, predicted.throughput
     published = [each for each in prediction.plan.recipe.expectations if each.step_time_s]
-    memory = foreseen.memory
+    memory = predicted.memory
     known = None if isinstance(memory, Missing) else memory
     return {
         **identity_document(prediction.plan.recipe),
@@ -186,9 +209,9 @@ def predict_document(foreseen: Foreseen) -> dict[str, Any]:
             "fits": known and known.fits,
             "reason": memory.reason if isinstance(memory, Missing) else None,
         },
-        "energy_j_per_token_at_most": foreseen.energy_j_per_token,
-        "scaling": foreseen.curve and _curve_document(foreseen.curve),
-        "goodput": foreseen.goodput and asdict(foreseen.goodput),
+        "energy_j_per_token_at_most": predicted.energy_j_per_token,
+        "scaling": predicted.curve and _curve_document(predicted.curve),
+        "goodput": predicted.goodput and asdict(predicted.goodput),
         "calibration": prediction.calibration.text,
         "unvalidated": list(prediction.unvalidated),
         "published": [fields_of(each, "step_time_s", "source", "line") for each in published],
@@ -210,8 +233,8 @@ def _curve_document(curve: Curve) -> dict[str, Any]:
     return {"scales": scales, "ends": curve.ends}
 
 
-def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
-    prediction, figures = foreseen.prediction, foreseen.throughput
+def predict_tables(predicted: RunPrediction) -> Iterator[Table]:
+    prediction, figures = predicted.prediction, predicted.throughput
     recipe = prediction.plan.recipe
     table = result_table(f"PREDICTED {recipe.title()}", "metric", "predicted", "note", right=("predicted",))
     interval = f"95 % within {interval_of(prediction.interval_s)}, ±{prediction.error_pct:.0f} %"
@@ -228,11 +251,11 @@ def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
         table.add_row("MFU %", "n/a", figures.reasons[MFU])
     days = figures.days_per_1t_tokens
     table.add_row("days per 1T tokens", cell(days), figures.reasons.get("days_per_1t_tokens", ""))
-    memory = foreseen.memory
+    memory = predicted.memory
     table.add_row("memory GiB", *(("n/a", memory.reason) if isinstance(memory, Missing) else _memory_figure(memory)))
-    if foreseen.energy_j_per_token is not None:
-        table.add_row("J per token", number(foreseen.energy_j_per_token), "at most: GPUs alone, at their power limit")
-    if good := foreseen.goodput:
+    if predicted.energy_j_per_token is not None:
+        table.add_row("J per token", number(predicted.energy_j_per_token), "at most: GPUs alone, at their power limit")
+    if good := predicted.goodput:
         failures = f"a failure every {duration(good.between_failures_s)}, checkpoints every {duration(good.interval_s)}"
         table.add_row("goodput %", f"{100 * good.part:.1f}", failures)
     table.add_row("calibration", "", prediction.calibration.text)
@@ -240,8 +263,8 @@ def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
         table.add_row("not validated", "", each)
     yield table
     yield waterfall("Where the step goes", prediction.terms)
-    if foreseen.curve:
-        yield _curve_table(foreseen.curve)
+    if predicted.curve:
+        yield _curve_table(predicted.curve)
 
 
 def _memory_figure(use: MemoryUse) -> tuple[str, str]:
@@ -308,7 +331,7 @@ def rows_csv(rows: Iterable[PredictedRow]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
+class LayoutPlan(Shown):
     """Layouts that fit, the best first, and the recipe's own, which may not; price: of a GPU hour."""
 
     goal: Goal
@@ -319,6 +342,12 @@ class Proposed:
     searched: int
     left_out: Mapping[str, int]
     price: float | None = None
+
+    def tables(self) -> Iterator[Table]:
+        return plan_tables(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        return plan_document(self)
 
     @property
     def first(self) -> Prediction:
@@ -354,27 +383,27 @@ class Proposed:
         return self.price * layout.gpus * seconds / SECONDS_PER_HOUR / (layout.gbs * layout.seq_len) * 1e12
 
 
-def proposed_document(proposed: Proposed) -> dict[str, Any]:
+def plan_document(found: LayoutPlan) -> dict[str, Any]:
     """The JSON of ``llmb plan``; its keys are a contract."""
-    own = proposed.own
+    own = found.own
     return {
-        **identity_document(proposed.recipe),
-        "goal": proposed.goal,
-        "constraints": dict(proposed.constraints),
-        "layouts": [_layout_document(proposed, each) for each in proposed.layouts],
-        "recipe_layout": {**_layout_document(proposed, own), "fits": own.memory.fits} if own else None,
+        **identity_document(found.recipe),
+        "goal": found.goal,
+        "constraints": dict(found.constraints),
+        "layouts": [_layout_document(found, each) for each in found.layouts],
+        "recipe_layout": {**_layout_document(found, own), "fits": own.memory.fits} if own else None,
         "recipe_left_out": own.reason if isinstance(own, Missing) else None,
-        "searched": proposed.searched,
-        "left_out": dict(proposed.left_out),
-        "error_pct": proposed.first.error_pct,
-        "tied": len(proposed.tied),
-        "better_than_recipe_pct": proposed.ahead_pct,
-        "calibration": proposed.first.calibration.text,
-        "unvalidated": list(proposed.first.unvalidated),
+        "searched": found.searched,
+        "left_out": dict(found.left_out),
+        "error_pct": found.first.error_pct,
+        "tied": len(found.tied),
+        "better_than_recipe_pct": found.ahead_pct,
+        "calibration": found.first.calibration.text,
+        "unvalidated": list(found.first.unvalidated),
     }
 
 
-def _layout_document(proposed: Proposed, one: Candidate) -> dict[str, Any]:
+def _layout_document(found: LayoutPlan, one: Candidate) -> dict[str, Any]:
     layout, plan = one.plan.recipe.layout, one.plan
     names = ("gpus", *PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
     return {
@@ -387,7 +416,7 @@ def _layout_document(proposed: Proposed, one: Candidate) -> dict[str, Any]:
         "tokens_per_s_per_gpu": _tokens_per_gpu(one),
         "peak_gib": one.memory.fullest.peak_bytes / GIB,
         "needed_gib": one.memory.needed_gib,
-        "price_per_1t_tokens": proposed.price_per_1t(one),
+        "price_per_1t_tokens": found.price_per_1t(one),
     }
 
 
@@ -396,9 +425,9 @@ def _tokens_per_gpu(one: Candidate) -> float:
     return layout.gbs * layout.seq_len / one.prediction.seconds / layout.gpus
 
 
-def proposed_tables(proposed: Proposed) -> Iterator[Table]:
-    own, recipe = proposed.own, proposed.recipe
-    rows = [(str(place), each) for place, each in enumerate(proposed.layouts, start=1)]
+def plan_tables(found: LayoutPlan) -> Iterator[Table]:
+    own, recipe = found.own, found.recipe
+    rows = [(str(place), each) for place, each in enumerate(found.layouts, start=1)]
     if own:
         rows.append((_own_name(recipe), own))
     columns: list[Column[tuple[str, Candidate]]] = [
@@ -408,20 +437,20 @@ def proposed_tables(proposed: Proposed) -> Iterator[Table]:
         Column("sharding", lambda row: row[1].plan.parallelism.dp_sharding),
         number_column("step s", lambda row: row[1].prediction.seconds),
         number_column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1])),
-        Column("GiB", lambda row: _gib_text(proposed, row[1])),
+        Column("GiB", lambda row: _gib_text(found, row[1])),
     ]
     varied = {name for name in ("gpus", "seq_len", "ep", "etp") if len({_size(row[1], name) for row in rows}) > 1}
     fixed = {"gpus", "seq_len", "ep", "etp"} - varied
     columns = [each for each in columns if each.header not in fixed]
-    if proposed.price is not None:
-        columns.append(number_column("price/1T tokens", lambda row: proposed.price_per_1t(row[1])))
+    if found.price is not None:
+        columns.append(number_column("price/1T tokens", lambda row: found.price_per_1t(row[1])))
     title = f"PREDICTED layouts of {recipe.model_name} {recipe.dtype} on {recipe.layout.gpus} x {recipe.gpu_type}"
-    options = "".join(f", --{name.replace('_', '-')} {value}" for name, value in proposed.constraints.items())
+    options = "".join(f", --{name.replace('_', '-')} {value}" for name, value in found.constraints.items())
     table = table_of(f"{title}{options}", rows, columns)
-    table.caption = "\n".join(_plan_notes(proposed))
+    table.caption = "\n".join(_plan_notes(found))
     yield table
-    if proposed.layouts and own:
-        yield _differences(proposed.layouts[0].prediction, own.prediction)
+    if found.layouts and own:
+        yield _differences(found.layouts[0].prediction, own.prediction)
 
 
 def _own_name(recipe: Recipe) -> str:
@@ -429,36 +458,36 @@ def _own_name(recipe: Recipe) -> str:
     return "adapted" if recipe.overridden or any(note.startswith(CUSTOM) for note in recipe.decisions) else "recipe"
 
 
-def _gib_text(proposed: Proposed, one: Candidate) -> str:
+def _gib_text(found: LayoutPlan, one: Candidate) -> str:
     capacity = one.memory.capacity_gib
     of = "" if capacity is None else f"/{capacity:g}"
-    return f"{one.memory.needed_gib:.0f}{of}{' does not fit' if proposed.exceeds(one) else ''}"
+    return f"{one.memory.needed_gib:.0f}{of}{' does not fit' if found.exceeds(one) else ''}"
 
 
-def left_out_text(proposed: Proposed) -> str:
-    reasons = sorted(proposed.left_out.items(), key=lambda each: -each[1])
+def left_out_text(found: LayoutPlan) -> str:
+    reasons = sorted(found.left_out.items(), key=lambda each: -each[1])
     left = ", ".join(f"{number:,} {reason}" for reason, number in reasons if number)
-    return f"of {proposed.searched:,} ways {left}"
+    return f"of {found.searched:,} ways {left}"
 
 
-def _plan_notes(proposed: Proposed) -> Iterator[str]:
-    own, ahead, tied = proposed.own, proposed.ahead_pct, proposed.tied
-    within = f"±{proposed.first.error_pct:.0f} %"
-    better, worse = ("faster", "slower") if proposed.goal == "step" else ("cheaper", "dearer")
-    yield f"{left_out_text(proposed)}; steps are within {within}"
-    if ahead is not None and ahead > proposed.first.error_pct:
+def _plan_notes(found: LayoutPlan) -> Iterator[str]:
+    own, ahead, tied = found.own, found.ahead_pct, found.tied
+    within = f"±{found.first.error_pct:.0f} %"
+    better, worse = ("faster", "slower") if found.goal == "step" else ("cheaper", "dearer")
+    yield f"{left_out_text(found)}; steps are within {within}"
+    if ahead is not None and ahead > found.first.error_pct:
         yield f"the first is {ahead:.1f} % {better} than the recipe, of {within}"
     elif ahead is not None and ahead >= 0:
         yield f"none is distinguishably {better} than the recipe: {ahead:.1f} % of {within}"
     elif ahead is not None:
         yield f"none is {better} than the recipe: the first is {-ahead:.1f} % {worse}, of {within}"
     if len(tied) > 1:
-        apart = 100 * (proposed.cost(tied[-1]) / proposed.cost(tied[0]) - 1)
+        apart = 100 * (found.cost(tied[-1]) / found.cost(tied[0]) - 1)
         yield f"1 to {len(tied)} are a tie: {apart:.1f} % apart, of {within}"
     if isinstance(own, Missing):
         yield f"the layout of the recipe is left out: {own.reason}"
     else:
-        yield from (f"{_own_name(proposed.recipe)}: {note}" for note in proposed.recipe.decisions)
+        yield from (f"{_own_name(found.recipe)}: {note}" for note in found.recipe.decisions)
 
 
 def _size_column(name: str) -> Column[tuple[str, Candidate]]:
@@ -491,10 +520,10 @@ def _of(prediction: Prediction, name: str) -> float:
     return prediction.seconds if name == "step" else prediction.terms.get(name, 0.0)
 
 
-def campaign_text(proposed: Proposed, repeats: int) -> str:
+def campaign_text(found: LayoutPlan, repeats: int) -> str:
     """Return a file for ``llmb bulk`` that measures which of the layouts is the fastest."""
-    lines = [f"# The layouts that 'llmb plan' proposes for {proposed.recipe.title()}, the best first."]
-    lines += [_campaign_line(each, repeats) for each in proposed.layouts]
+    lines = [f"# The layouts that 'llmb plan' proposes for {found.recipe.title()}, the best first."]
+    lines += [_campaign_line(each, repeats) for each in found.layouts]
     return "\n".join(lines) + "\n"
 
 

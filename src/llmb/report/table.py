@@ -202,6 +202,23 @@ def write_csv_rows(file: io.TextIOBase, names: Sequence[str], rows: Iterable[Map
     writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
 
 
+class Shown:
+    """A result that a notebook shows as tables."""
+
+    __slots__ = ()
+
+    def tables(self) -> Iterable[Table]:
+        """Return the tables that the command prints."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document that the command prints."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return "".join(map(html_table, self.tables()))
+
+
 def html_table(table: Table) -> str:
     """For a notebook, with its title and its caption."""
     sides = ["right" if column.right else "left" for column in table.columns]
