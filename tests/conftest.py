@@ -52,7 +52,7 @@ LONGEST = (
     "tests/engine/test_precision_training.py",
     "tests/jobs/test_task_pairwise.py",
     "tests/end_to_end/training",
-    "tests/report/page/test_page_browser.py",
+    "tests/reports/page/test_page_browser.py",
     "tests/end_to_end/test_prepared_finetuning.py",
     "tests/benchmarks/test_engine_comparison.py",
 )

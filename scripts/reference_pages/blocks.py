@@ -15,9 +15,9 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
 from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables
-from llmb.report.recipe_report import scales_table
-from llmb.report.run_report import answer_text, run_table
-from llmb.report.table import plain_lines
+from llmb.reports.recipe_report import scales_table
+from llmb.reports.run_report import answer_text, run_table
+from llmb.reports.table import plain_lines
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import identity_of_plan, title_of
 from llmb.runs.plan import make_plan

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import llmb
 from llmb.cli.main import app
-from llmb.report.export_tables import RESULTS, STEPS
+from llmb.reports.export_tables import RESULTS, STEPS
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -27,7 +27,7 @@ from llmb.nodes.bench.measurements import (
     write_measurements,
 )
 from llmb.readers.nccl.nccl_tests import read_test_tables
-from llmb.report.bench_report import history_tables, measurement_tables
+from llmb.reports.bench_report import history_tables, measurement_tables
 from llmb.runs.folder import NotWritable
 
 QUICK = ("bench", "gemm", "--device", "cpu", "--repeat", "3", "--seconds", "0", "--dtype", "bf16,fp32")

@@ -11,7 +11,7 @@ from called_here import Run
 
 from llmb.base.errors import see
 from llmb.cli.docs import FOLDER, STORED, doc_pages, search_pages
-from llmb.report.output import print_markdown
+from llmb.reports.output import print_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 

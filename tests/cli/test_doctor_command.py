@@ -20,8 +20,8 @@ from shown_tables import shown_lines
 
 from llmb.nodes.doctor.check_records import Check, NodeReport, NotChecked
 from llmb.nodes.doctor.rules import AREAS, BETWEEN, names_of, rule_of, rules
-from llmb.report.doctor_report import doctor_document, node_tables
-from llmb.report.table import plain_lines
+from llmb.reports.doctor_report import doctor_document, node_tables
+from llmb.reports.table import plain_lines
 
 Program = Callable[[str, str], None]
 

@@ -14,8 +14,8 @@ from llmb.cli.main import app, exit_code_of
 from llmb.nodes.doctor.node import settings_here
 from llmb.readers.samples.host import host_name
 from llmb.readers.samples.node_settings import NodeSettings, together
-from llmb.report.doctor_report import DriftReport, drift_tables
-from llmb.report.table import plain_lines
+from llmb.reports.doctor_report import DriftReport, drift_tables
+from llmb.reports.table import plain_lines
 from llmb.runs.conditions import Drift
 
 

@@ -12,8 +12,8 @@ import pytest
 from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.report.page.charts import BLUE, Line, series_chart
-from llmb.report.page.render import public_text
+from llmb.reports.page.charts import BLUE, Line, series_chart
+from llmb.reports.page.render import public_text
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import PredictedStep
 from llmb.runs.steps import RankTimesFile

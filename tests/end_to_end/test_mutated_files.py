@@ -34,9 +34,9 @@ from llmb.readers.nccl.nccl_summary import Codes, summarize_nccl
 from llmb.readers.nccl.nccl_tests import read_test_tables
 from llmb.readers.profiles.breakdown import StepBreakdown, summarize
 from llmb.readers.profiles.trace_files import find_traces, read_traces
-from llmb.report.parse_report import parse_document, parse_report
-from llmb.report.table import Table, plain_lines, terminal_lines
-from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
+from llmb.reports.parse_report import parse_document, parse_report
+from llmb.reports.table import Table, plain_lines, terminal_lines
+from llmb.reports.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import read_stored
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.steps import read_steps

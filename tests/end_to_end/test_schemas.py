@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from llmb.cli.main import app, exit_code_of
 from llmb.cli.parse import app as parse_app
 from llmb.launch.programs.conclude import read_ended_run
-from llmb.report.output import json_text
-from llmb.report.run_report import run_document
+from llmb.reports.output import json_text
+from llmb.reports.run_report import run_document
 from llmb.runs.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]

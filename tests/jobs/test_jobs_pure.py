@@ -19,7 +19,7 @@ from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.launch.slurm.job_state import FIELD, RECORD, SlurmJob, parse_accounts, parse_queue
 from llmb.launch.slurm.offer import expand
 from llmb.launch.slurm.scheduler import find_submission
-from llmb.report.jobs_report import job_document, job_table, jobs_table
+from llmb.reports.jobs_report import job_document, job_table, jobs_table
 from llmb.runs.failure import failure_line
 
 

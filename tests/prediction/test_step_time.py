@@ -12,7 +12,7 @@ from llmb.catalogue.throughput import model_flops
 from llmb.prediction.prediction import MeasuredStep, calibrate, default_calibration, predict
 from llmb.prediction.step_time import TERMS, StepCache, computed_seconds, nominal_step
 from llmb.prediction.work import filled
-from llmb.report.predict_report import TERM_TITLES
+from llmb.reports.predict_report import TERM_TITLES
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 

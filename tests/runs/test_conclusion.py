@@ -9,7 +9,7 @@ import pytest
 from fake_steps import steps_of
 
 from llmb.readers.samples.sample_records import NodeOtherWork, OtherRun, OtherWork
-from llmb.report.run_report import add_other_runs, run_table
+from llmb.reports.run_report import add_other_runs, run_table
 from llmb.runs.conclusion import RunEvidence, conclude
 from llmb.runs.plan import Plan, Start
 from llmb.runs.result import Loss

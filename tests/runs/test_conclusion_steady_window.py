@@ -14,7 +14,7 @@ from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import EngineProgram
 from llmb.launch.programs.port import End
 from llmb.readers.anomalies import NO_STEADY_STATE
-from llmb.report.run_report import run_document, run_table
+from llmb.reports.run_report import run_document, run_table
 from llmb.runs.conclusion import RunEvidence, conclude, with_steady_window
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan

@@ -13,7 +13,7 @@ from llmb.catalogue.records import Convention, Dtype, Lora, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.throughput import flops_per_sequence, model_flops
 from llmb.readers.samples.host import Device
-from llmb.report.plan_report import plan_table
+from llmb.reports.plan_report import plan_table
 from llmb.runs.choices import Choices, DpSharding, Parallelism, keeps_logits, logits_gb, logits_text
 from llmb.runs.conditions import identity_of_plan
 from llmb.runs.experiment import experiment_name

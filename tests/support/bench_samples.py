@@ -7,7 +7,7 @@ from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile, NotMeasured
 from llmb.nodes.bench.pairs import NodeReading, NodeVerdict, PairFigures, PairReading, PairwiseResult
 from llmb.nodes.bench.slow_gpus import compare_parts, gpus_document, outlier_rule
-from llmb.report.bench_report import history_document, measurement_document, pairs_document
+from llmb.reports.bench_report import history_document, measurement_document, pairs_document
 
 ROW = Measurement(benchmark="gemm", case="qkv_forward", node="node1", device="", time_s=0.1, repetitions=3)
 

@@ -32,19 +32,19 @@ from llmb.prediction.prediction import default_calibration, predict
 from llmb.prediction.search import Candidate, Remedy
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
-from llmb.report.doctor_report import DriftReport
-from llmb.report.doctor_report import nodes_document as checked_nodes_document
-from llmb.report.install_report import (
+from llmb.reports.doctor_report import DriftReport
+from llmb.reports.doctor_report import nodes_document as checked_nodes_document
+from llmb.reports.install_report import (
     access_document,
     checked_document,
     image_document,
     install_document,
     settings_document,
 )
-from llmb.report.jobs_report import jobs_document, runs_document, watch_document
-from llmb.report.parse_report import parse_document, parse_report
-from llmb.report.predict_report import LayoutPlan, RunMemory, RunPrediction
-from llmb.report.run_report import run_document
+from llmb.reports.jobs_report import jobs_document, runs_document, watch_document
+from llmb.reports.parse_report import parse_document, parse_report
+from llmb.reports.predict_report import LayoutPlan, RunMemory, RunPrediction
+from llmb.reports.run_report import run_document
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.choices import Choices
 from llmb.runs.conclusion import RunEvidence, conclude

@@ -21,7 +21,7 @@ from llmb.prediction.scale import Goodput
 from llmb.prediction.search import Goal
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
-from llmb.report.doctor_report import DriftReport
+from llmb.reports.doctor_report import DriftReport
 from llmb.runs.analyzed_run import ExcludedRun
 from llmb.runs.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.runs.choices import DpSharding, Recompute

@@ -4,7 +4,7 @@
 import re
 from collections.abc import Iterable
 
-from llmb.report.table import Table, terminal_lines
+from llmb.reports.table import Table, terminal_lines
 
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
 

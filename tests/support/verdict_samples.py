@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Any
 
-from llmb.report.verdict_report import judge_document
+from llmb.reports.verdict_report import judge_document
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun
 from llmb.runs.conditions import RunIdentity
 from llmb.verdict.judge_run import Judged

@@ -13,7 +13,7 @@ from timed_runs import noisy_times, write_run
 
 from llmb.base.errors import UsageError
 from llmb.jobs.find_runs import find_ended_runs
-from llmb.report.verdict_report import compare_tables
+from llmb.reports.verdict_report import compare_tables
 from llmb.runs.plan import Plan
 from llmb.verdict.compare_runs import IN_BOTH, Comparison, compare_runs
 

@@ -21,8 +21,8 @@ from llmb.launch.programs.port import End
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.readers.samples.node_settings import NodeSettings, together
 from llmb.readers.samples.sample_records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
-from llmb.report.table import Table, plain_lines
-from llmb.report.verdict_report import explanation_tables
+from llmb.reports.table import Table, plain_lines
+from llmb.reports.verdict_report import explanation_tables
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder

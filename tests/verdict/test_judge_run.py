@@ -23,8 +23,8 @@ from llmb.base.errors import LlmbError, NoVerdict, Regressed, UsageError
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.jobs.find_runs import find_ended_runs
-from llmb.report.table import plain_lines
-from llmb.report.verdict_report import acceptance_table, summary_table, verdict_table
+from llmb.reports.table import plain_lines
+from llmb.reports.verdict_report import acceptance_table, summary_table, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

@@ -40,9 +40,9 @@ from llmb.nodes.acceptance.parts import AcceptanceResult, PartsFolder
 from llmb.nodes.acceptance.recipe_choice import ChosenRecipe, choose_recipes
 from llmb.nodes.bench.bench_job import job_nodes
 from llmb.readers.samples.host import host_name
-from llmb.report.accept_report import accept_cases, accept_table, planned_table
-from llmb.report.junit import write_junit
-from llmb.report.output import print_output
+from llmb.reports.accept_report import accept_cases, accept_table, planned_table
+from llmb.reports.junit import write_junit
+from llmb.reports.output import print_output
 from llmb.runs.record import now
 from llmb.verdict.expectations_file import acceptance_sets, find_acceptance_set
 
@@ -239,8 +239,8 @@ def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Cal
 
 def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) -> None:
     """Writes the page about the runs, which begins with the acceptance. Raises EnvironmentProblem."""
-    from llmb.report.page.contents import gather  # takes longer to load than the help of every command may take
-    from llmb.report.page.render import page_html, public_text
+    from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
+    from llmb.reports.page.render import page_html, public_text
 
     found = find_all_runs(labels, install, say)
     if result.page and found.runs:

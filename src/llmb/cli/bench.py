@@ -40,8 +40,8 @@ from llmb.nodes.bench.device_bench import (
 from llmb.nodes.bench.measurements import BENCHMARKS, bench_folder, read_measurements
 from llmb.nodes.bench.protocol import ProductDtype
 from llmb.readers.samples.host import Device
-from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
-from llmb.report.output import print_line, print_output
+from llmb.reports.bench_report import history_document, history_tables, measurement_document, measurement_tables
+from llmb.reports.output import print_line, print_output
 
 SECONDS = 5.0
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)

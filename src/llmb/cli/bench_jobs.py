@@ -66,7 +66,7 @@ from llmb.nodes.bench.slow_gpus import (
     outlier_rule,
 )
 from llmb.readers.samples.host import Device
-from llmb.report.bench_report import (
+from llmb.reports.bench_report import (
     advice,
     gpus_tables,
     measurement_document,
@@ -74,9 +74,9 @@ from llmb.report.bench_report import (
     pairs_document,
     pairs_tables,
 )
-from llmb.report.jobs_report import flags_text
-from llmb.report.output import print_line, print_output
-from llmb.report.table import duration
+from llmb.reports.jobs_report import flags_text
+from llmb.reports.output import print_line, print_output
+from llmb.reports.table import duration
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import now
 

@@ -13,8 +13,8 @@ from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
 from llmb.cli.common import CommandGroup, Json
 from llmb.cli.progress import ByteProgress
-from llmb.report.install_report import checkpoint_document, checkpoint_table
-from llmb.report.output import print_output
+from llmb.reports.install_report import checkpoint_document, checkpoint_table
+from llmb.reports.output import print_output
 from llmb.runs.checkpoints.checkpoint import read_checkpoint
 from llmb.runs.huggingface.tensors import parse_size
 from llmb.setup.prepare.conversion import (

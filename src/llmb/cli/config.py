@@ -21,8 +21,8 @@ from llmb.launch.site.cluster_config import is_key, read_cluster_file
 from llmb.launch.site.settings_edit import migrate as migrate_file
 from llmb.launch.site.settings_edit import migrated_text, set_value, unset_value
 from llmb.launch.site.site import suite_checkout
-from llmb.report.install_report import checked_document, checked_table, settings_document, settings_tables
-from llmb.report.output import print_output
+from llmb.reports.install_report import checked_document, checked_table, settings_document, settings_tables
+from llmb.reports.output import print_output
 from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)

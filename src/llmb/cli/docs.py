@@ -26,8 +26,8 @@ from llmb.base.errors import UsageError, unknown
 from llmb.base.missing import Missing
 from llmb.base.record import ReasonedRecord
 from llmb.cli.common import Json
-from llmb.report.output import print_markdown, print_output
-from llmb.report.table import rows_table
+from llmb.reports.output import print_markdown, print_output
+from llmb.reports.table import rows_table
 
 FOLDER = Path(__file__).parents[1] / "docs"
 _TASK = re.compile(r"^## (.*)$((?:.|\n(?!## ))*)", re.MULTILINE)

@@ -39,7 +39,7 @@ from llmb.nodes.doctor.node import DISK_BYTES, check_node, check_request, settin
 from llmb.nodes.doctor.rules import AREAS, rules
 from llmb.readers.samples.host import host_name
 from llmb.readers.samples.node_settings import NodesSettings, together
-from llmb.report.doctor_report import (
+from llmb.reports.doctor_report import (
     DriftReport,
     HostList,
     doctor_document,
@@ -48,8 +48,8 @@ from llmb.report.doctor_report import (
     nodes_document,
     nodes_tables,
 )
-from llmb.report.junit import node_cases, write_junit
-from llmb.report.output import print_output
+from llmb.reports.junit import node_cases, write_junit
+from llmb.reports.output import print_output
 from llmb.runs.conditions import find_drift, settings_of_run
 from llmb.runs.record import RunRecord, now
 

@@ -20,7 +20,7 @@ from llmb.cli.root import agree, can_ask, say
 from llmb.cli.shared_options import takes, value_options
 from llmb.launch.scheduler_lookup import SCHEDULERS
 from llmb.launch.scheduler_port import Choice, Question
-from llmb.report.install_report import (
+from llmb.reports.install_report import (
     answers_table,
     install_document,
     next_text,
@@ -29,8 +29,8 @@ from llmb.report.install_report import (
     removal_table,
     steps_table,
 )
-from llmb.report.output import bold, print_output, table_lines
-from llmb.report.table import rows_table
+from llmb.reports.output import bold, print_output, table_lines
+from llmb.reports.table import rows_table
 from llmb.setup.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, parse_answers
 from llmb.setup.install.cluster_file import read_answers, write_answers
 from llmb.setup.install.images import ImageRequest, import_image

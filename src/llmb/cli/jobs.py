@@ -27,7 +27,7 @@ from llmb.jobs.states import read_last_lines, read_run
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
 from llmb.launch.scheduler_lookup import find_scheduler
-from llmb.report.jobs_report import (
+from llmb.reports.jobs_report import (
     job_document,
     job_table,
     jobs_document,
@@ -37,8 +37,8 @@ from llmb.report.jobs_report import (
     pace_warning,
     watch_line,
 )
-from llmb.report.junit import job_cases, write_junit
-from llmb.report.output import log_writer, print_output
+from llmb.reports.junit import job_cases, write_junit
+from llmb.reports.output import log_writer, print_output
 from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.record import read_record, unreadable_record
 

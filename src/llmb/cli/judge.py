@@ -17,9 +17,9 @@ from llmb.cli.root import install_here, say
 from llmb.cli.shared_options import complete_run, log_options, takes
 from llmb.jobs.find_runs import earlier_runs, find_all_runs, find_sides, in_window
 from llmb.jobs.judge_runs import Against, judge_runs
-from llmb.report.junit import comparison_cases, verdict_cases, write_junit
-from llmb.report.output import print_output
-from llmb.report.verdict_report import (
+from llmb.reports.junit import comparison_cases, verdict_cases, write_junit
+from llmb.reports.output import print_output
+from llmb.reports.verdict_report import (
     acceptance_table,
     compare_csv,
     compare_markdown,

@@ -21,8 +21,8 @@ from llmb.launch.documents.parse_compat import BRIDGE, FORMATS, NEMO, compat_rep
 from llmb.readers.logs.configuration import document_of_log
 from llmb.readers.logs.log_files import LogFiles, find_all_logs, find_logs, read_in_parallel
 from llmb.readers.samples.host import usable_cores
-from llmb.report.output import print_output
-from llmb.report.parse_report import (
+from llmb.reports.output import print_output
+from llmb.reports.parse_report import (
     ParseReport,
     groups_csv,
     groups_document,
@@ -35,7 +35,7 @@ from llmb.report.parse_report import (
     scaling_document,
     scaling_tables,
 )
-from llmb.report.table import Table
+from llmb.reports.table import Table
 from llmb.runs.analyzed_run import AnalyzedRun, needs_catalogue
 from llmb.verdict.copies import with_copies
 

@@ -34,8 +34,8 @@ from llmb.prediction.prediction import (
 from llmb.prediction.prediction import predict as predict_plan
 from llmb.prediction.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.prediction.search import Goal, plan_to_search, predict_recipe, remedies, search_for
-from llmb.report.output import print_json, print_output
-from llmb.report.predict_report import (
+from llmb.reports.output import print_json, print_output
+from llmb.reports.predict_report import (
     LayoutPlan,
     RunMemory,
     RunPrediction,
@@ -44,7 +44,7 @@ from llmb.report.predict_report import (
     rows_csv,
     rows_document,
 )
-from llmb.report.table import Shown
+from llmb.reports.table import Shown
 from llmb.runs.choices import Choices
 from llmb.runs.folder import new_file
 from llmb.runs.plan import EnginePlan, make_plan

@@ -37,7 +37,7 @@ from llmb.jobs.task import TaskOrder
 from llmb.launch.documents.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, scheduler_options
 from llmb.launch.site.site import Site
-from llmb.report.install_report import (
+from llmb.reports.install_report import (
     access_document,
     access_table,
     checkpoint_document,
@@ -49,8 +49,8 @@ from llmb.report.install_report import (
     verification_document,
     verification_tables,
 )
-from llmb.report.jobs_report import flags_text, queued_document, submit_text
-from llmb.report.output import print_output
+from llmb.reports.jobs_report import flags_text, queued_document, submit_text
+from llmb.reports.output import print_output
 from llmb.runs.checkpoints.prepared_data import SPLITS, Split, prepared_folders
 from llmb.runs.huggingface.tensors import parse_size
 from llmb.setup.install.images import PROGRAMS, SUFFIXES, ImageRequest, import_image

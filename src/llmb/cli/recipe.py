@@ -17,8 +17,8 @@ from llmb.cli.common import Json
 from llmb.cli.root import install_here, print_for_recipe
 from llmb.cli.shared_options import COMPLETIONS, only_value, recipe_options, takes
 from llmb.readers.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
-from llmb.report.output import print_output
-from llmb.report.recipe_report import (
+from llmb.reports.output import print_output
+from llmb.reports.recipe_report import (
     list_document,
     list_table,
     metrics_document,

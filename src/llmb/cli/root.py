@@ -12,8 +12,8 @@ import typer
 from llmb.base.errors import EnvironmentProblem, UsageError, UserInterrupt
 from llmb.catalogue.records import Unspecified, unspecified_text
 from llmb.cli.common import print_message
-from llmb.report.output import print_line, print_output
-from llmb.report.table import Table
+from llmb.reports.output import print_line, print_output
+from llmb.reports.table import Table
 from llmb.runs.folder import ROOT_VARIABLES, chosen_root, write_atomically
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_
 from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
 from llmb.launch.started_ranks import StartedRank, join_run, started_rank
-from llmb.report.output import print_output
-from llmb.report.plan_report import plan_document, plan_table, start_lines
-from llmb.report.sweep_report import titles_of
-from llmb.report.table import plain_lines
+from llmb.reports.output import print_output
+from llmb.reports.plan_report import plan_document, plan_table, start_lines
+from llmb.reports.sweep_report import titles_of
+from llmb.reports.table import plain_lines
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, scale_warnings
 

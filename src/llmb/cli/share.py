@@ -21,9 +21,9 @@ from llmb.jobs.archive import ENDINGS, check_library, default_ending, write_arch
 from llmb.jobs.find_runs import find_all_runs
 from llmb.jobs.imported import import_archive
 from llmb.jobs.judge_runs import Against
-from llmb.report.export import FORMS, write_export
-from llmb.report.output import print_output
-from llmb.report.verdict_report import left_out_lines
+from llmb.reports.export import FORMS, write_export
+from llmb.reports.output import print_output
+from llmb.reports.verdict_report import left_out_lines
 from llmb.verdict.catalogue_figures import with_stated
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def report_on(
     full: bool,
 ) -> "tuple[RunSet, str | bytes]":
     """Return the selected runs, and the page or the plot about them. Raises UsageError if none has ended."""
-    from llmb.report.page.contents import gather  # takes longer to load than the help of every command may take
-    from llmb.report.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
+    from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
+    from llmb.reports.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 
     found = find_all_runs(selectors, install, on_message)
     if stated:

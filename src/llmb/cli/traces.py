@@ -17,8 +17,8 @@ from llmb.readers.nccl.nccl_summary import Codes, summarize_nccl
 from llmb.readers.nccl.nccl_tests import read_test_tables
 from llmb.readers.profiles.breakdown import summarize
 from llmb.readers.profiles.trace_files import find_traces, read_traces
-from llmb.report.output import print_output
-from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
+from llmb.reports.output import print_output
+from llmb.reports.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -26,9 +26,9 @@ from llmb.jobs.pace import RunView, WatchedRun
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.wait import exit_code, last_try
 from llmb.launch.programs.conclude import read_ended_run
-from llmb.report.jobs_report import watch_document, watch_line, watch_title
-from llmb.report.output import log_writer, print_output
-from llmb.report.run_report import run_document
+from llmb.reports.jobs_report import watch_document, watch_line, watch_title
+from llmb.reports.output import log_writer, print_output
+from llmb.reports.run_report import run_document
 from llmb.runs.folder import RunFolder
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -14,8 +14,8 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, all_scales, gpu_types_of, releases_of, sizes_of
 from llmb.cli.main import app
-from llmb.report.recipe_report import scales_table
-from llmb.report.table import plain_lines
+from llmb.reports.recipe_report import scales_table
+from llmb.reports.table import plain_lines
 
 CATALOGUE = Catalogue()
 PUBLISHED = [

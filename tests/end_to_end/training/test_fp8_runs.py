@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmb.report.plan_report import plan_title, start_lines
-from llmb.report.run_report import run_table
+from llmb.reports.plan_report import plan_title, start_lines
+from llmb.reports.run_report import run_table
 from llmb.runs.attention_choice import fp8_product
 from llmb.runs.conclusion import RunEvidence, conclude
 from llmb.runs.plan import Plan

@@ -13,7 +13,7 @@ from llmb.launch.local import run_workers
 from llmb.launch.programs.conclude import finish_run
 from llmb.launch.programs.port import End
 from llmb.launch.ranks import words
-from llmb.report.run_report import run_table
+from llmb.reports.run_report import run_table
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record

@@ -14,7 +14,7 @@ from slowed_runs import Slow, slowed
 
 from llmb.readers.samples.sample_records import ResourceUse
 from llmb.readers.samples.samples import read_samples
-from llmb.report.run_report import resource_rows
+from llmb.reports.run_report import resource_rows
 
 Start = Callable[..., Any]
 LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")

@@ -26,7 +26,7 @@ from llmb.readers.samples.sample_records import (
     SamplerStart,
     to_line,
 )
-from llmb.report.run_report import run_table
+from llmb.reports.run_report import run_table
 from llmb.runs.environment import GpuState, RdmaPort
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling

@@ -18,7 +18,7 @@ from llmb.readers.samples.counters import AREAS, WORTH_KEEPING
 from llmb.readers.samples.machine import MachineReport, find_events, machine_rules
 from llmb.readers.samples.sample_records import CounterReading, SamplerStart, to_line
 from llmb.readers.samples.samples import Sampled
-from llmb.report.run_report import machine_table, run_table
+from llmb.reports.run_report import machine_table, run_table
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.environment import QUERIES, GpuState, command, of_run, parse_states
 from llmb.runs.folder import RunFolder

@@ -10,7 +10,7 @@ from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.base.missing import Missing
 from llmb.jobs.read_run import read_folder, recorded_run
-from llmb.report.run_report import run_table
+from llmb.reports.run_report import run_table
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.environment import RdmaPort
 from llmb.runs.folder import RunFolder

@@ -25,7 +25,7 @@ from llmb.launch.programs.reference_suite import other_batch
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.site.site import Site
 from llmb.readers.logs.formats import format_called
-from llmb.report.plan_report import start_lines
+from llmb.reports.plan_report import start_lines
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.planning import NotPrepared

@@ -14,7 +14,7 @@ from llmb.nodes.bench.device_bench import TimedCase, attention_cases, gemm_cases
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile, measurements_at
 from llmb.nodes.bench.protocol import DeviceReport, Timing
 from llmb.prediction.prediction import default_calibration, predict
-from llmb.report.bench_report import measurement_document
+from llmb.reports.bench_report import measurement_document
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 

@@ -18,8 +18,8 @@ from llmb.nodes.bench.slow_gpus import (
     outlier_rule,
     slow_ones,
 )
-from llmb.report.bench_report import advice, gpus_tables
-from llmb.report.table import plain_lines
+from llmb.reports.bench_report import advice, gpus_tables
+from llmb.reports.table import plain_lines
 
 GPUS = Catalogue().gpus
 H100 = DeviceReport(python="3.12", torch="2.13", cuda="13.0", cudnn="9.10.2", cudnn_number=91002, nccl="2.28",

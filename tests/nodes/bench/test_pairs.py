@@ -27,7 +27,7 @@ from llmb.nodes.bench.pairs import (
     pair_rule,
     rounds,
 )
-from llmb.report.bench_report import pairs_document, pairs_tables
+from llmb.reports.bench_report import pairs_document, pairs_tables
 
 RULE = pair_rule("cuda")
 HUNG = "it was not done within 90 s, and was killed"

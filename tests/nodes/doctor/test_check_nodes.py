@@ -41,7 +41,7 @@ from llmb.nodes.doctor.checked_nodes import (
 )
 from llmb.nodes.doctor.checks.host import TICK_S, read_shared_clock, reading
 from llmb.nodes.doctor.rules import BETWEEN, rule, rules
-from llmb.report.doctor_report import nodes_document, nodes_tables
+from llmb.reports.doctor_report import nodes_document, nodes_tables
 from llmb.runs.folder import BrokenRecord
 from llmb.runs.record import SubmittedJob
 

@@ -12,7 +12,7 @@ from llmb.base.errors import UsageError
 from llmb.readers.logs.log_files import parse_file
 from llmb.readers.logs.outcome import WIDEST_CLOCK_ERROR, judge_log
 from llmb.readers.logs.reader import read_log
-from llmb.report.parse_report import time_fields
+from llmb.reports.parse_report import time_fields
 
 
 def judged(text, rule="reference"):

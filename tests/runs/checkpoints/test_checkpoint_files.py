@@ -12,7 +12,7 @@ import pytest
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.throughput import checkpoint_bytes
-from llmb.report.install_report import checkpoint_table
+from llmb.reports.install_report import checkpoint_table
 from llmb.runs import checkpoint_use as checkpoints
 from llmb.runs.checkpoint_use import check_space
 from llmb.runs.checkpoints.checkpoint import (

@@ -8,8 +8,8 @@ import pytest
 
 from llmb.catalogue.catalogue import Catalogue, job_defaults
 from llmb.catalogue.resolve import Request, resolve
-from llmb.report.plan_report import plan_document, plan_table
-from llmb.report.recipe_report import recipe_document, recipe_tables
+from llmb.reports.plan_report import plan_document, plan_table
+from llmb.reports.recipe_report import recipe_document, recipe_tables
 from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, Start, make_plan, scale_warnings
 from llmb.runs.planning import origin_here

@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from llmb.base.errors import EnvironmentProblem
 from llmb.base.shown_text import printable_lines
-from llmb.report.table import PLAIN_BLOCKS, Table, plain_lines
+from llmb.reports.table import PLAIN_BLOCKS, Table, plain_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
@@ -56,7 +56,7 @@ def table_lines(table: Table, width: int | None) -> Iterable[str]:
     """Lines for a terminal of ``width`` columns; without a width, as wide as needed."""
     if width is None:
         return plain_lines(table)
-    from llmb.report.table import terminal_lines  # a pipe needs nothing of rich
+    from llmb.reports.table import terminal_lines  # a pipe needs nothing of rich
 
     return terminal_lines(table, width)
 

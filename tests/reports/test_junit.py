@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from llmb.base.errors import LlmbError, Regressed
 from llmb.cli.main import app
 from llmb.nodes.doctor.check_records import Check, NodeReport, NotChecked
-from llmb.report.junit import JunitCase, job_cases, junit_text, node_cases, write_junit
+from llmb.reports.junit import JunitCase, job_cases, junit_text, node_cases, write_junit
 from llmb.runs.plan import Plan
 
 ROOT = Path(__file__).parents[1] / "data" / "root"

@@ -19,7 +19,7 @@ from llmb.catalogue.throughput import (
     trainable_parameters,
     unpacked_reason,
 )
-from llmb.report.table import (
+from llmb.reports.table import (
     Column,
     Table,
     facts_table,

@@ -12,7 +12,7 @@ import pytest
 from process_sessions import members
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.report.page.charts import BLUE, Line, series_chart
+from llmb.reports.page.charts import BLUE, Line, series_chart
 
 ENDS_WITHIN_S = 600
 LONG_LOADING = """

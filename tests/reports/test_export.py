@@ -30,7 +30,7 @@ from timed_runs import write_run
 from llmb.base.shown_text import csv_value
 from llmb.launch.programs.conclude import finish_run
 from llmb.launch.programs.port import End
-from llmb.report.export_tables import PREFIX, RESULTS, STEPS
+from llmb.reports.export_tables import PREFIX, RESULTS, STEPS
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record

@@ -16,8 +16,8 @@ from llmb.jobs.imported import ImportOrigin
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.pace import PaceComparison, RunView
-from llmb.report.recipe_report import identity_document
-from llmb.report.table import (
+from llmb.reports.recipe_report import identity_document
+from llmb.reports.table import (
     Column,
     Table,
     cell,

@@ -17,7 +17,7 @@ from llmb.catalogue.records import Window
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.configuration import INFERRED_RELEASE
 from llmb.readers.logs.outcome import LogOutcome, Status
-from llmb.report.table import (
+from llmb.reports.table import (
     Column,
     Table,
     as_text,

@@ -19,9 +19,9 @@ from llmb.base.scratch import scratch_folder
 from llmb.base.secrets import redacted
 from llmb.base.shown_text import printable_lines
 from llmb.base.tools import ask_program
-from llmb.report.page.charts import standalone, themed
-from llmb.report.page.contents import Contents
-from llmb.report.table import markdown_table, markdown_text
+from llmb.reports.page.charts import standalone, themed
+from llmb.reports.page.contents import Contents
+from llmb.reports.table import markdown_table, markdown_text
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.source_version import source_version
 
@@ -53,7 +53,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
         return Markup(_shown_in(themed(contents.figures[name].drawing.svg()), shown))  # noqa: S704 (escaped by the library that drew it)
 
     environment = Environment(
-        loader=PackageLoader("llmb.report.page", TEMPLATES),
+        loader=PackageLoader("llmb.reports.page", TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -105,7 +105,7 @@ def _shown_in(svg: str, shown: Callable[[str], str]) -> str:
 
 
 def _file(name: str) -> str:
-    return (files("llmb.report.page") / TEMPLATES / name).read_text(encoding="utf-8")
+    return (files("llmb.reports.page") / TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:

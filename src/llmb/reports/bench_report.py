@@ -11,8 +11,8 @@ from llmb.base.shown_text import counted, printable
 from llmb.nodes.bench.measurements import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.nodes.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
 from llmb.nodes.bench.slow_gpus import OutlierRule, Part, Parts, median_tflops
-from llmb.report.doctor_report import HostList, node_lists_table
-from llmb.report.table import (
+from llmb.reports.doctor_report import HostList, node_lists_table
+from llmb.reports.table import (
     Column,
     Row,
     Table,

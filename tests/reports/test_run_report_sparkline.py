@@ -18,8 +18,8 @@ from timed_runs import write_run
 from llmb.catalogue.records import Window
 from llmb.jobs.job import Job
 from llmb.jobs.states import read_step_times
-from llmb.report.jobs_report import MOST_DRAWN, runs_table
-from llmb.report.table import rows_table, sparkline, step_chart, terminal_lines, window_sparkline
+from llmb.reports.jobs_report import MOST_DRAWN, runs_table
+from llmb.reports.table import rows_table, sparkline, step_chart, terminal_lines, window_sparkline
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob
 

@@ -8,8 +8,8 @@ from itertools import zip_longest
 from typing import Any
 
 from llmb.base.shown_text import counted, listed, printable
-from llmb.report.predict_report import waterfall
-from llmb.report.table import (
+from llmb.reports.predict_report import waterfall
+from llmb.reports.table import (
     Column,
     Table,
     csv_text,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from llmb.base.errors import EnvironmentProblem, pip_install
 from llmb.base.scratch import scratch_folder
 from llmb.launch.programs.conclude import read_ended_run
-from llmb.report.export_tables import (
+from llmb.reports.export_tables import (
     RESULTS,
     STEPS,
     ExportedRun,

@@ -15,7 +15,7 @@ from llmb.base.errors import EnvironmentProblem
 from llmb.base.missing import Missing
 from llmb.catalogue.records import PARALLEL, Convention, Window
 from llmb.launch.programs.conclude import EndedRun
-from llmb.report.table import write_csv_rows
+from llmb.reports.table import write_csv_rows
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import new_file
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step

@@ -10,7 +10,7 @@ from llmb.base.shown_text import printable
 from llmb.nodes.doctor.check_records import ANSWER, SEVERITY, Check, NodeReport, worst
 from llmb.nodes.doctor.checked_nodes import NodesResult
 from llmb.nodes.doctor.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
-from llmb.report.table import Table, result_table, rows_table
+from llmb.reports.table import Table, result_table, rows_table
 from llmb.runs.conditions import Drift
 from llmb.runs.conditions import rule_of as condition_rule
 

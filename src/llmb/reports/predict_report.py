@@ -13,8 +13,8 @@ from llmb.catalogue.throughput import MFU, Throughput, throughput
 from llmb.prediction.prediction import COLUMNS, PredictedRow, Prediction
 from llmb.prediction.scale import PUBLISHED_GPUS, Curve, Goodput
 from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
-from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
-from llmb.report.table import (
+from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
+from llmb.reports.table import (
     Column,
     Shown,
     Table,

@@ -10,8 +10,8 @@ from llmb.base.shown_text import printable
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.launch.documents.documented_paths import NemoItem
 from llmb.launch.documents.launch_scripts import CheckedFile
-from llmb.report.recipe_report import lora_text
-from llmb.report.table import (
+from llmb.reports.recipe_report import lora_text
+from llmb.reports.table import (
     Column,
     Table,
     facts_table,

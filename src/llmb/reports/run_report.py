@@ -17,10 +17,10 @@ from llmb.readers.profiles.breakdown import shares
 from llmb.readers.samples.machine import MachineReport, event_text, kind_text, machine_rules
 from llmb.readers.samples.other_work import run_text
 from llmb.readers.samples.sample_records import HostUse, ResourceUse
-from llmb.report.plan_report import plan_title, predicted_text
-from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
-from llmb.report.sweep_report import titles_of
-from llmb.report.table import (
+from llmb.reports.plan_report import plan_title, predicted_text
+from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
+from llmb.reports.sweep_report import titles_of
+from llmb.reports.table import (
     Column,
     Table,
     cell,
@@ -31,7 +31,7 @@ from llmb.report.table import (
     table_of,
     window_sparkline,
 )
-from llmb.report.trace_report import network_text, shown_parts
+from llmb.reports.trace_report import network_text, shown_parts
 from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result, Verdict

@@ -13,7 +13,7 @@ from llmb.readers.nccl.nccl_summary import Collective, NcclSummary, StepTraffic
 from llmb.readers.nccl.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
 from llmb.readers.profiles.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.readers.profiles.timeline import NameTime
-from llmb.report.table import Column, Table, crop, fields_of, number, number_column, result_table, table_of, whole
+from llmb.reports.table import Column, Table, crop, fields_of, number, number_column, result_table, table_of, whole
 
 PLACES = ("out_of_place", "in_place")
 MOST_ROWS = 40
