@@ -21,6 +21,7 @@ from llmb.base.errors import UsageError
 from llmb.cli.main import app
 from llmb.jobs.local_run import LocalRun
 from llmb.runs.experiment import run_parent
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
 RUNS = Path(__file__).parent.parent / "data" / "root"
@@ -185,9 +186,52 @@ def test_runs_have_the_same_names_from_python_as_in_commands(
         llmb.result("nothing")
 
 
+H100 = ("--scale", "64", "--gpu-type", "h100", "--dtype", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "options"),
+    [
+        ("predict", ("--scaling", "weak"), {"scaling": "weak"}),
+        ("plan", ("--tp", "8", "--recompute", "full", "--top", "2"), {"tp": 8, "recompute": "full", "top": 2}),
+        ("memory", ("--estimate",), {"estimate": True}),
+    ],
+)
+def test_what_is_known_before_a_run_is_the_same_as_by_the_command(
+    name: str, words: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    found = getattr(llmb, name)("pretrain_llama3.1", "70b", scale=64, gpu_type="h100", dtype="bf16", **options)
+    printed = CliRunner().invoke(app, [name, "pretrain_llama3.1", "70b", *H100, *words, "--json"]).stdout
+    assert json.loads(json.dumps(found.to_dict())) == json.loads(printed)
+    assert "<table>" in found._repr_html_()
+
+
+def test_a_run_by_its_label_is_parsed_calibrates_and_is_on_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    record = gpu_record().model_copy(update={"label": "week"})
+    folder = write_run(run_parent(tmp_path, record.plan), record, times_around(12.3))
+    job = {"key": "k", "job_id": "1", "scheduler": "local", "submitted_at": START.isoformat()}
+    RunFolder(folder).job.write_text(json.dumps(job))
+    logs = llmb.parse("week")
+    assert [log.path for log in logs] == [log.path for log in llmb.parse(folder)]
+    assert "success" in repr(logs) and "success" in logs._repr_html_()
+    recipe = record.plan.recipe
+    options = {"scale": recipe.scale, "gpu_type": recipe.gpu_type, "dtype": recipe.dtype}
+    calibrated = llmb.predict(recipe.workload, recipe.size, calibrate="week", **options)
+    assert calibrated.prediction.seconds == pytest.approx(12.3, rel=0.01)
+    assert llmb.report("week").read_text().startswith("<!DOCTYPE html>")
+    assert llmb.report(["week", "latest"], output="page.md").read_text().startswith("- ")
+    with pytest.raises(UsageError, match="unknown ending"):
+        llmb.report("week", output="page.docx")
+
+
 @pytest.mark.parametrize(
     ("call", "what"),
     [
+        (lambda: llmb.plan("x", "y", goal="z"), "goal is 'z'; it must be step or token"),  # type: ignore[arg-type]
         (lambda: llmb.judge("x", tolerance="x"), "tolerance is 'x'; it must be a number or None"),  # type: ignore[arg-type]
         (lambda: llmb.recipe("pretrain_llama3.1", None), "size is None; it must be text"),  # type: ignore[arg-type]
         (lambda: llmb.parse("x", window=None), "window is None; it must be text"),  # type: ignore[arg-type]

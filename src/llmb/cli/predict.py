@@ -146,7 +146,7 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class FurtherGpus:
-    """What is asked about other numbers of GPUs, and about their failures."""
+    """Options about other numbers of GPUs, and about failures of GPUs."""
 
     scaling: Scaling | None = None
     gpu_mtbf_h: float | None = None
