@@ -15,7 +15,7 @@ from timed_runs import noisy_times, write_run
 from llmb.base.errors import LlmbError, NoVerdict
 from llmb.cli.judge import raise_unless_passed
 from llmb.jobs.find_runs import find_ended_runs
-from llmb.reports.table import shortened
+from llmb.reports.formats import shortened
 from llmb.reports.verdict_report import compare_csv, compare_markdown, compare_tables
 from llmb.runs.plan import Plan
 from llmb.verdict.compare_runs import Comparison, compare_runs

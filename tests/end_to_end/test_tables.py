@@ -8,7 +8,8 @@ import pytest
 from shown_tables import shown_lines
 
 from llmb.cli.progress import ByteProgress
-from llmb.reports.table import Column, Table, interval_of, plain_lines, result_table
+from llmb.reports.formats import interval_of
+from llmb.reports.table import Column, Table, plain_lines, result_table
 
 
 def numbers() -> Table:

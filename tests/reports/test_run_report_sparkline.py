@@ -18,8 +18,9 @@ from timed_runs import write_run
 from llmb.catalogue.records import Window
 from llmb.jobs.job import Job
 from llmb.jobs.states import read_step_times
+from llmb.reports.formats import sparkline, step_chart, window_sparkline
 from llmb.reports.jobs_report import MOST_DRAWN, runs_table
-from llmb.reports.table import rows_table, sparkline, step_chart, terminal_lines, window_sparkline
+from llmb.reports.table import rows_table, terminal_lines
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob
 

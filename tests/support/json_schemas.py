@@ -22,6 +22,7 @@ from llmb.prediction.search import Goal
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
 from llmb.reports.doctor_report import DriftReport
+from llmb.reports.output import json_text
 from llmb.runs.analyzed_run import ExcludedRun
 from llmb.runs.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.runs.choices import DpSharding, Recompute
@@ -335,5 +336,5 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
 
 def schemas(documents: Mapping[str, Any]) -> dict[str, Schema]:
     """By the name of the document; ``documents`` has a sample of each."""
-    written = {name: json.loads(json.dumps(documents[name])) for name in DECLARED}
+    written = {name: json.loads(json_text(documents[name])) for name in DECLARED}
     return {name: schema_of([written[name]], parts) for name, parts in DECLARED.items()}

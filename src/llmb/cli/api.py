@@ -45,9 +45,10 @@ from llmb.prediction.search import Goal
 from llmb.readers.logs.log_files import ParsedFile, find_all_logs
 from llmb.reports.export import exported_run
 from llmb.reports.export_tables import RESULTS, STEPS, data_frame, frame_of, step_rows
+from llmb.reports.formats import number
 from llmb.reports.predict_report import LayoutPlan, RunMemory, RunPrediction
 from llmb.reports.run_report import run_document, run_table
-from llmb.reports.table import Column, Shown, Table, html_table, number, number_column, plain_lines, table_of
+from llmb.reports.table import Column, Shown, Table, html_table, number_column, plain_lines, table_of
 from llmb.reports.verdict_report import compare_tables, notebook_table
 from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.choices import Choices

@@ -74,9 +74,9 @@ from llmb.reports.bench_report import (
     pairs_document,
     pairs_tables,
 )
+from llmb.reports.formats import duration
 from llmb.reports.jobs_report import flags_text
 from llmb.reports.output import print_line, print_output
-from llmb.reports.table import duration
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import now
 

@@ -17,6 +17,7 @@ from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.states import read_step_times
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
+from llmb.reports.formats import step_chart
 from llmb.reports.jobs_report import runs_document, runs_table
 from llmb.reports.output import print_output
 from llmb.reports.run_report import (
@@ -29,7 +30,6 @@ from llmb.reports.run_report import (
     run_table,
 )
 from llmb.reports.sweep_report import fp8_sentences, sweep_rows, sweep_table
-from llmb.reports.table import step_chart
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.result import Verdict

@@ -46,6 +46,7 @@ from llmb.launch.programs.conclude import read_ended_run
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
 from llmb.launch.scheduler_lookup import read_cluster_site
 from llmb.nodes.doctor.checked_nodes import OPTION
+from llmb.reports.formats import number
 from llmb.reports.jobs_report import (
     campaign_document,
     campaign_table,
@@ -58,7 +59,6 @@ from llmb.reports.jobs_report import (
 from llmb.reports.junit import campaign_cases, write_junit
 from llmb.reports.output import print_output
 from llmb.reports.plan_report import start_lines
-from llmb.reports.table import number
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
 from llmb.runs.record import LOCAL

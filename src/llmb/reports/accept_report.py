@@ -4,8 +4,9 @@
 from collections.abc import Iterator, Sequence
 
 from llmb.nodes.acceptance.parts import AcceptancePart, AcceptanceResult, PlannedPart
+from llmb.reports.formats import duration
 from llmb.reports.junit import JunitCase, Outcome
-from llmb.reports.table import Column, Table, duration, table_of
+from llmb.reports.table import Column, Table, table_of
 
 OUTCOMES: dict[str, Outcome] = {
     **dict.fromkeys(("pass", "warn", "measured", "improved"), "pass"),

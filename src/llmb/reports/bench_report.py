@@ -12,20 +12,8 @@ from llmb.nodes.bench.measurements import FigureChange, Measurement, Measurement
 from llmb.nodes.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
 from llmb.nodes.bench.slow_gpus import OutlierRule, Part, Parts, median_tflops
 from llmb.reports.doctor_report import HostList, node_lists_table
-from llmb.reports.table import (
-    Column,
-    Row,
-    Table,
-    cell,
-    duration,
-    fields_of,
-    number,
-    number_column,
-    result_table,
-    rows_table,
-    table_of,
-    whole,
-)
+from llmb.reports.formats import cell, duration, number, whole
+from llmb.reports.table import Column, Row, Table, fields_of, number_column, result_table, rows_table, table_of
 
 GB = 1e9
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))

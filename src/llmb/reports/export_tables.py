@@ -12,10 +12,9 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
 
 from llmb.base.errors import EnvironmentProblem
-from llmb.base.missing import Missing
 from llmb.catalogue.records import PARALLEL, Convention, Window
 from llmb.launch.programs.conclude import EndedRun
-from llmb.reports.table import write_csv_rows
+from llmb.reports.table import getter, write_csv_rows
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import new_file
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bool
 Row = TypeVar("Row")
-_RECIPE, _RECORD, _RESULT = "run.plan.recipe", "run.record", "run.result"
+_RECIPE, _RECORD, _RESULT = "run.plan.recipe.", "run.record.", "run.result."
+_TIMES = f"{_RESULT}step_time_s."
 ROWS_AT_ONCE = 100_000
 """Rows of a Parquet file that are in memory, and one of its row groups."""
 PREFIX = "llmb_"
@@ -79,85 +79,42 @@ def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
             yield run, step
 
 
-def _column(name: str, kind: type[Scalar], path: str) -> ExportColumn[Any]:
-    """Return a column of the values at ``path``: fields of records, keys of mappings, and indexes of tuples."""
-    names = path.split(".")
-    return ExportColumn(name, kind, lambda row: _at(row, names))
-
-
-def _columns(path: str, kind: type[Scalar], *names: str) -> Iterator[Result]:
-    """Fields of the record at ``path``, by their own names."""
-    for name in names:
-        yield _column(name, kind, f"{path}.{name}")
-
-
-def _at(value: Any, names: Sequence[str]) -> Any:  # noqa: ANN401 (a value of any kind of record)
-    """Return the value at a path; None below an unknown value."""
-    for name in names:
-        if value is None or isinstance(value, Missing):
-            return None
-        if isinstance(value, dict):
-            value = value.get(name)
-        else:
-            value = value[int(name)] if name.isdecimal() else getattr(value, name)
-    return value
-
-
-def _step_times(kind: type[Scalar], unit: str, *names: str) -> Iterator[Result]:
-    """Statistics of the window's steps."""
-    for name in names:
-        yield _column(f"step_time_{name}{unit}", kind, f"{_RESULT}.step_time_s.{name}")
+def _columns(kind: type[Scalar], record: str, *names: str) -> Iterator[ExportColumn[Any]]:
+    """Values of the record at a path; behind a colon the path of a value in it, if that is not its name."""
+    for name, _, path in (one.partition(": ") for one in names):
+        yield ExportColumn(name, kind, getter(f"{record}{path or name}"))
 
 
 def _by_convention(name: str) -> Iterator[Result]:
-    for convention in Convention:
-        yield _column(f"{name}_{convention.value}", float, f"{_RESULT}.{name}.{convention.value}")
-
-
-def _published(one: ExportedRun) -> float | None:
-    expected = next(iter(one.run.plan.recipe.expectations), None)
-    return expected.step_time_s if expected else None
-
-
-def _nodes(one: ExportedRun) -> str | None:
-    return " ".join(one.run.record.environment.nodes) if one.run.record.environment else None
+    return _columns(float, _RESULT, *(f"{name}_{each.value}: {name}.{each.value}" for each in Convention))
 
 
 RESULTS: tuple[Result, ...] = (
-    _column("run", str, "id"),
-    _column("label", str, f"{_RECORD}.label"),
-    _column("campaign", str, "campaign"),
-    *_columns(_RECIPE, str, "workload", "size", "dtype", "gpu_type"),
-    _column("scale", int, f"{_RECIPE}.scale"),
-    _column("proxy", bool, f"{_RECIPE}.proxy"),
-    _column("pretended_rank", int, f"{_RECIPE}.pretended_rank"),
+    *_columns(str, "", "run: id", "label: run.record.label", "campaign"),
+    *_columns(str, _RECIPE, "workload", "size", "dtype", "gpu_type"),
+    *_columns(int, _RECIPE, "scale"),
+    *_columns(bool, _RECIPE, "proxy"),
+    *_columns(int, _RECIPE, "pretended_rank"),
     ExportColumn("identity", str, lambda one: identity_of(one.run.record).key),
-    *_columns(f"{_RECIPE}.layout", int, "gpus", *PARALLEL, "dp", "mbs", "gbs", "seq_len", "layers"),
-    *_columns(_RECORD, str, "program", "llmb_version", "llmb_commit", "image", "started_at", "ended_at"),
-    ExportColumn("nodes", str, _nodes),
-    *_columns(f"{_RECORD}.environment", str, "device", "driver", "cuda", "nccl", "torch", "python"),
-    *_columns(_RESULT, str, "status", "reason", "measurement_reason"),
-    _column("steps", int, f"{_RESULT}.steps"),
-    _column("window_first", int, "window.first"),
-    _column("window_last", int, "window.last"),
-    *_step_times(int, "", "count"),
-    *_step_times(float, "_s", "mean", "median", "std"),
-    *_step_times(float, "", "cv"),
-    *_step_times(float, "_s", "min", "max"),
-    _column("step_time_ci95_low_s", float, f"{_RESULT}.step_time_s.ci95.0"),
-    _column("step_time_ci95_high_s", float, f"{_RESULT}.step_time_s.ci95.1"),
-    ExportColumn("published_step_time_s", float, _published),
-    _column("verdict", str, f"{_RESULT}.verdict_name"),
-    _column("verdict_delta_pct", float, f"{_RESULT}.verdict.delta_pct"),
-    *_columns(_RESULT, float, "tokens_per_s", "tokens_per_s_per_gpu", "real_tokens_per_s"),
+    *_columns(int, f"{_RECIPE}layout.", "gpus", *PARALLEL, "dp", "mbs", "gbs", "seq_len", "layers"),
+    *_columns(str, _RECORD, "program", "llmb_version", "llmb_commit", "image", "started_at", "ended_at"),
+    ExportColumn("nodes", str, lambda one: " ".join(getter(f"{_RECORD}environment.nodes")(one) or ()) or None),
+    *_columns(str, f"{_RECORD}environment.", "device", "driver", "cuda", "nccl", "torch", "python"),
+    *_columns(str, _RESULT, "status", "reason", "measurement_reason"),
+    *_columns(int, "", f"steps: {_RESULT}steps", "window_first: window.first", "window_last: window.last"),
+    *_columns(int, _TIMES, "step_time_count: count"),
+    *_columns(float, _TIMES, "step_time_mean_s: mean", "step_time_median_s: median", "step_time_std_s: std"),
+    *_columns(float, _TIMES, "step_time_cv: cv", "step_time_min_s: min", "step_time_max_s: max"),
+    *_columns(float, _TIMES, "step_time_ci95_low_s: ci95.0", "step_time_ci95_high_s: ci95.1"),
+    *_columns(float, _RECIPE, "published_step_time_s: expectations.0.step_time_s"),
+    *_columns(str, _RESULT, "verdict: verdict_name"),
+    *_columns(float, _RESULT, "verdict_delta_pct: verdict.delta_pct"),
+    *_columns(float, _RESULT, "tokens_per_s", "tokens_per_s_per_gpu", "real_tokens_per_s"),
     *_by_convention("tflops_per_gpu"),
     *_by_convention("mfu_pct"),
-    _column("days_per_1t_tokens", float, f"{_RESULT}.days_per_1t_tokens"),
-    _column("loss_first", float, f"{_RESULT}.loss.first"),
-    _column("loss_last", float, f"{_RESULT}.loss.last"),
-    _column("peak_memory_gib", float, f"{_RESULT}.peak_memory_gib"),
-    _column("compute_time_mean_s", float, f"{_RESULT}.pretended.compute_time_s.mean"),
-    _column("rank_peak_memory_gib", float, f"{_RESULT}.pretended.peak_memory_gib"),
+    *_columns(float, _RESULT, "days_per_1t_tokens", "loss_first: loss.first", "loss_last: loss.last"),
+    *_columns(float, _RESULT, "peak_memory_gib", "compute_time_mean_s: pretended.compute_time_s.mean"),
+    *_columns(float, _RESULT, "rank_peak_memory_gib: pretended.peak_memory_gib"),
 )
 """The exported columns of a run; values as in ``llmb result --json``, settings as in its record."""
 
@@ -172,18 +129,13 @@ def _of_step(kind: type, prefix: str = "") -> Iterator[ExportColumn[StepRow]]:
             yield from _of_step(plain, f"{field.name}.")
         else:
             path = f"{prefix}{field.name}"
-            yield _column(path.replace(".", "_"), plain, f"1.{path}")
-
-
-def _in_window(row: StepRow) -> bool:
-    run, step = row
-    return step.step in run.window
+            yield from _columns(plain, "", f"{path.replace('.', '_')}: 1.{path}")
 
 
 STEPS: tuple[ExportColumn[StepRow], ...] = (
-    ExportColumn("run", str, lambda row: row[0].id),
+    *_columns(str, "0.", "run: id"),
     *_of_step(Step),
-    ExportColumn("in_window", bool, _in_window),
+    ExportColumn("in_window", bool, lambda row: row[1].step in row[0].window),
 )
 """The exported columns of a step, as in ``metrics.jsonl``."""
 

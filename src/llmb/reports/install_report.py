@@ -8,21 +8,19 @@ from typing import Any
 
 from llmb.base.shown_text import printable
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
-from llmb.launch.documents.documented_paths import NemoItem
 from llmb.launch.documents.launch_scripts import CheckedFile
+from llmb.reports.formats import number, unknown, whole
 from llmb.reports.recipe_report import lora_text
 from llmb.reports.table import (
     Column,
     Table,
     facts_table,
     fields_of,
-    number,
     number_column,
-    result_table,
+    numbers,
     rows_table,
     table_of,
-    unknown,
-    whole,
+    texts,
 )
 from llmb.runs.checkpoint_use import base_text
 from llmb.runs.checkpoints.checkpoint import SavedCheckpoint
@@ -49,42 +47,46 @@ def install_document(
     """The JSON of ``llmb install``; its keys are a contract."""
     return {
         "status": "planned" if any(item.state == "open" for item in results) else "installed",
-        "path": str(root),
-        "python": str(python_of(answers, root)),
-        "workloads": list(answers.workloads),
-        "steps": [asdict(item) for item in results],
-        "jobs": [dict(job) for job in jobs],
+        "path": root,
+        "python": python_of(answers, root),
+        "workloads": answers.workloads,
+        "steps": results,
+        "jobs": jobs,
         "next": [command for _, command in commands],
     }
 
 
 def removal_document(root: Path, removal: Removal) -> dict[str, Any]:
     """The JSON of ``llmb install --remove``; its keys are a contract."""
-    return {"status": "removed", "path": str(root), "removed": list(removal.removed), "kept": list(removal.remaining)}
+    return {"status": "removed", "path": root, "removed": removal.removed, "kept": removal.remaining}
 
 
 def removal_plan_document(root: Path, paths: Sequence[str]) -> dict[str, Any]:
     """The JSON of ``llmb install --remove --dry-run``; its keys are a contract."""
-    return {"status": "planned", "path": str(root), "would_remove": list(paths)}
+    return {"status": "planned", "path": root, "would_remove": paths}
 
 
 def answers_table(answers: Answers) -> Table:
     """Return every answer with its option."""
-    table = result_table("Answers", "option", "value")
-    for name, value in answers.document().items():
-        text = ", ".join(value) if isinstance(value, list) else value
-        if isinstance(value, dict):
-            text = " ".join(f"{key}={item}" for key, item in value.items())
-        table.add_row(OPTIONS[name].spelled if name in OPTIONS else name, printable(text))
-    return table
+    columns: list[Column[tuple[str, Any]]] = [
+        Column("option", lambda row: OPTIONS[row[0]].spelled if row[0] in OPTIONS else row[0]),
+        Column("value", "1", _answer_text),
+    ]
+    return table_of("Answers", answers.document().items(), columns)
+
+
+def _answer_text(value: Any) -> str:  # noqa: ANN401 (of any option)
+    if isinstance(value, dict):
+        return printable(" ".join(f"{key}={item}" for key, item in value.items()))
+    return printable(", ".join(value) if isinstance(value, list) else value)
 
 
 def steps_table(root: Path, results: Sequence[StepResult]) -> Table:
     planned = any(item.state == "open" for item in results)
     columns: list[Column[StepResult]] = [
-        Column("step", lambda item: item.name),
-        Column("state", lambda item: STATES[item.state]),
-        Column("result", lambda item: "" if item.state == "kept" else printable(item.text)),
+        *texts("step: name"),
+        Column("state", "state", STATES.__getitem__),
+        Column("result", lambda item: "" if item.state == "kept" else item.text),
     ]
     return table_of(f"{'Would install' if planned else 'Installed'} in {root}", results, columns)
 
@@ -104,7 +106,7 @@ def removal_table(root: Path, removal: Removal) -> Table:
 
 def image_document(found: ImportedImage, runtime: str) -> dict[str, Any]:
     """The JSON of ``llmb prepare image``; its keys are a contract."""
-    return {**asdict(found), "path": str(found.path), "runtime": runtime}
+    return {**asdict(found), "runtime": runtime}
 
 
 def image_text(found: ImportedImage, runtime: str) -> str:
@@ -126,47 +128,28 @@ SOURCES = {
 
 def settings_document(found: SettingsInEffect) -> dict[str, Any]:
     """The JSON of ``llmb config show``; its keys are a contract."""
-    return {
-        "install_root": asdict(found.install_root),
-        "files": [
-            {
-                "path": str(file.path),
-                "reference_form": file.form.title if file.form else None,
-                "not_taken": list(file.left_out),
-            }
-            for file in found.files
-        ],
-        "settings": [asdict(item) for item in found.settings],
-        "variables": [asdict(item) for item in found.variables],
-    }
+    files = [fields_of(one, "path", reference_form="form.title", not_taken="left_out") for one in found.files]
+    return {"install_root": found.install_root, "files": files, **fields_of(found, "settings", "variables")}
 
 
 def checked_document(checkout: Path, found: Sequence[CheckedFile]) -> dict[str, Any]:
     """The JSON of ``llmb config check``; its keys are a contract."""
     return {
-        "path": str(checkout),
+        "path": checkout,
         "as_released": all(item.state == "as released" for item in found),
         "tag": found[0].script.tag,
-        "files": [
-            {
-                **fields_of(one.script, "release", "workload"),
-                **fields_of(one, "file", "state"),
-                "differs": [*one.differs],
-            }
-            for one in found
-        ],
+        "files": [fields_of(one, "script.release", "script.workload", "file", "state", "differs") for one in found],
     }
 
 
 def checked_table(found: Sequence[CheckedFile]) -> Table:
     """Compare the files of a checkout with their release, and list the differences that llmb relies on."""
-    rows = (
-        (f"{one.script.workload} {one.script.release}", one.file, one.state, "; ".join(map(printable, one.differs)))
-        for one in found
-    )
-    return rows_table(
-        f"Reference suite, beside {found[0].script.tag}", ("recipe", "file", "state", "what differs"), rows
-    )
+    columns: list[Column[CheckedFile]] = [
+        Column("recipe", lambda one: f"{one.script.workload} {one.script.release}"),
+        *texts("file", "state"),
+        Column("what differs", "differs", "; ".join),
+    ]
+    return table_of(f"Reference suite, beside {found[0].script.tag}", found, columns)
 
 
 def settings_tables(found: SettingsInEffect, *, defaults: bool) -> Iterator[Table]:
@@ -179,8 +162,8 @@ def settings_tables(found: SettingsInEffect, *, defaults: bool) -> Iterator[Tabl
 
 def _table(title: str, name: str, settings: "list[Setting] | tuple[Setting, ...]") -> Table:
     columns: list[Column[Setting]] = [
-        Column(name, lambda item: item.key),
-        Column("value", lambda item: item.value, value_text),
+        Column(name, "key"),
+        Column("value", "value", value_text),
         Column("from", lambda item: f"{SOURCES[item.source]} {_short(item.place)}".strip()),
     ]
     return table_of(title, settings, columns)
@@ -201,7 +184,7 @@ def value_text(value: Any) -> str:  # noqa: ANN401 (a value of YAML)
 MB = 10**6
 IMPORTED = unknown("imported weights")
 GIB = 2**30
-ITEM_KEYS = ("name", "state", "bytes", "documented_gib", "source", "problem", "command")
+ITEM_KEYS = ("path", "name", "state", "bytes", "documented_gib", "source", "problem", "command")
 METHODS = {True: "checksums verified", False: "sizes compared; --checksums reads the files"}
 
 
@@ -210,30 +193,24 @@ def access_document(found: Sequence[RepositoryAccess], token: TokenSource | None
     return {
         "token": token,
         "granted": all(item.state == "granted" for item in found),
-        "repositories": [{**asdict(item.repository), "state": item.state, "reason": item.reason} for item in found],
+        "repositories": [{**asdict(item.repository), **fields_of(item, "state", "reason")} for item in found],
     }
 
 
 def access_table(found: Sequence[RepositoryAccess]) -> Table:
-    columns: list[Column[RepositoryAccess]] = [
-        Column("repository", lambda item: item.repository.name),
-        Column("for", lambda item: ", ".join(item.repository.needed_for)),
-        Column("state", lambda item: item.state),
-        Column("page", lambda item: item.repository.page),
-    ]
+    needed_for = Column[RepositoryAccess]("for", "repository.needed_for", ", ".join)
+    columns = [*texts("repository: repository.name"), needed_for, *texts("state", "page: repository.page")]
     return table_of("Access to the Hugging Face hub", found, columns)
 
 
 def dataset_document(prepared: PreparedDataset) -> dict[str, Any]:
     """The JSON of ``llmb prepare dataset``; its keys are a contract."""
     return {
-        "path": str(prepared.folder),
-        "made": prepared.samples_made,
+        **fields_of(prepared, path="folder", made="samples_made"),
         **prepared.samples.model_dump(mode="json"),
         "packed": [
             {
-                "path": str(packed.path),
-                "made": packed.made,
+                **fields_of(packed, "path", "made"),
                 **fields_of(packed.record, "fill", "places_per_pack", "squares_per_pack"),
                 **packed.record.model_dump(mode="json"),
             }
@@ -256,26 +233,22 @@ def dataset_tables(prepared: PreparedDataset) -> list[Table]:
     ]
     about = facts_table(f"Dataset: {prepared.folder.name}", facts)
     columns: list[Column[PackedFolder]] = [
-        Column("split", lambda packed: packed.record.split),
-        number_column("packed to", lambda packed: packed.record.seq_len, str),
-        number_column("documents", lambda packed: packed.record.documents, whole),
-        number_column("left out", lambda packed: packed.record.left_out, whole),
-        number_column("packs", lambda packed: packed.record.packs, whole),
-        number_column("full", lambda packed: f"{packed.record.fill:.2%}", str),
-        number_column("tokens", lambda packed: packed.record.places, whole),
-        number_column("mean squares", lambda packed: f"{packed.record.squares_per_pack:,.0f}", str),
+        *texts("split: record.split"),
+        number_column("packed to", "record.seq_len", str),
+        *numbers("documents: record.documents", "left out: record.left_out", "packs: record.packs", form=whole),
+        number_column("full", "record.fill", "{:.2%}".format),
+        number_column("tokens", "record.places", whole),
+        number_column("mean squares", "record.squares_per_pack", "{:,.0f}".format),
         number_column("MB", lambda packed: f"{sum(packed.record.files.values()) / MB:.1f}", str),
         Column("state", lambda packed: "new" if packed.made else "kept"),
     ]
-    table = table_of("Packed", prepared.packed, columns)
-    table.caption = "full: share of all places that documents take; mean squares: squared lengths of documents, a pack"
-    return [about, table]
+    caption = "full: share of all places that documents take; mean squares: squared lengths of documents, a pack"
+    return [about, table_of("Packed", prepared.packed, columns, caption=caption)]
 
 
 def checkpoint_document(checkpoint: SavedCheckpoint) -> dict[str, Any]:
     """The JSON of ``llmb checkpoint show``; its keys are a contract."""
-    record = checkpoint.record.model_dump(mode="json")
-    return {"path": str(checkpoint.path), "size_bytes": checkpoint.size_bytes, **record}
+    return {**fields_of(checkpoint, "path", "size_bytes"), **checkpoint.record.model_dump(mode="json")}
 
 
 def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
@@ -308,21 +281,21 @@ def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
 def verification_document(found: Verification) -> dict[str, Any]:
     """The JSON of ``llmb prepare verify``; its keys are a contract."""
     return {
-        **fields_of(found, "workload", "size", "checksums", "free_bytes", "needed_bytes"),
-        "path": str(found.folders.path),
+        **fields_of(found, "workload", "size", "checksums", "free_bytes", "needed_bytes", "folders.path"),
         "complete": not found.lacking,
-        "items": [{"path": str(item.path), **fields_of(item, *ITEM_KEYS)} for item in found.items],
-        "nemo": [{"path": str(item.path), **fields_of(item, "name", "state", "problem")} for item in found.nemo],
+        "items": [fields_of(item, *ITEM_KEYS) for item in found.items],
+        "nemo": [fields_of(item, "path", "name", "state", "problem") for item in found.nemo],
     }
 
 
 def verification_tables(found: Verification) -> list[Table]:
     """Return the items, with the problem of each incomplete one and the command that prepares it."""
+    folder = Column("folder", _folder_name)
     columns: list[Column[Item]] = [
-        Column("folder", _folder_name),
-        Column("state", lambda item: item.state),
-        number_column("GiB", lambda item: item.bytes, _gib),
-        number_column("documented", lambda item: item.documented_gib, lambda gib: "" if gib is None else f"{gib:g}"),
+        folder,
+        *texts("state"),
+        number_column("GiB", "bytes", _gib),
+        number_column("documented", "documented_gib", lambda gib: "" if gib is None else f"{gib:g}"),
     ]
     table = table_of(f"Prepared: {found.workload} {found.size}", found.items, columns)
     needed = f"about {_gib(found.needed_bytes)} GiB for the checkpoint; a download takes as much again"
@@ -337,18 +310,10 @@ def verification_tables(found: Verification) -> list[Table]:
     about = facts_table("Storage", facts)
     tables = [table, about]
     if found.nemo:
-        nemo: list[Column[NemoItem]] = [
-            Column("folder", lambda item: item.name),
-            Column("state", lambda item: item.state),
-            Column("problem", lambda item: item.problem or "", printable),
-        ]
+        nemo = texts("folder: name", "state", "problem")
         tables.append(table_of("In NeMo's form, for --framework reference_suite", found.nemo, nemo))
     if problems := [item for item in found.items if item.problem]:
-        wrong: list[Column[Item]] = [
-            Column("folder", _folder_name),
-            Column("problem", lambda item: item.problem, printable),
-        ]
-        tables.append(table_of("Not complete", problems, wrong))
+        tables.append(table_of("Not complete", problems, [folder, *texts("problem")]))
     return tables
 
 

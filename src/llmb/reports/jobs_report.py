@@ -16,20 +16,9 @@ from llmb.jobs.imported import ImportOrigin
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.pace import PaceComparison, RunView
+from llmb.reports.formats import cell, crop, duration, number, sparkline
 from llmb.reports.recipe_report import identity_document
-from llmb.reports.table import (
-    Column,
-    Table,
-    cell,
-    crop,
-    duration,
-    facts_table,
-    fields_of,
-    number,
-    number_column,
-    sparkline,
-    table_of,
-)
+from llmb.reports.table import Column, Table, facts_table, fields_of, number_column, table_of
 from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from textwrap import fill
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from llmb.base.errors import EnvironmentProblem
 from llmb.base.shown_text import printable_lines
-from llmb.reports.table import PLAIN_BLOCKS, Table, plain_lines
+from llmb.reports.formats import PLAIN_BLOCKS
+from llmb.reports.table import Table, plain_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
@@ -41,14 +42,14 @@ def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
     _write(json_text(document) + "\n")
 
 
-def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value)
-    """JSON with an indent of 2. Raises ValueError for a number that is not finite, TypeError for what is not JSON."""
+def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value, or a record)
+    """JSON with an indent of 2. Raises ValueError for a number that is not finite, and for what is not JSON."""
     try:
         text = to_json(value, indent=2, ensure_ascii=True, inf_nan_mode="constants").decode()
     except PydanticSerializationError:  # also of text with half a surrogate pair, which JSON can express
-        return json.dumps(value, indent=2, allow_nan=False)
+        return json.dumps(to_jsonable_python(value), indent=2, allow_nan=False)
     if "NaN" in text or "Infinity" in text:  # may be a word of a text
-        json.dumps(value, allow_nan=False)
+        json.dumps(to_jsonable_python(value), allow_nan=False)
     return text
 
 

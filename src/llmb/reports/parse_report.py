@@ -17,20 +17,8 @@ from llmb.catalogue.records import Window
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.configuration import INFERRED_RELEASE
 from llmb.readers.logs.outcome import LogOutcome, Status
-from llmb.reports.table import (
-    Column,
-    Table,
-    as_text,
-    cell,
-    csv_text,
-    fields_of,
-    interval_of,
-    number,
-    number_column,
-    shortened,
-    sparkline,
-    table_of,
-)
+from llmb.reports.formats import as_text, cell, interval_of, number, shortened, sparkline
+from llmb.reports.table import Column, Table, csv_text, fields_of, number_column, table_of
 from llmb.runs.analyzed_run import AnalyzedRun
 
 if TYPE_CHECKING:  # they load the catalogue, which few logs need

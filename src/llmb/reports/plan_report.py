@@ -10,8 +10,9 @@ from llmb.catalogue.records import PARALLEL, unspecified_text
 from llmb.catalogue.throughput import checkpoint_bytes
 from llmb.catalogue.window import STEADY
 from llmb.launch.programs.engine.program import estimated
+from llmb.reports.formats import interval_of, number, unknown
 from llmb.reports.recipe_report import identity_document, origin_rows, trained_text
-from llmb.reports.table import Table, facts_table, interval_of, number, unknown
+from llmb.reports.table import Table, facts_table
 from llmb.runs.attention_choice import fp8_product
 from llmb.runs.choices import logits_text
 from llmb.runs.conclusion import no_measurement

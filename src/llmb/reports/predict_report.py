@@ -13,21 +13,9 @@ from llmb.catalogue.throughput import MFU, Throughput, throughput
 from llmb.prediction.prediction import COLUMNS, PredictedRow, Prediction
 from llmb.prediction.scale import PUBLISHED_GPUS, Curve, Goodput
 from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
+from llmb.reports.formats import cell, duration, interval_of, number
 from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
-from llmb.reports.table import (
-    Column,
-    Shown,
-    Table,
-    cell,
-    csv_text,
-    duration,
-    fields_of,
-    interval_of,
-    number,
-    number_column,
-    result_table,
-    table_of,
-)
+from llmb.reports.table import Column, Shown, Table, csv_text, fields_of, number_column, result_table, table_of
 from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, CollectiveCount, MemoryUse, RankAccount, RankMemory
 
 SHOWN = ("kind", "group", "count", "bytes")

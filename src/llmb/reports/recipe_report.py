@@ -19,18 +19,8 @@ from llmb.catalogue.throughput import (
     trainable_parameters,
     unpacked_reason,
 )
-from llmb.reports.table import (
-    Column,
-    Table,
-    facts_table,
-    fields_of,
-    number,
-    number_column,
-    result_table,
-    rows_table,
-    table_of,
-    unknown,
-)
+from llmb.reports.formats import number, unknown
+from llmb.reports.table import Column, Table, facts_table, fields_of, number_column, result_table, rows_table, table_of
 from llmb.runs.checkpoints.origin import Origin, OriginHere
 from llmb.runs.choices import keeps_logits, logits_gb, logits_text
 from llmb.runs.conditions import title_of

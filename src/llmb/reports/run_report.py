@@ -17,20 +17,11 @@ from llmb.readers.profiles.breakdown import shares
 from llmb.readers.samples.machine import MachineReport, event_text, kind_text, machine_rules
 from llmb.readers.samples.other_work import run_text
 from llmb.readers.samples.sample_records import HostUse, ResourceUse
+from llmb.reports.formats import cell, interval_of, number, window_sparkline
 from llmb.reports.plan_report import plan_title, predicted_text
 from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.reports.sweep_report import titles_of
-from llmb.reports.table import (
-    Column,
-    Table,
-    cell,
-    interval_of,
-    number,
-    number_column,
-    rows_table,
-    table_of,
-    window_sparkline,
-)
+from llmb.reports.table import Column, Table, number_column, rows_table, table_of
 from llmb.reports.trace_report import network_text, shown_parts
 from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan

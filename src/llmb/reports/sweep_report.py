@@ -7,7 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from llmb.launch.programs.conclude import EndedRun
-from llmb.reports.table import Column, Table, cell, number, number_column, table_of
+from llmb.reports.formats import cell, number
+from llmb.reports.table import Column, Table, number_column, table_of
 from llmb.runs.conditions import identity_of_plan
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE

@@ -13,7 +13,8 @@ from llmb.readers.nccl.nccl_summary import Collective, NcclSummary, StepTraffic
 from llmb.readers.nccl.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
 from llmb.readers.profiles.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.readers.profiles.timeline import NameTime
-from llmb.reports.table import Column, Table, crop, fields_of, number, number_column, result_table, table_of, whole
+from llmb.reports.formats import crop, number, whole
+from llmb.reports.table import Column, Table, fields_of, number_column, result_table, table_of
 
 PLACES = ("out_of_place", "in_place")
 MOST_ROWS = 40

@@ -8,19 +8,17 @@ from itertools import zip_longest
 from typing import Any
 
 from llmb.base.shown_text import counted, listed, printable
+from llmb.reports.formats import interval_of, number, shortened
 from llmb.reports.predict_report import waterfall
 from llmb.reports.table import (
     Column,
     Table,
     csv_text,
     fields_of,
-    interval_of,
     markdown_table,
     markdown_text,
-    number,
     number_column,
     result_table,
-    shortened,
     table_of,
 )
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, by_reason, flaw_of

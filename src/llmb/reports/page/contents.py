@@ -13,12 +13,13 @@ from llmb.base.shown_text import value_text
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.launch.programs.conclude import read_ended_run
+from llmb.reports.formats import cell
 from llmb.reports.jobs_report import local_time
 from llmb.reports.page.figures import Figure, history_figure, run_figures, scaling_figures
 from llmb.reports.parse_report import one_mfu
 from llmb.reports.plan_report import plan_title
 from llmb.reports.run_report import cv_pct, machine_table, run_table
-from llmb.reports.table import Column, Table, cell, facts_table, number_column, rows_table, table_of
+from llmb.reports.table import Column, Table, facts_table, number_column, rows_table, table_of
 from llmb.reports.trace_report import network_table
 from llmb.reports.verdict_report import explanation_tables, interval_pct, reference_s, signed_pct, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, by_reason, flaw_of, grouped

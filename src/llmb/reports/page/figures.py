@@ -12,6 +12,7 @@ from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
 from llmb.readers.anomalies import changes_pct, find_anomalies, find_levels
 from llmb.readers.profiles.breakdown import shares
+from llmb.reports.formats import cell, interval_of, number
 from llmb.reports.jobs_report import local_time, short_time
 from llmb.reports.page.charts import (
     BESIDE,
@@ -34,7 +35,7 @@ from llmb.reports.page.charts import (
     parts_chart,
     series_chart,
 )
-from llmb.reports.table import Table, cell, interval_of, number, result_table
+from llmb.reports.table import Table, result_table
 from llmb.reports.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
 from llmb.runs.conditions import definite_differences, rule_of

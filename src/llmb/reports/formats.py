@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values as text: numbers, intervals, durations, and series as block characters. Pure."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from llmb.base.shown_text import printable, value_text
+
+if TYPE_CHECKING:  # every command can print, and few have a use for records
+    from llmb.catalogue.records import Window
+    from llmb.runs.steps import Step
+
+LONGEST_VALUE = 60
+"""Lists of nodes and GPUs can be long."""
+_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
+
+
+def as_text(value: object) -> str:
+    """Format a value in one line; empty if unknown."""
+    return "" if value is None else printable(value)
+
+
+def cell(value: float | None) -> str:
+    """Format a number as ``number`` does; empty if unknown."""
+    return "" if value is None else number(value)
+
+
+def whole(value: int | None) -> str:
+    """Format with thousands separators; empty if unknown."""
+    return "" if value is None else f"{value:,}"
+
+
+def number(value: float | None) -> str:
+    """Format with four significant digits, above 1,000 as an integer; 'n/a' if unknown."""
+    if value is None:
+        return "n/a"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def unknown(reason: str) -> str:
+    return f"n/a ({reason})"
+
+
+def interval_of(interval: tuple[float, float] | None) -> str:
+    """Format the confidence interval of a value that is never negative. An interval that includes 0 is not shown: it
+    comes from very few or very different steps.
+    """
+    if interval is None:
+        return number(None)
+    low, high = interval
+    return f"{number(low)} to {number(high)}" if low > 0 else unknown("too few steps")
+
+
+def duration(seconds: float) -> str:
+    """Format in the two largest units, such as ``3 min 14 s`` and ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    sizes = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    place = next(place for place, (size, _) in enumerate(sizes) if whole >= size)
+    (size, unit), (small, small_unit) = sizes[place : place + 2]
+    return f"{whole // size} {unit} {whole % size // small} {small_unit}"
+
+
+def shortened(value: str | float | bool | None) -> str:
+    """Shorten a value; commits to the digits that git shows."""
+    text = _COMMIT.sub(r"\1", printable(value_text(value)))
+    return crop(text, LONGEST_VALUE)
+
+
+def crop(text: str, most: int) -> str:
+    """Shorten a text to ``most`` characters, with dots at its end."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+Value = TypeVar("Value")
+BLOCKS = "▁▂▃▄▅▆▇█"
+PLAIN_BLOCKS = str.maketrans(BLOCKS, "12345678")
+"""The height as a digit, for an output without block characters."""
+MOST_CELLS = 32
+CHART_CELLS, CHART_ROWS = 64, 8
+LEAST_SPAN = 0.1
+"""The full height is at least this share of the step time, so that ordinary noise looks like what it is."""
+LEAST = 3
+"""Fewer values are no series."""
+NOT_FINITE = "?"
+
+
+def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[float] = ()) -> str:
+    """The values from left to right; of more than ``cells``, the longest of those that share a cell.
+
+    The height is between the smallest and the largest value of ``scale``, by default the second half of ``values``,
+    which is without the warm-up; what is beyond has the lowest or the full height. Empty for less than ``LEAST``.
+    """
+    scaled = [value for value in scale or values[len(values) // 2 :] if math.isfinite(value)]
+    if not scaled or (len(values) < LEAST and not scale):
+        return ""
+    low = min(scaled)
+    span = max(max(scaled) - low, LEAST_SPAN * abs(low)) or 1.0
+    heights = (_longest(part) for part in _parts(values, cells))
+    return "".join(NOT_FINITE if value is None else _block((value - low) / span) for value in heights)
+
+
+def window_sparkline(steps: Sequence["Step"], window: "Window", cells: int = MOST_CELLS) -> str:
+    """The step times of a run, scaled by those of its window, which is in brackets; empty without a step."""
+    groups: list[list[float]] = [[], [], []]
+    for step in steps:
+        groups[0 if step.step < window.first else 1 if step.step <= window.last else 2].append(step.step_time_s)
+    before, inside, after = groups
+    if not inside:
+        return sparkline([*before, *after], cells)
+    shares = [len(group) * cells / max(len(steps), cells) for group in groups]
+    drawn = [sparkline(group, max(1, round(share)), inside) for group, share in zip(groups, shares, strict=True)]
+    return f"{drawn[0]}[{drawn[1]}]{drawn[2]}"
+
+
+def step_chart(
+    steps: Sequence["Step"], window: "Window", cells: int = CHART_CELLS, rows: int = CHART_ROWS
+) -> list[str]:
+    """Lines with the step times of a run as columns, from the least to the largest of its window, which is underlined.
+
+    As in ``sparkline``, the slowest of the steps that share a column is shown, and what is beyond has the full height.
+    """
+    inside = [step.step_time_s for step in steps if step.step in window]
+    scaled = [value for value in inside or [step.step_time_s for step in steps] if math.isfinite(value)]
+    if not scaled:
+        return []
+    low = min(scaled)
+    span = max(max(scaled) - low, LEAST_SPAN * abs(low)) or 1.0
+    parts = list(_parts(steps, cells))
+    slowest = (_longest([step.step_time_s for step in part]) for part in parts)
+    heights = [math.inf if value is None else (value - low) / span for value in slowest]
+    limits = {0: f"{number(low + span)} s", rows - 1: f"{number(low)} s"}
+    margin = max(map(len, limits.values()))
+    lines = []
+    for row in range(rows):
+        blocks = (_block_in_row(height, rows - 1 - row, rows) for height in heights)
+        lines.append(f"{limits.get(row, ''):>{margin}} |{''.join(blocks)}".rstrip())
+    in_window = (any(step.step in window for step in part) for part in parts)
+    lines.append(f"{'':{margin}} |{''.join('=' if is_in else ' ' for is_in in in_window)}".rstrip())
+    share = math.ceil(len(steps) / len(parts))
+    each = "" if share == 1 else f", the slowest of up to {share} a column"
+    lines.append(f"steps {steps[0].step}-{steps[-1].step}{each}; = is the window {window.first}-{window.last}")
+    return lines
+
+
+def _block_in_row(height: float, row: int, rows: int) -> str:
+    """Return the character of a column in a row, counted from the lowest: none, a block, or the full height."""
+    part = height * rows - row
+    if part >= 1:
+        return BLOCKS[-1]
+    return _block(part) if part > 0 or row == 0 else " "
+
+
+def _parts(values: Sequence[Value], cells: int) -> Iterator[Sequence[Value]]:
+    count = min(cells, len(values))
+    for place in range(count):
+        yield values[place * len(values) // count : (place + 1) * len(values) // count]
+
+
+def _longest(values: Sequence[float]) -> float | None:
+    """Return the longest value; None if one is not finite."""
+    return max(values) if all(map(math.isfinite, values)) else None
+
+
+def _block(height: float) -> str:
+    return BLOCKS[min(len(BLOCKS) - 1, max(0, int(height * len(BLOCKS))))]
