@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison's document. docs/how-to/compare-engines.md describes its keys."""
+"""The comparison's document. benchmarks/README.md lists its keys."""
 
 from typing import Any, Literal
 

@@ -138,7 +138,7 @@ def test_the_page_has_the_published_figure_beside_each_measured_one() -> None:
 
 
 def test_the_page_names_every_key_of_the_document() -> None:
-    page = (ROOT / "docs" / "how-to" / "compare-engines.md").read_text()
+    page = (ROOT / "benchmarks" / "README.md").read_text()
     for record in (Document, CaseResult, Settings, Verdict, Floor, Ceilings):
         missing = [name for name in record.model_fields if f"`{name}`" not in page]
         assert not missing, record.__name__
@@ -212,7 +212,7 @@ def test_memory_counts_at_least_weights_gradients_and_optimizer(name) -> None:
         assert memory.needed_bytes(Case("huggingface", case.subject)) < memory.needed_bytes(case)
 
 
-PAGE = (ROOT / "docs" / "how-to" / "compare-engines.md").read_text()
+PAGE = (ROOT / "benchmarks" / "README.md").read_text()
 COMMANDS = re.findall(r"^python3 -m benchmarks\.engine( .*)$", PAGE, re.MULTILINE)
 
 

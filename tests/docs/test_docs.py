@@ -152,7 +152,7 @@ def test_pages_show_every_command() -> None:
 
 
 def test_setup_installs_what_the_commands_of_the_readme_need() -> None:
-    table = (ROOT / "docs" / "how-to" / "install-from-a-package.md").read_text()
+    table = (ROOT / "docs" / "how-to" / "install.md").read_text()
     needs = {
         command: extra
         for extra, commands in re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", table, re.MULTILINE)

@@ -413,7 +413,7 @@ class EngineCase(BaseModel):
 
 
 class EngineDocument(BaseModel):
-    """A comparison of engines (docs/how-to/compare-engines.md). Version 1 has neither variants nor outdated cases."""
+    """A comparison of engines (benchmarks/README.md). Version 1 has neither variants nor outdated cases."""
 
     schema_version: Literal[1, 2]
     kind: Literal["engine-comparison"]

@@ -22,7 +22,7 @@ from llmb.setup.install.answers import Answers, answers_schema
 from llmb.setup.install.install_state import Journal, put_file
 from llmb.setup.install.python_environment import python_of
 
-ADVICE = f"{see('install-on-a-cluster')}; 'llmb install --record FILE' writes such a file"
+ADVICE = f"{see('install')}; 'llmb install --record FILE' writes such a file"
 ANSWERS_HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"
 NEW_KEYS = frozenset(("venv_type", "install_path", "slurm", "install_method", "selected_workloads", "environment_vars"))
 """Keys that only this file has."""

@@ -173,7 +173,7 @@ def _call(command: list[str], say: Callable[[str], None]) -> None:
         raise UserInterrupt(f"interrupted by {signal}; the same command imports the image again") from signal
     if code:
         how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-        do = see("build-an-image", "for private registries and small disks")
+        do = see("install", "for private registries and small disks")
         raise EnvironmentProblem(f"{command[0]} {how}; what it printed is above", where=command[-1], do=do)
 
 
