@@ -13,12 +13,7 @@ from llmb.catalogue.catalogue import Catalogue
 ROOT = Path(__file__).resolve().parent.parent
 CATALOGUE = ROOT / "docs" / "reference" / "catalogue.md"
 HEADER = "<!-- Written by scripts/generate_reference.py ('make reference'); changes made here are lost. -->"
-WITH_BLOCKS = (
-    "README.md",
-    "docs/tutorial/first-run.md",
-    "docs/reference/what-is-the-same.md",
-    "docs/reference/environment.md",
-)
+WITH_BLOCKS = ("docs/tutorial/first-run.md", "docs/reference/what-is-the-same.md", "docs/reference/environment.md")
 BLOCK = re.compile(r"(?<=<!-- generated: )([\w.-]+) -->\n.*?(?=\n<!-- end -->)", re.DOTALL)
 
 

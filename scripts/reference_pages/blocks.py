@@ -15,7 +15,6 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
 from llmb.jobs.campaigns.proposal import job_options
 from llmb.launch.documents.variables import LaunchVariable, VariableUse, documented_variables
-from llmb.reports.recipe_report import scales_table
 from llmb.reports.run_report import answer_text, run_table
 from llmb.reports.table import plain_lines
 from llmb.runs.choices import Choices
@@ -29,18 +28,13 @@ from reference_pages.markdown import table
 
 RESULT = Path(__file__).with_name("sample_result.json")
 NO_EARLIER = "no earlier runs of this recipe on these nodes, and 2 are needed"
-SCALES = (8, 16, 32, 64, 128)
 
 
 def all_blocks(catalogue: Catalogue) -> dict[str, str]:
     """Return the blocks by the names that pages have for them."""
     steps = {name: step_table(catalogue, document) for name, document in catalogue.documents.items()}
-    return {**samples(catalogue), **steps, "variables": variables_table()}
-
-
-def samples(catalogue: Catalogue) -> dict[str, str]:
-    found = {"result": sample_result(catalogue), "figures": sample_figures(catalogue)}
-    return {name: "\n".join(["```text", *lines, "```"]) for name, lines in found.items()}
+    result = "\n".join(["```text", *sample_result(catalogue), "```"])
+    return {"result": result, **steps, "variables": variables_table()}
 
 
 def sample_result(catalogue: Catalogue) -> list[str]:
@@ -52,11 +46,6 @@ def sample_result(catalogue: Catalogue) -> list[str]:
     result = Result.model_validate_json(RESULT.read_text())
     answer = answer_text(result, without_reference("not comparable", NO_EARLIER))
     return [*plain_lines(run_table(plan, result, answer=answer, brief=True))]
-
-
-def sample_figures(catalogue: Catalogue) -> list[str]:
-    requests = (Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=scale) for scale in SCALES)
-    return [*plain_lines(scales_table([resolve(catalogue, request) for request in requests]))]
 
 
 COLUMNS = ("item", "framework", "llmb", "same", "without it", "what it is", "source")
