@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from step_series import step_noise
 
 from llmb.base.statistics import Statistics, describe, spread_of
-from llmb.verdict.judge_run import describe_runs
+from llmb.verdict.judgement import describe_runs
 
 samples = st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=1, max_size=60)
 

@@ -14,4 +14,4 @@ from llmb.verdict.judgement import without_reference
 def sample_judgement() -> dict[str, Any]:
     run = AnalyzedRun(id="", path=Path("run"), identity=RunIdentity(configuration={}), status="success")
     verdict = without_reference("not comparable", "")
-    return judge_document([Judged("", (run,), verdict, None)], [ExcludedRun("", "")])
+    return judge_document([Judged("", (run,), verdict)], [ExcludedRun("", "")])

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run against one figure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from llmb.base.statistics import describe
 from llmb.catalogue.records import Window
-from llmb.runs.conditions import BETWEEN_RUNS
+from llmb.runs.analyzed_run import AnalyzedRun
+from llmb.runs.conditions import RunIdentity
 from llmb.runs.result import Condition, Reference, Verdict
-from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, headline, judge_against_figure
+from llmb.verdict.judgement import Tolerance, default_tolerance, headline, judge_against_figure
 
 FIGURE = Reference(kind="published", step_time_s=10.0, source="a document line 54")
 EXPECTED = FIGURE.model_copy(update={"kind": "expectation"})
@@ -19,7 +21,21 @@ TOLERANCE = Tolerance(5.0, "--tolerance")
 def judged(
     times: Sequence[float], *conditions: Condition, flaw: str | None = None, reference: Reference = FIGURE
 ) -> Verdict:
-    return judge_against_figure(Measured(step_time_s=describe(times), flaw=flaw), reference, conditions, TOLERANCE)
+    return judge_against_figure([run_of(times, flaw)], reference, conditions, TOLERANCE)
+
+
+def run_of(
+    times: Sequence[float], flaw: str | None = None, faults: Mapping[str, tuple[str, ...]] | None = None
+) -> AnalyzedRun:
+    return AnalyzedRun(
+        id="1",
+        path=Path("run"),
+        identity=RunIdentity(configuration={}),
+        status="success",
+        reason=flaw,
+        step_time_s=describe(times) if times else None,
+        faults=faults or {},
+    )
 
 
 def around(mean: float, spread: float = 0.01) -> list[float]:
@@ -81,7 +97,7 @@ def test_a_run_that_is_no_measurement_is_invalid() -> None:
     found = judged(around(10.0), flaw="the window includes the first step, which includes warm-up")
     assert found.verdict == "invalid"
     assert found.sentence == "invalid: the window includes the first step, which includes warm-up"
-    failed = judge_against_figure(Measured(step_time_s=None, flaw="killed by signal 9"), FIGURE, (), TOLERANCE)
+    failed = judge_against_figure([run_of([], "killed by signal 9")], FIGURE, (), TOLERANCE)
     assert (failed.verdict, failed.delta_pct, failed.reason) == ("invalid", None, "killed by signal 9")
 
 
@@ -94,17 +110,15 @@ def test_a_published_figure_is_soft_and_an_expectation_only_with_what_weakens() 
 
 
 def test_other_work_makes_a_verdict_soft_and_is_named() -> None:
-    measured = Measured(
-        step_time_s=describe(around(12.0)), faults={"other_work": "other processes used 3.1 of 8 cores"}
-    )
-    found = judge_against_figure(measured, EXPECTED, (), TOLERANCE)
+    busy = run_of(around(12.0), faults={"other_work": ("other processes used 3.1 of 8 cores",)})
+    found = judge_against_figure([busy], EXPECTED, (), TOLERANCE)
     assert (found.verdict, found.soft) == ("regressed", True)
     assert found.conditions[0].own == "other processes used 3.1 of 8 cores"
     assert "; other work beside yours: other processes used 3.1 of 8 cores" in found.sentence
-    several = Measured(step_time_s=describe(around(12.0)), faults={"other_work": BETWEEN_RUNS.join("abc")})
+    several = [run_of(around(12.0), faults={"unlike_nodes": (name,)}) for name in "abc"]
     found = judge_against_figure(several, EXPECTED, (), TOLERANCE)
     assert found.conditions[0].own == "a | b | c"
-    assert "other work beside yours: a (and 2 more like it)" in found.sentence
+    assert "nodes unlike each other in yours: a (and 2 more like it)" in found.sentence
 
 
 def test_a_condition_that_prevents_a_verdict_leaves_the_difference() -> None:
@@ -126,22 +140,23 @@ def test_defaults_of_the_tolerance_say_where_they_come_from() -> None:
 
 
 FAULT = "NCCL used TCP sockets on node1"
+SHOWN_FAULT = f"{FAULT} ('llmb judge 1 --explain' tells more)"
 
 
 def test_a_fault_of_the_network_makes_a_verdict_soft_and_comes_first() -> None:
-    times, other = describe(around(12.0)), "other processes used 3.1 of 8 cores"
-    measured = Measured(step_time_s=times, faults={"network_fault": FAULT, "other_work": other})
-    found = judge_against_figure(measured, EXPECTED, (), TOLERANCE)
+    other = ("other processes used 3.1 of 8 cores",)
+    measured = run_of(around(12.0), faults={"network_fault": (FAULT,), "other_work": other})
+    found = judge_against_figure([measured], EXPECTED, (), TOLERANCE)
     assert (found.verdict, found.soft) == ("regressed", True)
     assert [condition.key for condition in found.conditions] == ["network_fault", "other_work"]
-    assert found.sentence.startswith(f"{FAULT}; 20.0 % slower than expected")
-    assert headline(found).startswith(f"REGRESSED (soft): {FAULT}; ")
+    assert found.sentence.startswith(f"{SHOWN_FAULT}; 20.0 % slower than expected")
+    assert headline(found).startswith(f"REGRESSED (soft): {SHOWN_FAULT}; ")
 
 
 def test_a_fault_of_the_network_is_also_in_sentences_without_a_decision() -> None:
-    wide = Measured(step_time_s=describe([9.0, 12.0, 10.0, 11.0]), faults={"network_fault": FAULT})
-    undecided = judge_against_figure(wide, EXPECTED, (), TOLERANCE)
-    assert undecided.sentence.startswith(f"inconclusive: {FAULT}; ")
+    wide = run_of([9.0, 12.0, 10.0, 11.0], faults={"network_fault": (FAULT,)})
+    undecided = judge_against_figure([wide], EXPECTED, (), TOLERANCE)
+    assert undecided.sentence.startswith(f"inconclusive: {SHOWN_FAULT}; ")
     other = Condition(key="hardware.device", own="a", reference="b", effect="prevents")
-    prevented = judge_against_figure(wide, EXPECTED, (other,), TOLERANCE)
-    assert prevented.sentence.startswith(f"not comparable with the expected figure: {FAULT}; GPU variant differs (")
+    prevented = judge_against_figure([wide], EXPECTED, (other,), TOLERANCE)
+    assert prevented.sentence.startswith(f"not comparable with the expected figure: {SHOWN_FAULT}; GPU ")

@@ -2,28 +2,39 @@
 """Runs against a baseline of runs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from llmb.base.statistics import describe
+from llmb.runs.analyzed_run import AnalyzedRun
+from llmb.runs.conditions import RunIdentity
 from llmb.runs.result import Reference, Verdict
 from llmb.verdict.group_difference import SINGLE_RUNS
-from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_runs
+from llmb.verdict.judgement import Tolerance, default_tolerance, judge_against_runs
 
 BASELINE = Reference(kind="baseline", step_time_s=10.0, source="before", runs=3)
 SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)
 
 
-def run(mean_s: float, node: str = "a", flaw: str | None = None, **conditions: str) -> Measured:
-    times = describe([mean_s + sign * 0.01 for sign in SIGNS])
-    return Measured(step_time_s=times, flaw=flaw, conditions=conditions, nodes=(node,))
+def run(mean_s: float, node: str = "a", flaw: str | None = None, **conditions: str) -> AnalyzedRun:
+    return AnalyzedRun(
+        id="1",
+        path=Path("run"),
+        identity=RunIdentity(configuration={}),
+        conditions=conditions,
+        status="success",
+        reason=flaw,
+        step_time_s=describe([mean_s + sign * 0.01 for sign in SIGNS]),
+        nodes=(node,),
+    )
 
 
-def judged(own: list[Measured], baseline: list[Measured], tolerance: Tolerance | None = None) -> Verdict:
+def judged(own: list[AnalyzedRun], baseline: list[AnalyzedRun], tolerance: Tolerance | None = None) -> Verdict:
     return judge_against_runs(own, baseline, BASELINE, tolerance)
 
 
-def group(mean_s: float, **options: str) -> list[Measured]:
+def group(mean_s: float, **options: str) -> list[AnalyzedRun]:
     return [run(mean_s + shift, **options) for shift in (-0.01, 0.0, 0.01)]
 
 
@@ -57,7 +68,7 @@ def test_single_runs_allow_only_a_soft_verdict() -> None:
 def test_other_work_beside_any_run_of_either_side_makes_a_verdict_soft() -> None:
     """Also the same on both sides: it does not take the same from each run. What several runs had is one clause."""
     busy = [
-        replace(run(10.0), faults={"other_work": f"other processes used {cores} of 2 cores"}) for cores in (1.8, 1.5)
+        replace(run(10.0), faults={"other_work": (f"other processes used {cores} of 2 cores",)}) for cores in (1.8, 1.5)
     ]
     both = "other processes used 1.5 to 1.8 of 2 cores during 2 of 5 runs"
     once = "other processes used 1.8 of 2 cores during 1 of 4 runs"
@@ -113,12 +124,13 @@ def test_another_recipe_is_not_comparable_and_another_driver_is_noted() -> None:
 
 
 def test_a_fault_of_the_network_of_either_side_comes_first() -> None:
-    slow = [replace(one, faults={"network_fault": "NCCL used TCP sockets"}) for one in group(12.0)]
+    slow = [replace(one, faults={"network_fault": ("NCCL used TCP sockets",)}) for one in group(12.0)]
+    fault = "NCCL used TCP sockets ('llmb judge 1 --explain' tells more)"
     own = judged(slow, group(10.0))
     assert own.soft
-    assert own.sentence.startswith("NCCL used TCP sockets; 20.0 % slower than the baseline")
+    assert own.sentence.startswith(f"{fault}; 20.0 % slower than the baseline")
     theirs = judged(group(10.0), slow)
-    assert theirs.sentence.startswith("the baseline: NCCL used TCP sockets; 16.7 % faster than the baseline")
+    assert theirs.sentence.startswith(f"the baseline: {fault}; 16.7 % faster than the baseline")
     assert judged(slow, slow).soft
     other = judged(group(10.0, fabric="TCP sockets"), group(10.0, fabric="InfiniBand"))
     assert "network between nodes differs" in other.sentence

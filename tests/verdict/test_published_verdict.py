@@ -2,7 +2,7 @@
 """Runs judged against the published figure of their recipe."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +12,12 @@ from llmb.base.missing import Missing
 from llmb.base.statistics import describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
+from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.choices import Parallelism
+from llmb.runs.conditions import RunIdentity
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome, queued_record
 from llmb.runs.result import NOT_SUCCESSFUL, Result, Verdict
-from llmb.verdict.judgement import Measured
 from llmb.verdict.published_verdict import figure_of, verdict_of_recipe, ways_of_engine, with_verdict
 
 DOCUMENT = "dgxc-benchmarking v25.04 llama3.1/README.md (lines of the rendered text)"
@@ -225,11 +226,17 @@ def test_a_deviation_that_a_document_prints_widens_the_interval() -> None:
 def test_what_is_as_published_is_no_condition(run: dict[str, Any]) -> None:
     recipe = gpu_record(**run).plan.recipe
     same = {condition.key: condition.value for condition in recipe.conditions}
-    measured = Measured(step_time_s=describe(times_around(4.0, steps=10)), conditions=same)
-    named = effects(verdict_of_recipe(recipe, measured))
+    judged = AnalyzedRun(
+        id="1",
+        path=Path("run"),
+        identity=RunIdentity(configuration={}),
+        status="success",
+        step_time_s=describe(times_around(4.0, steps=10)),
+    )
+    named = effects(verdict_of_recipe(recipe, [judged], same))
     assert same and not named.keys() & same.keys()
     for key in same:
-        other = verdict_of_recipe(recipe, replace(measured, conditions=same | {key: "otherwise"}))
+        other = verdict_of_recipe(recipe, [judged], same | {key: "otherwise"})
         (condition,) = [one for one in other.conditions if one.key == key]
         assert condition.why and (condition.own, condition.reference) == ("otherwise", same[key])
 

@@ -17,16 +17,8 @@ from llmb.runs.result import Condition, Reference
 from llmb.verdict.catalogue_figures import as_catalogued, find_recipe, with_stated
 from llmb.verdict.copies import once_in
 from llmb.verdict.expectations_file import Expectations, read_expectations
-from llmb.verdict.judge_run import (
-    Judged,
-    is_pretended,
-    judge_against,
-    judge_alone,
-    judge_expected,
-    judge_pretended,
-    measured_run,
-)
-from llmb.verdict.judgement import Tolerance, judge_against_figure
+from llmb.verdict.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
+from llmb.verdict.judgement import Tolerance, judge_against_figure, stated_conditions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +89,9 @@ def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
     source = f"a prediction of llmb predict, ±{pct:.0f} %, as {judged.verdict.reason}"
     reference = Reference(kind="prediction", step_time_s=predicted.step_time_s, source=source)
     limit = tolerance or Tolerance(pct, "the interval of the prediction")
-    own = measured_run(run)
-    software = Condition(key="program", own=own.conditions.get("program"), reference="llmb predict", effect="weakens")
-    verdict = judge_against_figure(own, reference, (software,), limit)
+    program = stated_conditions(run).get("program")
+    software = Condition(key="program", own=program, reference="llmb predict", effect="weakens")
+    verdict = judge_against_figure([run], reference, (software,), limit)
     return replace(judged, title=plan.recipe.title(), verdict=verdict)
 
 

@@ -110,7 +110,7 @@ def verdict_table(judged: Judged) -> Table:
         table.columns = table.columns[:1]
         return table
     table.add_row("step time s", number(judged.compared_s), number(reference.step_time_s))
-    own = judged.step_time_s.ci95 if judged.step_time_s else None
+    own = judged.times.ci95 if judged.times else None
     if own or reference.step_time_s_ci95:
         table.add_row("95 % interval s", interval_of(own), interval_of(reference.step_time_s_ci95))
     for condition in _two_sided(verdict):

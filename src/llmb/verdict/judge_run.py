@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge runs that ended: against published figures, other runs, or the user's expectations."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,24 +10,14 @@ import yaml
 
 from llmb.base.errors import EnvironmentProblem, UsageError, see
 from llmb.base.missing import Missing
-from llmb.base.statistics import Statistics, describe, student_t
+from llmb.base.statistics import Statistics
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
 from llmb.catalogue.window import STEADY
 from llmb.readers.samples.node_settings import PREFIXES
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of, grouped
-from llmb.runs.conditions import (
-    Value,
-    condition_values,
-    fault_texts,
-    find_conditions,
-    merged,
-    rule_of,
-    steps_text,
-    title_of,
-    together,
-)
+from llmb.runs.conditions import Value, Values, find_conditions, merged, rule_of, steps_text, title_of
 from llmb.runs.folder import write_atomically
 from llmb.runs.result import Reference, Verdict
 from llmb.verdict.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
@@ -39,23 +28,18 @@ from llmb.verdict.expectations_file import (
     ExpectedLayout,
     ExpectedStepTime,
 )
-from llmb.verdict.judgement import Measured, Tolerance, judge_against_figure, judge_against_runs, without_reference
+from llmb.verdict.judgement import (
+    Tolerance,
+    judge_against_figure,
+    judge_against_runs,
+    stated_conditions,
+    times_of,
+    without_reference,
+)
 from llmb.verdict.match_runs import Earlier, earlier_spread, no_earlier
 from llmb.verdict.published_verdict import documented_steps, published_verdict, verdict_of_recipe
 
-
-def describe_runs(means_s: Sequence[float]) -> Statistics:
-    """Statistics of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
-    found = describe(means_s)
-    if found.std is None:
-        return found
-    half = student_t(found.count - 1, 0.975) * found.std / math.sqrt(found.count)
-    return replace(found, ci95=(found.mean - half, found.mean + half), effective_count=None)
-
-
 NO_RECIPE = "the catalogue has no recipe with the layout of this log"
-
-
 LEAST_EARLIER = 2
 MOST_EARLIER = 10
 """Older runs probably had other software, which would widen the spread."""
@@ -68,18 +52,21 @@ class Judged:
     title: str
     runs: tuple[AnalyzedRun, ...]
     verdict: Verdict
-    step_time_s: Statistics | None
-    """Statistics of a run's window, or of the means of several runs."""
     baseline: tuple[AnalyzedRun, ...] = ()
     """The runs that they are judged against; empty for a figure."""
 
     @property
+    def times(self) -> Statistics | None:
+        """Return the statistics of a run's window, or of the means of several runs."""
+        return times_of(self.runs)
+
+    @property
     def compared_s(self) -> float | None:
         """The step time that the difference refers to: between groups of runs, the median."""
-        if self.step_time_s is None:
+        if self.times is None:
             return None
         counted = [run for run in self.runs if flaw_of(run) is None]
-        return self.step_time_s.median if self.baseline and len(counted) > 1 else self.step_time_s.mean
+        return self.times.median if self.baseline and len(counted) > 1 else self.times.mean
 
 
 def is_pretended(run: AnalyzedRun) -> bool:
@@ -90,7 +77,7 @@ def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
     """Return 'not comparable': all references are runs of all ranks."""
     why = flaw_of(repeats[0])
     assert why, "a rank alone measures no step of all"
-    return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why), None)
+    return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why))
 
 
 def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier) -> list[Judged]:
@@ -110,8 +97,8 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Jud
     """Judge a run against the published figure of its recipe."""
     if run.record is None:
         return _judge_log(run, tolerance)
-    found = published_verdict(run.record, measured_run(run), run.window, tolerance)
-    return Judged(title_of_run(run), (run,), _verdict(run, found), run.step_time_s)
+    found = published_verdict([run], run.record, tolerance)
+    return Judged(title_of_run(run), (run,), _verdict(run, found))
 
 
 def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
@@ -128,19 +115,21 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
     run = if_possible(run, catalogue) if run.log else run
-    found = verdict_of_recipe(recipe, _measured_log(run, recipe), tolerance) if recipe else _no_recipe(known, catalogue)
-    return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found), run.step_time_s)
+    found = (
+        verdict_of_recipe(recipe, [run], _logged_conditions(run, recipe), tolerance)
+        if recipe
+        else _no_recipe(known, catalogue)
+    )
+    return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found))
 
 
-def _measured_log(run: AnalyzedRun, recipe: Recipe) -> Measured:
-    """Return the measurement; a log of the document's release gets its program and the steps that it averages."""
-    measured, document = measured_run(run), recipe.document
-    if document is None or run.identity.configuration.get("release") != document.release:
-        return measured
-    own = {"program": document.framework}
-    if run.window:
-        own["window"] = documented_steps(recipe, run.window)
-    return replace(measured, conditions={**measured.conditions, **own})
+def _logged_conditions(run: AnalyzedRun, recipe: Recipe) -> Values:
+    """Return the conditions; a log of the document's release gets its program and the steps that it averages."""
+    stated, document = stated_conditions(run), recipe.document
+    if document is None or run.configuration.get("release") != document.release:
+        return stated
+    window = {"window": documented_steps(recipe, run.window)} if run.window else {}
+    return {**stated, "program": document.framework, **window}
 
 
 def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
@@ -162,16 +151,16 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
     """Judge against the entry of the user's file that fits the run."""
-    measured = measured_run(run)
-    entry = expectations.entry_for(measured.conditions)
+    stated = stated_conditions(run)
+    entry = expectations.entry_for(stated)
     if isinstance(entry, Missing):
-        return Judged(title_of_run(run), (run,), _verdict(run, entry), run.step_time_s)
+        return Judged(title_of_run(run), (run,), _verdict(run, entry))
     wanted = entry.values
-    own = {key: value for key, value in measured.conditions.items() if key in wanted}
+    own = {key: value for key, value in stated.items() if key in wanted}
     conditions = find_conditions(own, wanted, "expectation")
     limit = tolerance or expectations.tolerance_of(entry)
-    verdict = judge_against_figure(measured, entry.reference, conditions, limit)
-    return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
+    verdict = judge_against_figure([run], entry.reference, conditions, limit)
+    return Judged(title_of_run(run), (run,), verdict)
 
 
 def judge_against(
@@ -198,20 +187,13 @@ def _against_nearest(
 ) -> Judged:
     if not groups:
         verdict = without_reference("not comparable", f"{source} has no other run that is a measurement")
-        return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats))
-    own = [measured_run(run) for run in repeats]
+        return Judged(title_of_run(repeats[0]), tuple(repeats), verdict)
     verdicts = [
-        judge_against_runs(
-            own,
-            [measured_run(run) for run in group],
-            _baseline(group, source),
-            tolerance,
-            earlier_spread(group, repeats, earlier),
-        )
+        judge_against_runs(repeats, group, _baseline(group, source), tolerance, earlier_spread(group, repeats, earlier))
         for group in groups
     ]
     verdict, group = min(zip(verdicts, groups, strict=True), key=lambda each: _distance(each[0]))
-    return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats), tuple(group))
+    return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, tuple(group))
 
 
 def _distance(verdict: Verdict) -> tuple[int, ...]:
@@ -260,7 +242,7 @@ def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[An
     title = f"{recipe.name} on {recipe.scale} x {wanted.gpu_type}"
     used = [run for run in runs if flaw_of(run) is None] or runs[-1:]
     if not used:
-        return Judged(title, (), without_reference("inconclusive", "no run of this recipe was found"), None)
+        return Judged(title, (), without_reference("inconclusive", "no run of this recipe was found"))
     by_window: dict[str | None, list[AnalyzedRun]] = {}
     for run in used:
         by_window.setdefault(_kind_of_window(run), []).append(run)
@@ -281,43 +263,11 @@ def _kind_of_window(run: AnalyzedRun) -> str | None:
 
 
 def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tolerance) -> Judged:
-    times, last = times_of(repeats), repeats[-1]
-    assert last.record, "recipes are known of records alone"
-    found = published_verdict(last.record, _together(repeats), last.window, tolerance)
+    record = repeats[-1].record
+    assert record, "recipes are known of records alone"
+    found = published_verdict(repeats, record, tolerance)
     verdict = without_reference("not comparable", found.reason) if isinstance(found, Missing) else found
-    return Judged(title, tuple(repeats), verdict, times)
-
-
-def _together(repeats: Sequence[AnalyzedRun]) -> Measured:
-    return replace(
-        measured_run(repeats[-1]),
-        step_time_s=times_of(repeats),
-        faults=together(measured_run(run).faults for run in repeats),
-    )
-
-
-def measured_run(run: AnalyzedRun) -> Measured:
-    computed = condition_values(run.configuration, unset="none")
-    conditions = computed | condition_values({**run.values, "nodes": ", ".join(sorted(run.nodes)) or None})
-    return Measured(
-        step_time_s=run.step_time_s,
-        flaw=flaw_of(run),
-        conditions=conditions,
-        nodes=run.nodes,
-        faults=fault_texts(run.faults, run.id),
-    )
-
-
-def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
-    """Return statistics over the steps of one run, or over the means of several. None if no run has any.
-
-    Invalid runs count only if there is no valid one.
-    """
-    counted = [run for run in runs if flaw_of(run) is None] or runs
-    known = [run.step_time_s for run in counted if run.step_time_s]
-    if len(known) == 1:
-        return known[0]
-    return describe_runs([times.mean for times in known]) if known else None
+    return Judged(title, tuple(repeats), verdict)
 
 
 def title_of_run(run: AnalyzedRun) -> str:
@@ -360,7 +310,7 @@ def _expectations_text(entries: Sequence[ExpectedStepTime]) -> str:
 
 
 def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
-    values = merged(measured_run(run).conditions for run in group)
+    values = merged(map(stated_conditions, group))
     if "workload" not in values:
         do = f"write the entry by hand; {see('judge-a-run')}"
         raise UsageError(

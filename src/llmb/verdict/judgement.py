@@ -4,7 +4,7 @@ their one-line summaries. Pure but for its table of tolerances."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -14,15 +14,17 @@ from pydantic import Field
 
 from llmb.base.errors import UsageError
 from llmb.base.shown_text import counted
-from llmb.base.statistics import Statistics
+from llmb.base.statistics import Statistics, describe, student_t
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
+from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
 from llmb.runs.conditions import (
     BETWEEN_RUNS,
     EXPLAINED,
-    Values,
+    condition_values,
     differing,
     disturbances,
+    fault_texts,
     find_conditions,
     merged,
     together,
@@ -266,43 +268,56 @@ def default_tolerance(kind: ReferenceKind, *, same_nodes: bool = False) -> Toler
     return Tolerance(entry.tolerance_pct, entry.source)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A run, or a log, that is judged or judged against."""
+def stated_conditions(run: AnalyzedRun) -> dict[str, str]:
+    computed = condition_values(run.configuration, unset="none")
+    return computed | condition_values({**run.values, "nodes": ", ".join(sorted(run.nodes)) or None})
 
-    step_time_s: Statistics | None
-    """Statistics of its window."""
-    flaw: str | None = None
-    """Why it is not a measurement; None if it is one."""
-    conditions: Values = field(default_factory=dict)
-    nodes: tuple[str, ...] = ()
-    faults: Values = field(default_factory=dict)
-    """The known disturbances by the key of their condition, the most important first."""
+
+def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
+    """Return statistics over the steps of one run, or over the means of several. None if no run has any.
+
+    Invalid runs count only if there is no valid one.
+    """
+    counted = [run for run in runs if flaw_of(run) is None] or runs
+    known = [run.step_time_s for run in counted if run.step_time_s]
+    if len(known) == 1:
+        return known[0]
+    return describe_runs([times.mean for times in known]) if known else None
+
+
+def describe_runs(means_s: Sequence[float]) -> Statistics:
+    """Statistics of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
+    found = describe(means_s)
+    if found.std is None:
+        return found
+    half = student_t(found.count - 1, 0.975) * found.std / math.sqrt(found.count)
+    return replace(found, ci95=(found.mean - half, found.mean + half), effective_count=None)
 
 
 def judge_against_figure(
-    measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
+    repeats: Sequence[AnalyzedRun], reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
 ) -> Verdict:
-    """Judge whether the run is as fast as ``reference``, within ``tolerance``; ``conditions`` differ."""
-    all_conditions = (*_disturbances([measured]), *conditions)
+    """Judge whether a run, or the mean of its repeats, is as fast as ``reference``; ``conditions`` differ."""
+    all_conditions = (*_disturbances(repeats), *conditions)
     other_steps = reference.window is None or any(condition.key == WINDOW for condition in conditions)
     alike = reference.kind == "published" and not other_steps
-    finding = _finding_against_figure(measured, reference, tolerance, alike=alike)
+    finding = _finding_against_figure(times_of(repeats), flaw_of(repeats[-1]), reference, tolerance, alike=alike)
     return judgement(finding, reference, all_conditions, tolerance)
 
 
-def _finding_against_figure(measured: Measured, reference: Reference, tolerance: Tolerance, *, alike: bool) -> Verdict:
+def _finding_against_figure(
+    times: Statistics | None, flaw: str | None, reference: Reference, tolerance: Tolerance, *, alike: bool
+) -> Verdict:
     """Judge without conditions. ``alike``: the figure is the same statistic of the same steps, perhaps one log line."""
-    times = measured.step_time_s
     if times is None:
-        return Verdict(verdict="invalid", soft=False, reason=measured.flaw or "it has no statistics")
+        return Verdict(verdict="invalid", soft=False, reason=flaw)
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
-    if interval is None and alike and not measured.flaw:
+    if interval is None and alike and not flaw:
         found = _decided(delta, _allowed((delta, delta), 2), tolerance.pct)
         return found.model_copy(update={"soft": True, "reason": "; ".join(filter(None, (_said(found), SINGLE_STEPS)))})
     found = _decided(delta, interval, tolerance.pct)
-    if measured.flaw:
-        return found.model_copy(update={"verdict": "invalid", "reason": measured.flaw})
+    if flaw:
+        return found.model_copy(update={"verdict": "invalid", "reason": flaw})
     if interval is None or reference.kind not in ("expectation", "prediction"):
         return found
     allowed = _decided(delta, _allowed(interval), tolerance.pct)
@@ -355,8 +370,8 @@ def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> V
 
 
 def judge_against_runs(
-    runs: Sequence[Measured],
-    baseline: Sequence[Measured],
+    runs: Sequence[AnalyzedRun],
+    baseline: Sequence[AnalyzedRun],
     reference: Reference,
     tolerance: Tolerance | None = None,
     known: RunSpread | None = None,
@@ -366,27 +381,27 @@ def judge_against_runs(
     ``reference`` describes the baseline. ``tolerance`` defaults to that for these nodes. ``known``: the spread of
     earlier repeats, for a single run on each side.
     """
-    valid = [run for run in runs if run.step_time_s and not run.flaw]
+    valid = [run for run in runs if flaw_of(run) is None]
     counted = valid or runs
     nodes = {node for run in counted for node in run.nodes}
     same_nodes = bool(nodes) and nodes == {node for run in baseline for node in run.nodes}
     limit = tolerance or default_tolerance("baseline", same_nodes=same_nodes)
     conditions = (*_disturbances(counted, baseline), *find_conditions(_side(counted), _side(baseline), reference.kind))
     if not valid:
-        flaws = dict.fromkeys(run.flaw or "it has no statistics" for run in runs)
+        flaws = dict.fromkeys(filter(None, map(flaw_of, runs)))
         return judgement(Verdict(verdict="invalid", soft=False, reason="; ".join(flaws)), reference, conditions, limit)
     difference = group_difference(means_of(baseline), means_of(valid), known)
     return judgement(_finding_against_runs(difference, limit), reference, conditions, limit)
 
 
-def _disturbances(runs: Sequence[Measured], baseline: Sequence[Measured] = ()) -> Iterator[Condition]:
-    own, other = (together(run.faults for run in side) for side in (runs, baseline))
+def _disturbances(runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun] = ()) -> Iterator[Condition]:
+    own, other = (together(fault_texts(run.faults, run.id) for run in side) for side in (runs, baseline))
     return disturbances(own, other)
 
 
-def _side(runs: Sequence[Measured]) -> dict[str, str]:
+def _side(runs: Sequence[AnalyzedRun]) -> dict[str, str]:
     nodes = sorted({node for run in runs for node in run.nodes})
-    return merged(run.conditions for run in runs) | ({"nodes": ", ".join(nodes)} if nodes else {})
+    return merged(map(stated_conditions, runs)) | ({"nodes": ", ".join(nodes)} if nodes else {})
 
 
 def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance) -> Verdict:
@@ -406,7 +421,7 @@ def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance) -> 
     )
 
 
-def means_of(runs: Iterable[Measured]) -> list[RunMean]:
+def means_of(runs: Iterable[AnalyzedRun]) -> list[RunMean]:
     return [
         RunMean(mean_s=run.step_time_s.mean, ci95_s=run.step_time_s.ci95, nodes=run.nodes)
         for run in runs

@@ -2,20 +2,22 @@
 """The verdict of a run against the published figure of its recipe."""
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from pathlib import Path
 
 from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
 from llmb.catalogue.window import DOCUMENTED_STEPS, resolve_window
+from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.checkpoints.origin import dataset_title
 from llmb.runs.choices import shares_parameters
 from llmb.runs.conditions import (
     Value,
+    Values,
     condition_values,
     conditions_of,
-    fault_texts,
     faults_of,
     find_conditions,
     identity_of,
@@ -25,19 +27,26 @@ from llmb.runs.plan import EnginePlan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Condition, Reference, Result, Verdict
 from llmb.verdict.group_difference import NORMAL_QUANTILE
-from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_figure
+from llmb.verdict.judgement import Tolerance, default_tolerance, judge_against_figure
 
 DEVICE = "hardware.device"
 
 
 def with_verdict(result: Result, record: RunRecord) -> Result:
     """Return the result of a run with its verdict, or with the reason that there is none."""
-    measured = Measured(
+    run = AnalyzedRun(
+        id=record.id,
+        path=Path(),
+        identity=identity_of(record),
+        conditions=conditions_of(record),
+        status=result.status,
+        reason=result.flaw,
+        window=result.window or record.plan.window,
         step_time_s=result.step_time_s or None,
-        flaw=result.flaw,
-        faults=fault_texts(faults_of(record, result), record.id),
+        faults=faults_of(record, result),
+        record=record,
     )
-    return result.model_copy(update={"verdict": published_verdict(record, measured, result.window)})
+    return result.model_copy(update={"verdict": published_verdict([run], record)})
 
 
 def figure_of(recipe: Recipe) -> Expectation | Missing:
@@ -47,20 +56,22 @@ def figure_of(recipe: Recipe) -> Expectation | Missing:
 
 
 def published_verdict(
-    record: RunRecord, measured: Measured, window: Window | None, tolerance: Tolerance | None = None
+    repeats: Sequence[AnalyzedRun], record: RunRecord, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge against the published figure of the run's recipe. ``window`` is the one that its steps decided, if any.
+    """Judge against the published figure of the recipe of ``record``, that of the last run.
 
     The conditions are those that documents report, in their words.
     """
-    plan, window = record.plan, window or record.plan.window
+    plan, window = record.plan, repeats[-1].window or record.plan.window
     steps = documented_steps(plan.recipe, window) if plan.documented_software else steps_text(window)
-    own = condition_values({**_documented(record), "window": steps})
-    return verdict_of_recipe(plan.recipe, replace(measured, conditions=own), tolerance)
+    own = condition_values({**_documented(repeats[-1], record), "window": steps})
+    return verdict_of_recipe(plan.recipe, repeats, own, tolerance)
 
 
-def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance | None = None) -> Verdict | Missing:
-    """Judge any measurement of ``recipe``, with its conditions as far as they are known."""
+def verdict_of_recipe(
+    recipe: Recipe, repeats: Sequence[AnalyzedRun], stated: Values, tolerance: Tolerance | None = None
+) -> Verdict | Missing:
+    """Judge any runs of ``recipe``, with their conditions as far as they are ``stated``."""
     figure = figure_of(recipe)
     if isinstance(figure, Missing):
         return figure
@@ -75,12 +86,12 @@ def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance |
         convention=figure.convention,
         source=f"{figure.source} line {figure.line}",
     )
-    published = _published(recipe, figure, measured.conditions.get(DEVICE))
-    own = {key: value for key, value in measured.conditions.items() if key in published}
+    published = _published(recipe, figure, stated.get(DEVICE))
+    own = {key: value for key, value in stated.items() if key in published}
     found = find_conditions(own, condition_values(published), reference.kind)
     known = {condition.key: condition for condition in recipe.conditions}
     conditions = [_with_estimate(condition, known.get(condition.key)) for condition in found]
-    return judge_against_figure(measured, reference, conditions, tolerance or default_tolerance(reference.kind))
+    return judge_against_figure(repeats, reference, conditions, tolerance or default_tolerance(reference.kind))
 
 
 def _with_estimate(condition: Condition, published: PublishedCondition | None) -> Condition:
@@ -115,13 +126,13 @@ def _interval(figure: Expectation, window: Window) -> tuple[float, float] | None
     return figure.step_time_s - half, figure.step_time_s + half
 
 
-def _documented(record: RunRecord) -> dict[str, Value]:
+def _documented(run: AnalyzedRun, record: RunRecord) -> dict[str, Value]:
     """Return all conditions of a run but its window, in the words of reference documents, which name some of them."""
     plan, vboost = record.plan, record.vboost
     engine, document = isinstance(plan, EnginePlan) and plan, plan.documented_software
     return {
-        **identity_of(record).configuration,
-        **conditions_of(record),
+        **run.configuration,
+        **run.conditions,
         "program": document or record.program,
         "data": record.origin.data.short,
         "lora": str(plan.lora) if plan.lora else None,
