@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causes are ranked by what they cost, and never invented."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_steps import step_of
 
+from llmb.base.statistics import describe
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
-from llmb.runs.result import Condition
+from llmb.runs.analyzed_run import AnalyzedRun
+from llmb.runs.conditions import RunIdentity
+from llmb.runs.result import Condition, Reference
 from llmb.runs.steps import Step
-from llmb.verdict.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
+from llmb.verdict.causes import Evidence, ReferenceEvidence, Throttle, Work, cause_rules
 from llmb.verdict.explain_run import Explanation, explain_evidence
 
 WORDS = {
@@ -32,20 +37,27 @@ def evidence(work: Work = WORK, *, count: int = 8, **values: Any) -> Evidence:
     """Of a run without anything slow in it, but for ``values`` of every step."""
     steps = [step(number, **values) for number in range(count)]
     times = [1.0 + number % 2 / 1000 for number in range(20)]
-    return Evidence(
-        step_time_s=1.0, step_times_s=times, steps=steps, work=work, node_of={2: "node7"}, trained_s=float(count)
-    )
+    return Evidence(run=run_of(times), steps=steps, work=work, node_of={2: "node7"}, trained_s=float(count))
+
+
+def run_of(times: Sequence[float] = (), **fields: Any) -> AnalyzedRun:
+    """A run with a mean of 1 s."""
+    bare = AnalyzedRun(id="1", path=Path("run"), identity=RunIdentity(configuration={}), status="success")
+    return replace(bare, step_times_s=times, step_time_s=describe([1.0]), **fields)
 
 
 def differs(key: str, own: str, other: str) -> Condition:
     return Condition(key=key, own=own, reference=other, effect="noted")
 
 
-def reference(*differing: Condition, step_time_s: float = 0.5, **values: Any) -> ReferenceTime:
-    return ReferenceTime(step_time_s=step_time_s, source="the baseline", differing=differing, **values)
+def reference(
+    *differing: Condition, step_time_s: float = 0.5, window_text: str = "", **values: Any
+) -> ReferenceEvidence:
+    figure = Reference(kind="baseline", step_time_s=step_time_s, source="the baseline", window_text=window_text)
+    return ReferenceEvidence(reference=figure, differing=differing, **values)
 
 
-def explained(run: Evidence, against: ReferenceTime | None = None) -> Explanation:
+def explained(run: Evidence, against: ReferenceEvidence | None = None) -> Explanation:
     return explain_evidence(run, against, WORDS)
 
 
@@ -68,18 +80,21 @@ def test_a_run_with_nothing_slow_has_no_causes() -> None:
 
 def test_other_work_is_named_first_whatever_the_rest_costs() -> None:
     """Two runs at once wait for each other in every collective, which looks like slow communication."""
-    busy = replace(evidence(outside_layers_s=0.4), faults={"other_work": ("another run: llmb.engine.worker in /b",)})
+    busy = replace(
+        evidence(outside_layers_s=0.4), run=run_of(faults={"other_work": ("another run: llmb.engine.worker in /b",)})
+    )
     for against in (None, reference(evidence=busy)):
         first = explained(busy, against).causes[0]
-        assert (first.name, first.share_s, first.evidence) == ("other_work", None, busy.faults["other_work"])
+        assert (first.name, first.share_s, first.evidence) == ("other_work", None, busy.run.faults["other_work"])
     assert names(explained(busy))[1:] == ["exposed_communication"]
-    quiet = replace(evidence(), faults={})
+    quiet = evidence()
     assert names(explained(quiet)) == []
 
 
 def test_the_network_is_named_before_other_work() -> None:
     both = replace(
-        evidence(data_wait_s=0.4), faults={"network_fault": ("NCCL used TCP sockets",), "other_work": ("another run",)}
+        evidence(data_wait_s=0.4),
+        run=run_of(faults={"network_fault": ("NCCL used TCP sockets",), "other_work": ("another run",)}),
     )
     assert names(explained(both)) == ["network", "other_work", "data_bound"]
     slower = reference(differs("fabric", "TCP sockets", "InfiniBand"))
@@ -184,7 +199,7 @@ def test_full_recomputation_costs_the_forward_passes_of_the_layers() -> None:
 def with_stalls(*numbers: int, **values: Any) -> Evidence:
     times = [1.0 + number % 2 / 1000 + 0.5 * (number in numbers) for number in range(20)]
     steps = [step(number, step_time_s=time, **values) for number, time in enumerate(times)]
-    return replace(evidence(), steps=steps, step_times_s=times)
+    return replace(evidence(), steps=steps, run=run_of(times))
 
 
 def test_single_slow_steps_are_stalls() -> None:
@@ -236,7 +251,7 @@ def test_sampled_clocks_tell_how_much_slower_a_gpu_is() -> None:
     )
     run = replace(evidence(GPU, host_ahead_s=0.5), throttled=throttled)
     (found,) = explained(run).causes
-    assert (found.bound, found.share_s) == ("at most", pytest.approx(0.1 * run.step_time_s))
+    assert (found.bound, found.share_s) == ("at most", pytest.approx(0.1 * run.mean_s))
     assert found.evidence == (
         "GPU 3 of node7: sw_power_cap in 100 % of the samples, SM clock 1782 of 1980 MHz",
         "GPU 1 of node7: sw_power_cap in 40 % of the samples, SM clock 1881 of 1980 MHz",
@@ -247,7 +262,7 @@ def test_without_the_highest_clock_the_share_of_samples_is_the_bound() -> None:
     throttled = (Throttle("GPU 3 of node7", "hw_slowdown", None, 0.25),)
     run = replace(evidence(GPU, host_ahead_s=0.5), throttled=throttled)
     (found,) = explained(run).causes
-    assert found.share_s == pytest.approx(0.25 * run.step_time_s)
+    assert found.share_s == pytest.approx(0.25 * run.mean_s)
     assert found.evidence == ("GPU 3 of node7: hw_slowdown in 25 % of the samples",)
 
 
@@ -317,7 +332,7 @@ def test_a_run_faster_than_its_reference_is_not_slow_for_what_differs() -> None:
 
 
 def test_a_log_alone_tells_nothing_and_says_what_would() -> None:
-    found = explained(Evidence(step_time_s=1.0))
+    found = explained(Evidence(run=run_of()))
     assert found.causes == ()
     assert {unknown.name for unknown in found.not_known} == {
         "slow_rank",

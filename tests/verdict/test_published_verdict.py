@@ -18,7 +18,7 @@ from llmb.runs.conditions import RunIdentity
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome, queued_record
 from llmb.runs.result import NOT_SUCCESSFUL, Result, Verdict
-from llmb.verdict.published_verdict import figure_of, verdict_of_recipe, ways_of_engine, with_verdict
+from llmb.verdict.published_verdict import verdict_of_recipe, ways_of_engine, with_verdict
 
 DOCUMENT = "dgxc-benchmarking v25.04 llama3.1/README.md (lines of the rendered text)"
 
@@ -181,8 +181,8 @@ DIFFER = {
 @pytest.mark.parametrize(("run", "differ"), DIFFER.values(), ids=DIFFER)
 def test_a_sentence_names_what_differs_from_the_published_run(run: dict[str, Any], differ: str) -> None:
     record = gpu_record(**run)
-    figure = figure_of(record.plan.recipe)
-    assert figure and figure.step_time_s
+    figure = record.plan.recipe.figure
+    assert figure
     sentence = verdict_of(figure.step_time_s, record).sentence
     spread = "has no spread" if figure.step_time_std_s is None else "is of one run"
     assert f"; {differ}; a soft verdict: a single published figure {spread}; " in sentence
@@ -205,8 +205,8 @@ def test_the_ways_of_a_run_are_those_of_its_plan(run: dict[str, Any], tp_overlap
     assert isinstance(record.plan, EnginePlan)
     ways = ways_of_engine(record.plan)
     assert (ways["tp_overlap"], ways["weight_gradients"]) == (tp_overlap, weight_gradients)
-    figure = figure_of(record.plan.recipe)
-    if isinstance(figure, Missing):
+    figure = record.plan.recipe.figure
+    if figure is None:
         return
     differing = effects(verdict_of(10.0, record))
     published = record.plan.recipe.published_way("weight_gradients")

@@ -67,17 +67,22 @@ class PublishedCondition(Record):
     """File, line and commit of the code that ran."""
 
 
-class Expectation(Record):
-    """A published figure, as published. None for figures that the document does not print."""
+class Figures(Record):
+    """Figures of one run that a document prints; None for what it does not print."""
 
-    kind: Literal["table", "example"]
-    step_time_s: float | None
+    step_time_s: float
     step_time_std_s: float | None = None
     """Standard deviation of the window's steps, of a population as the document's script prints it."""
     tokens_per_s: float | None
     mfu_pct: float | None = Field(gt=0, le=100)
     days_per_1t_tokens: float | None
     tflops_per_gpu: float | None = None
+
+
+class Expectation(Figures):
+    """A published figure, as published."""
+
+    kind: Literal["table", "example"]
     convention: str
     peak_tflops: float | None
     """The peak that the document's MFU column was computed with."""

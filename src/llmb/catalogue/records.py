@@ -450,6 +450,11 @@ class Recipe(Record):
         layers = self.layout.layers
         return f"PROXY ({layers} of {self.full_layers} layers)"
 
+    @property
+    def figure(self) -> Expectation | None:
+        """Return the published figure that runs are compared with: one of a table rather than an example."""
+        return next(iter(self.expectations), None)
+
     def title(self, dtype: str | None = None) -> str:
         """``dtype`` may say more of the precision."""
         return f"{self.model_name} {dtype or self.dtype} on {self.scale} x {self.gpu_type}"

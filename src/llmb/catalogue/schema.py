@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmb.catalogue.published import Checkpoint, Document, PublishedCondition, Source
+from llmb.catalogue.published import Checkpoint, Document, Figures, PublishedCondition, Source
 from llmb.catalogue.records import Dtype, Fabric, Gpu, Lora, Packing, ParallelSizes, Recipe, Record, Training
 
 
@@ -272,16 +272,10 @@ class WorkloadFile(Record):
         return Training(**{**self.training["common"], **self.training.get(size, {})})
 
 
-class FigureRow(Record):
-    """Figures of one scale; None for what the document does not print."""
+class FigureRow(Figures):
+    """Figures of one scale."""
 
     gpus: int
-    step_time_s: float
-    step_time_std_s: float | None = None
-    tokens_per_s: float | None
-    mfu_pct: float | None
-    days_per_1t_tokens: float | None
-    tflops_per_gpu: float | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -183,7 +183,6 @@ TERA = 1e12
 class Throughput:
     """The metrics that follow from a step time. Each None has its reason in ``reasons`` under the same name."""
 
-    step_time_s: float
     tokens_per_s: float
     """Rate of all places, with padding."""
     tokens_per_s_per_gpu: float
@@ -218,7 +217,6 @@ def throughput(
         for name, value in tflops.items()
     }
     return Throughput(
-        step_time_s=step_time_s,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=tokens_per_s / layout.gpus,
         real_tokens_per_s=layout.gbs * statistics.tokens / step_time_s if statistics else tokens_per_s,

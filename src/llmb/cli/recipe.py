@@ -139,5 +139,5 @@ def metrics(
         raise UsageError(
             f"no step of {recipe.title()} can take {step_time:g} s: {why}", do="check --step-time and the recipe"
         )
-    shown = metrics_document(recipe, result) if json else throughput_table(recipe, result)
+    shown = metrics_document(recipe, step_time, result) if json else throughput_table(recipe, step_time, result)
     print_for_recipe(recipe.unspecified, shown)

@@ -62,7 +62,6 @@ from llmb.reports.plan_report import start_lines
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
 from llmb.runs.record import LOCAL
-from llmb.verdict.published_verdict import figure_of
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
 """None means the value of the file."""
@@ -157,7 +156,7 @@ def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Pro
 
 def _without_figure(proposal: Proposal) -> Iterator[str]:
     """Yield the jobs without a published figure to compare with."""
-    without = [recipe for job in proposal.jobs if not figure_of(recipe := job.recipe)]
+    without = [recipe for job in proposal.jobs if not (recipe := job.recipe).figure]
     if without:
         of = f"{len(without)} of {len(proposal.jobs)} jobs"
         texts = (f"{one.workload} {one.size} {one.dtype.value} on {one.scale} {one.gpu_type}" for one in without)

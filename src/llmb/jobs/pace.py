@@ -16,7 +16,6 @@ from llmb.runs.plan import Plan
 from llmb.runs.record import read_record, seconds_of
 from llmb.runs.steps import StepNews
 from llmb.verdict.judgement import default_tolerance
-from llmb.verdict.published_verdict import figure_of
 
 State = Literal["queued", "starting", "running", "ended"]
 Standing = Literal["too early", "as expected", "slower", "faster"]
@@ -95,8 +94,8 @@ def expectation(plan: Plan, given_s: float | None) -> Expected | None:
     """Return the explicit step time, else the recipe's published one; each with the tolerance of a verdict."""
     if given_s is not None:
         return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
-    figure = figure_of(plan.recipe)
-    if not figure or figure.step_time_s is None:
+    figure = plan.recipe.figure
+    if not figure:
         return None
     source, tolerance = f"published, {figure.source} line {figure.line}", default_tolerance("published")
     return Expected(step_time_s=figure.step_time_s, source=source, tolerance_pct=tolerance.pct)

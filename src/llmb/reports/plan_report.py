@@ -153,14 +153,13 @@ def _saving_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
 
 def _published_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
     """Yield the published figure, and the duration of the run at that pace."""
-    expected = next(iter(plan.recipe.expectations), None)
-    step_time_s = expected.step_time_s if expected else None
-    if expected is None or step_time_s is None:
-        yield "published", unknown(plan.recipe.expectations_reason or "the document has no step time")
+    expected = plan.recipe.figure
+    if expected is None:
+        yield "published", unknown(plan.recipe.expectations_reason or "the document has no figure")
         yield "duration", unknown("no published step time")
     else:
-        yield "published", f"{number(step_time_s)} s per step: {expected.source} line {expected.line}"
-        minutes = number(plan.steps * step_time_s / 60)
+        yield "published", f"{number(expected.step_time_s)} s per step: {expected.source} line {expected.line}"
+        minutes = number(plan.steps * expected.step_time_s / 60)
         yield "duration", f"about {minutes} min for {plan.steps} steps at that speed, after the start"
 
 

@@ -178,7 +178,6 @@ class RunPrediction(Shown):
 def predict_document(predicted: RunPrediction) -> dict[str, Any]:
     """The JSON of ``llmb predict``; its keys are a contract."""
     prediction, figures = predicted.prediction, predicted.throughput
-    published = [each for each in prediction.plan.recipe.expectations if each.step_time_s]
     memory = predicted.memory
     known = None if isinstance(memory, Missing) else memory
     return {
@@ -202,7 +201,7 @@ def predict_document(predicted: RunPrediction) -> dict[str, Any]:
         "goodput": predicted.goodput and asdict(predicted.goodput),
         "calibration": prediction.calibration.text,
         "unvalidated": list(prediction.unvalidated),
-        "published": [fields_of(each, "step_time_s", "source", "line") for each in published],
+        "published": [fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations],
     }
 
 
@@ -228,7 +227,7 @@ def predict_tables(predicted: RunPrediction) -> Iterator[Table]:
     interval = f"95 % within {interval_of(prediction.interval_s)}, ±{prediction.error_pct:.0f} %"
     table.add_row("step time s", number(prediction.seconds), interval)
     for published in recipe.expectations:
-        if published.step_time_s and published.kind == "table":
+        if published.kind == "table":
             far = 100 * (prediction.seconds / published.step_time_s - 1)
             table.add_row("published s", number(published.step_time_s), f"the prediction is {far:+.1f} % from it")
     table.add_row("tokens/s", f"{figures.tokens_per_s:,.0f}", "")

@@ -186,16 +186,16 @@ def _job_table(job: JobDefaults) -> Table:
     return rows_table("On a cluster", ("", "", "source"), rows)
 
 
-def metrics_document(recipe: Recipe, result: Throughput) -> dict[str, Any]:
+def metrics_document(recipe: Recipe, step_time_s: float, result: Throughput) -> dict[str, Any]:
     """The JSON of ``llmb metrics``; its keys are a contract."""
-    return {**identity_document(recipe), **asdict(result)}
+    return {**identity_document(recipe), "step_time_s": step_time_s, **asdict(result)}
 
 
-def throughput_table(recipe: Recipe, result: Throughput) -> Table:
+def throughput_table(recipe: Recipe, step_time_s: float, result: Throughput) -> Table:
     counted = [item for item in Convention if item != Convention.PACKED or recipe.task != "pretrain"]
     conventions = tuple(CONVENTION_NAMES[item] for item in counted)
     table = result_table(recipe.title(), "metric", *conventions, right=conventions)
-    table.add_row("step time s", number(result.step_time_s))
+    table.add_row("step time s", number(step_time_s))
     packing = recipe.packing
     padded = ", padded" if packing else ""
     table.add_row(f"tokens/s{padded}", number(result.tokens_per_s))
@@ -216,7 +216,7 @@ def throughput_table(recipe: Recipe, result: Throughput) -> Table:
 
 def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
     """Return the published figures of each scale; null with a reason if there is none."""
-    figures = [(recipe, _first_figure(recipe)) for recipe in recipes]
+    figures = [(recipe, recipe.figure) for recipe in recipes]
     return {
         "scales": [
             {
@@ -233,7 +233,7 @@ def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
 def scales_table(recipes: Sequence[Recipe]) -> Table:
     """One line for each scale of a dtype, as wide as a terminal of 80 columns."""
     first = recipes[0]
-    figures = [_first_figure(recipe) for recipe in recipes]
+    figures = [recipe.figure for recipe in recipes]
     what = "published figures" if any(figures) else "layouts; no figure is published"
     title = f"{first.workload} {first.size} {first.dtype} on {first.gpu_type}, {what}"
     headers = HEADERS if any(figures) else ()
@@ -251,11 +251,6 @@ def scales_table(recipes: Sequence[Recipe]) -> Table:
         notes.append("PROXY: fewer layers than the model has; its figures are not those of the model")
     table.caption = "\n".join(notes)
     return table
-
-
-def _first_figure(recipe: Recipe) -> Expectation | None:
-    """Return the first figure, from a table rather than an example."""
-    return next(iter(recipe.expectations), None)
 
 
 def lora_text(lora: Lora) -> str:

@@ -101,7 +101,7 @@ def run_table(
     """
     window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
-    expected = next(iter(plan.recipe.expectations), None)
+    expected = plan.recipe.figure
     rows = [
         *((name, "", "", text) for name, text in _conditions(plan, result)),
         *_step_time_rows(plan, result, expected),

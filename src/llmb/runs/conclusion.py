@@ -56,14 +56,14 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 
 
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
-    """Throughput and parameters as fields of a result, which has the step time with its spread.
+    """Throughput and parameters as fields of a result.
 
     ``packing`` has the statistics of the sequences that were trained, if the steps have them.
     """
     model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
     total, active = parameter_count(model)
     return {
-        **{name: value for name, value in asdict(measured).items() if name != "step_time_s"},
+        **asdict(measured),
         "packing": packing or plan.recipe.packing,
         "parameters": Parameters(total=total, active=active, trainable=trainable_parameters(model, plan.lora)),
     }

@@ -20,7 +20,8 @@ from llmb.base.record import Record, Threshold
 from llmb.catalogue.data_files import read_file
 from llmb.readers.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.readers.profiles.breakdown import StepBreakdown
-from llmb.runs.result import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Faults
+from llmb.runs.analyzed_run import AnalyzedRun
+from llmb.runs.result import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Reference
 from llmb.runs.steps import Step
 
 DATA = Path(__file__).with_name("causes.yaml")
@@ -131,9 +132,8 @@ class Throttle:
 class Evidence:
     """All that is known of one run. ``steps`` are those of its window, in order, without profiled ones."""
 
-    step_time_s: float
-    step_times_s: Sequence[float] = ()
-    """Step times of its window, in order; also of a run that is known by its log alone."""
+    run: AnalyzedRun
+    """It has statistics."""
     steps: Sequence[Step] = ()
     work: Work | None = None
     """None for a run that is known by its log alone."""
@@ -141,25 +141,27 @@ class Evidence:
     node_of: Mapping[int, str] = field(default_factory=dict)
     """The node of each rank."""
     throttled: tuple[Throttle, ...] | None = None
-    faults: Faults = field(default_factory=dict)
-    """The known disturbances."""
     trained_s: float | None = None
     """All steps of the run."""
 
+    @property
+    def mean_s(self) -> float:
+        """Return the mean step time."""
+        assert self.run.step_time_s, "it has statistics"
+        return self.run.step_time_s.mean
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceTime:
-    """The step time that a run is compared with, for the run's own number of sequences."""
+class ReferenceEvidence:
+    """All that is known of the reference, whose step time is for the run's own number of sequences."""
 
-    step_time_s: float
-    source: str
+    reference: Reference
     differing: tuple[Condition, ...] = ()
     """Keys of configuration or conditions with two values."""
     evidence: Evidence | None = None
     """Evidence of a baseline run."""
     window_mean_s: float | None = None
     """Mean of the run's own steps in the window of the reference, if that is another one."""
-    window_text: str = ""
 
 
 Bound = Literal["about", "at least", "at most"]
@@ -186,7 +188,7 @@ Finder = Callable[[Evidence], CauseShare | Missing | None]
 
 
 def _fault(run: Evidence, key: str) -> CauseShare | None:
-    texts = run.faults.get(key)
+    texts = run.run.faults.get(key)
     return CauseShare(share_s=None, evidence=texts) if texts else None
 
 
@@ -254,7 +256,7 @@ def _traced_communication(run: Evidence) -> CauseShare | None:
     )
     rank = "" if trace.rank is None else f" on rank {trace.rank}"
     return CauseShare(
-        share_s=max(0.0, part * run.step_time_s - waited_s),
+        share_s=max(0.0, part * run.mean_s - waited_s),
         evidence=(
             f"step {trace.step} was traced{rank}: in {100 * part:.0f} % of it nothing but communication runs",
             *([f"longest: {kinds}"] if kinds else []),
@@ -271,7 +273,7 @@ def _slowest(run: Evidence) -> int | None:
 def host_is_late(run: Evidence) -> bool:
     """Return whether the GPU finishes its work before the host has queued more."""
     ahead = _host_ahead(run)
-    return bool(ahead) and median(ahead) < run.step_time_s * cause_rules().host_ahead_pct.value / 100
+    return bool(ahead) and median(ahead) < run.mean_s * cause_rules().host_ahead_pct.value / 100
 
 
 def host_bound(run: Evidence) -> CauseShare | Missing | None:
@@ -280,7 +282,7 @@ def host_bound(run: Evidence) -> CauseShare | Missing | None:
     late = host_is_late(run)
     ahead = "the host is not ahead of the GPU: the queue is empty when a step ends"
     if run.trace:
-        idle_s = run.trace.idle_s / run.trace.duration_s * run.step_time_s
+        idle_s = run.trace.idle_s / run.trace.duration_s * run.mean_s
         evidence = f"in step {run.trace.step}, which was traced, the GPU is idle {_ms(run.trace.idle_s)}"
         return CauseShare(share_s=idle_s, evidence=(evidence, *([ahead] if late else [])))
     if not _host_ahead(run):
@@ -340,7 +342,7 @@ def logging(run: Evidence) -> CauseShare | Missing | None:
 
 def stalls(run: Evidence) -> CauseShare | Missing | None:
     """Find steps far above their neighbors, except steps that save and waiting for data, which are other causes."""
-    times = run.step_times_s
+    times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
         return Missing(f"its window has {len(times)} steps, and it takes {FEWEST_STEPS} to tell which are unusual")
     known = run.steps if len(run.steps) == len(times) else ()
@@ -401,7 +403,7 @@ def throttled_clocks(run: Evidence) -> CauseShare | Missing | None:
     if not counted or not run.trained_s:
         return CauseShare(share_s=None, evidence=evidence)
     part = min(1.0, max(item.seconds or 0 for item in counted) / run.trained_s)
-    return CauseShare(share_s=part * run.step_time_s, bound="at most", evidence=evidence)
+    return CauseShare(share_s=part * run.mean_s, bound="at most", evidence=evidence)
 
 
 def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> CauseShare:
@@ -411,7 +413,7 @@ def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> CauseShare:
         + (f", SM clock {item.clock_mhz:.0f} of {item.max_clock_mhz:.0f} MHz" if item.max_clock_mhz else "")
         for item in shown
     )
-    return CauseShare(share_s=shown[0].lost_share * run.step_time_s, bound="at most", evidence=evidence)
+    return CauseShare(share_s=shown[0].lost_share * run.mean_s, bound="at most", evidence=evidence)
 
 
 FINDERS: Mapping[CauseName, Finder] = {

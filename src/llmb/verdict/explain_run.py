@@ -15,7 +15,7 @@ from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import LOCAL
-from llmb.runs.result import Condition, Result, Verdict
+from llmb.runs.result import Condition, Reference, Result, Verdict
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import read_breakdown
 from llmb.verdict.causes import (
@@ -25,7 +25,7 @@ from llmb.verdict.causes import (
     CauseRule,
     CauseShare,
     Evidence,
-    ReferenceTime,
+    ReferenceEvidence,
     Throttle,
     Work,
     cause_rules,
@@ -86,16 +86,17 @@ Words = Mapping[str, str]
 """Replacements in the commands that confirm causes: ``run``, ``command``, ..."""
 
 
-def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Words) -> Explanation:
-    measured = dict(_measured(run, reference.evidence if reference else None))
+def explain_evidence(run: Evidence, against: ReferenceEvidence | None, words: Words) -> Explanation:
+    reference = against.reference if against else None
+    measured = dict(_measured(run, against.evidence if against else None))
     found = {name: item for name, item in measured.items() if isinstance(item, CauseShare)}
-    gap_s = run.step_time_s - reference.step_time_s if reference else None
+    gap_s = run.mean_s - reference.step_time_s if reference else None
     rest_s = None
-    least_s = run.step_time_s * cause_rules().least_share_pct.value / 100
-    if reference and gap_s is not None:
-        found |= _window(run, reference)
+    least_s = run.mean_s * cause_rules().least_share_pct.value / 100
+    if against and gap_s is not None:
+        found |= _window(run, against)
         rest_s = gap_s - sum(item.share_s or 0.0 for item in found.values() if item.in_step)
-        differing = _differing(reference.differing, found, rest_s)
+        differing = _differing(against.differing, found, rest_s)
         found |= _suspected(differing) if gap_s >= least_s else differing
         if any(item.share_s for item in differing.values()):
             rest_s = min(rest_s, 0.0)
@@ -106,7 +107,7 @@ def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Word
     ]
     return Explanation(
         run=words["run"],
-        step_time_s=run.step_time_s,
+        step_time_s=run.mean_s,
         reference_s=reference.step_time_s if reference else None,
         reference=reference.source if reference else None,
         gap_s=gap_s,
@@ -155,12 +156,14 @@ def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
     return replace(item, share_s=item.share_s - other.share_s, evidence=(*item.evidence, note))
 
 
-def _window(run: Evidence, reference: ReferenceTime) -> dict[CauseName, CauseShare]:
+def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseShare]:
     """Return the share of a different window, which is exact: the run has its own steps in the reference's window."""
-    if reference.window_mean_s is None:
+    if against.window_mean_s is None:
         return {}
-    said = f"the reference is of {reference.window_text}; those of this run take {reference.window_mean_s:.4g} s"
-    return {"window": CauseShare(share_s=run.step_time_s - reference.window_mean_s, evidence=(said,))}
+    mean_s, window = against.window_mean_s, against.reference.window
+    steps = against.reference.window_text or (f"steps {window.first} to {window.last}" if window else "")
+    said = f"the reference is of {steps}; those of this run take {mean_s:.4g} s"
+    return {"window": CauseShare(share_s=run.mean_s - mean_s, evidence=(said,))}
 
 
 def _differing(
@@ -215,7 +218,7 @@ def _cause(name: CauseName, item: CauseShare, run: Evidence, words: Words) -> Ca
         name=name,
         title=rule.title,
         share_s=item.share_s,
-        share_pct=None if item.share_s is None else 100 * item.share_s / run.step_time_s,
+        share_pct=None if item.share_s is None else 100 * item.share_s / run.mean_s,
         bound=item.bound,
         in_step=item.in_step,
         evidence=item.evidence,
@@ -261,25 +264,23 @@ def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdi
     steps = _steps_of(run)
     found = verdict or (run.record.result.verdict or None if run.record and run.record.result else None)
     reference = _baseline(run, against, steps) if against else _of_verdict(found, run, steps)
-    explained = explain_evidence(_evidence(run, run.step_time_s.mean, steps), reference, _words(run))
+    explained = explain_evidence(_evidence(run, steps), reference, _words(run))
     predicted = run.record.plan.predicted if run.record else None
     return explained.model_copy(update={"predicted_s": predicted and predicted.breakdown_s})
 
 
-def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Evidence:
+def _evidence(run: AnalyzedRun, steps: Sequence[Step]) -> Evidence:
     if run.record is None:
-        return Evidence(step_time_s=step_time_s, step_times_s=run.step_times_s, faults=run.faults)
+        return Evidence(run=run)
     inside = [step for step in steps if run.window and step.step in run.window and not step.profiled]
     environment = run.record.environment
     return Evidence(
-        step_time_s=step_time_s,
-        step_times_s=run.step_times_s,
+        run=run,
         steps=inside,
         work=work_of(run.record.plan),
         trace=_trace(RunFolder(run.path)),
         node_of=node_of_ranks(environment) if environment else {},
         throttled=_throttled(environment, run.record.result) if environment else None,
-        faults=run.faults,
         trained_s=sum(step.step_time_s + (step.pause_s or 0.0) for step in steps) or None,
     )
 
@@ -348,7 +349,7 @@ def _sampled_throttles(gpu: GpuUse, max_clock_mhz: float | None) -> Iterator[Thr
         yield Throttle(f"GPU {gpu.index} of {gpu.node}", reason, None, share, *clocks)
 
 
-def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> ReferenceTime | None:
+def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> ReferenceEvidence | None:
     """Return the baseline's time, scaled to the run's sequences per GPU; None if it has no step time."""
     if against.step_time_s is None:
         return None
@@ -359,13 +360,17 @@ def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> 
         *definite_differences(_kept(against.conditions), _kept(run.conditions)),
     )
     window = against.window if against.window != run.window else None
-    return ReferenceTime(
+    reference = Reference(
+        kind="baseline",
         step_time_s=against.step_time_s.mean * scale,
+        window=window,
         source=f"run {against.id}" + (f", for {own:g} sequences per GPU" if scale != 1 else ""),
+    )
+    return ReferenceEvidence(
+        reference=reference,
         differing=tuple(map(_as_text, found)),
-        evidence=_evidence(against, against.step_time_s.mean, _steps_of(against)),
+        evidence=_evidence(against, _steps_of(against)),
         window_mean_s=_mean_in(window, steps),
-        window_text=_window_text(window),
     )
 
 
@@ -382,18 +387,12 @@ def _as_text(item: Difference) -> Condition:
     return Condition(key=item.key, own=own, reference=reference, effect="noted")
 
 
-def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]) -> ReferenceTime | None:
+def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]) -> ReferenceEvidence | None:
     if verdict is None or verdict.reference is None:
         return None
     reference = verdict.reference
     window = reference.window if reference.window != run.window else None
-    return ReferenceTime(
-        step_time_s=reference.step_time_s,
-        source=reference.source,
-        differing=verdict.conditions,
-        window_mean_s=_mean_in(window, steps),
-        window_text=reference.window_text or _window_text(window),
-    )
+    return ReferenceEvidence(reference=reference, differing=verdict.conditions, window_mean_s=_mean_in(window, steps))
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
@@ -402,10 +401,6 @@ def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]
     return fmean(inside) if len(inside) == window.size else None
-
-
-def _window_text(window: Window | None) -> str:
-    return f"steps {window.first} to {window.last}" if window else ""
 
 
 def _words(run: AnalyzedRun) -> dict[str, str]:

@@ -172,14 +172,13 @@ def _measured_row(group: RunGroup, recipes: Iterable[Recipe]) -> ScalingRow:
     median = group.run_means_s.median
     proxy = bool(recipe and recipe.proxy) or (run.record is not None and run.days_per_1t_tokens is None)
     days = 1e12 * median / (gbs * seq_len) / SECONDS_PER_DAY if gbs and seq_len and not proxy else None
-    published = next(iter(recipe.expectations), None) if recipe else None
+    published = recipe.figure if recipe else None
     shown = run.layout_text if run.layout or not recipe else _layout_text(recipe)
     return ScalingRow(run.gpus, shown, gbs, group, published, days_per_1t_tokens=days)
 
 
 def _published_row(recipe: Recipe) -> ScalingRow:
-    figure = next(iter(recipe.expectations), None)
-    return ScalingRow(recipe.scale, _layout_text(recipe), recipe.layout.gbs, published=figure)
+    return ScalingRow(recipe.scale, _layout_text(recipe), recipe.layout.gbs, published=recipe.figure)
 
 
 def _layout_text(recipe: Recipe) -> str:

@@ -49,12 +49,6 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
     return result.model_copy(update={"verdict": published_verdict([run], record)})
 
 
-def figure_of(recipe: Recipe) -> Expectation | Missing:
-    """Return the published figure with a step time, from a table rather than an example."""
-    missing = Missing(f"no published figure: {recipe.expectations_reason or 'the document has no step time'}")
-    return next((figure for figure in recipe.expectations if figure.step_time_s is not None), missing)
-
-
 def published_verdict(
     repeats: Sequence[AnalyzedRun], record: RunRecord, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
@@ -72,10 +66,9 @@ def verdict_of_recipe(
     recipe: Recipe, repeats: Sequence[AnalyzedRun], stated: Values, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
     """Judge any runs of ``recipe``, with their conditions as far as they are ``stated``."""
-    figure = figure_of(recipe)
-    if isinstance(figure, Missing):
-        return figure
-    assert figure.step_time_s, "figures without one are passed over"
+    figure = recipe.figure
+    if figure is None:
+        return Missing(f"no published figure: {recipe.expectations_reason}")
     window = published_window(figure)
     reference = Reference(
         kind="published",
@@ -112,15 +105,15 @@ def published_window(figure: Expectation) -> Window:
 
 def documented_steps(recipe: Recipe, window: Window) -> str:
     """Return the steps that a time of the document's own software is the mean of; it may print means of several."""
-    figure = figure_of(recipe)
-    if isinstance(figure, Missing) or window.rule != recipe.documented_window:
+    figure = recipe.figure
+    if figure is None or window.rule != recipe.documented_window:
         return steps_text(window)
     return steps_text(published_window(figure))
 
 
 def _interval(figure: Expectation, window: Window) -> tuple[float, float] | None:
     """95 % confidence interval of a published mean, by the deviation of its steps, which documents give of all (n)."""
-    if figure.step_time_s is None or figure.step_time_std_s is None or window.first == window.last:
+    if figure.step_time_std_s is None or window.first == window.last:
         return None
     half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)
     return figure.step_time_s - half, figure.step_time_s + half

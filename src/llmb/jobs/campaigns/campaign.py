@@ -23,7 +23,6 @@ from llmb.launch.jobspec.job_options import FrameworkOptions, JobOptions
 from llmb.launch.jobspec.spec import JobSpec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import write_atomically, writing
-from llmb.verdict.published_verdict import figure_of
 
 FOLDER = Path(STATE_FOLDER) / "campaigns"
 PATIENCE_S = 120.0
@@ -188,8 +187,7 @@ class PlannedJob:
     @property
     def expected_gpu_hours(self) -> float | None:
         """Return the hours of steps at the published step time; the start comes on top. None without one."""
-        figure = figure_of(self.recipe)
-        if not figure or not figure.step_time_s:
+        if (figure := self.recipe.figure) is None:
             return None
         return self.recipe.scale * figure.step_time_s * self.order.plan.steps / 3600
 

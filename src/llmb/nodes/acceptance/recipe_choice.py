@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llmb.base.errors import UsageError
-from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU, Request, gpu_types_of, listed_scales, resolve, sizes_of
@@ -13,7 +12,6 @@ from llmb.prediction.prediction import predicted_step
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
 from llmb.verdict.expectations_file import AcceptanceSet
-from llmb.verdict.published_verdict import figure_of
 
 TINY = ("pretrain_llama3.1", "tiny")
 PROXY = ("pretrain_llama3.1", "8b")
@@ -104,7 +102,7 @@ def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> Ch
         tuple(recipe.dtype.value for recipe in recipes) if dtypes else (),
         first.scale,
         first.gpu_type,
-        has_figure=any(not isinstance(figure_of(recipe), Missing) for recipe in recipes),
+        has_figure=any(recipe.figure for recipe in recipes),
         run_s=sum(_run_s(catalogue, recipe) for recipe in recipes),
     )
 
@@ -123,6 +121,5 @@ def _run_s(catalogue: Catalogue, recipe: Recipe) -> float:
     if recipe.gpu_type == CPU or recipe.size == TINY[1]:
         return TINY_S
     plan = make_plan(recipe, Choices(), device="cuda")
-    figure, predicted = figure_of(recipe), predicted_step(catalogue, plan)
-    step_s = figure.step_time_s if not isinstance(figure, Missing) else predicted.step_time_s if predicted else None
-    return START_S + plan.steps * (step_s or 0)
+    step = recipe.figure or predicted_step(catalogue, plan)
+    return START_S + plan.steps * (step.step_time_s if step else 0)

@@ -87,7 +87,7 @@ class Beside:
 def figures_beside(run: AnalyzedRun) -> list[Beside]:
     """Return the published and the predicted figures of the run's recipe."""
     found = []
-    if run.recipe and (expected := next(iter(run.recipe.expectations), None)):
+    if run.recipe and (expected := run.recipe.figure):
         tokens = None if expected.tokens_per_s is None else expected.tokens_per_s / run.recipe.layout.gpus
         source = f"{expected.source} line {expected.line}"
         found.append(Beside(PUBLISHED, expected.step_time_s, tokens, source))
