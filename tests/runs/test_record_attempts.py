@@ -11,7 +11,7 @@ from llmb import __version__
 from llmb.base.errors import InfrastructureError
 from llmb.base.missing import Missing
 from llmb.launch.programs.conclude import finish_run
-from llmb.launch.programs.engine.program import is_done
+from llmb.launch.programs.engine.program import has_last_checkpoint
 from llmb.launch.programs.port import End
 from llmb.runs.checkpoints.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.runs.experiment import create_run_folder
@@ -125,9 +125,9 @@ def test_without_a_checkpoint_it_begins_anew(folder: RunFolder, plan: Plan) -> N
 def test_nothing_is_left_where_the_last_checkpoint_was_saved(folder: RunFolder, plan: Plan) -> None:
     record = begin_attempt(folder, queued_record(plan, ()), job())
     train(folder, *range(50))
-    assert not is_done(folder, plan)
+    assert not has_last_checkpoint(folder, plan)
     save(folder, plan, 50)
-    assert is_done(folder, plan)
+    assert has_last_checkpoint(folder, plan)
     record = begin_attempt(folder, record, job(restarts=1))
     assert attempt_plan(record).steps == 0
     assert record.plan.window == plan.window

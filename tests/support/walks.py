@@ -54,7 +54,7 @@ def walks(folder: Path) -> dict[str, list[str]]:
     """The files of each walk, by its title; ``folder`` is empty."""
     request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1)
     parent = folder / "workloads" / "pretrain_llama3.1" / "experiments" / "exp"
-    run = RunFolder(write_run(parent, gpu_record(), times_around(2.7)))
+    run = RunFolder(write_run(parent, gpu_record(), times_around(12.3)))
     record = read_record(run)
     begun = record.model_copy(update={"status": "running", "result": None})
     with open_history(folder, print) as store:

@@ -451,6 +451,11 @@ class Recipe(Record):
         return f"PROXY ({layers} of {self.full_layers} layers)"
 
     @property
+    def shares_parameters(self) -> bool:
+        """True if several ranks use the same parameters."""
+        return self.layout.dp * self.layout.cp > 1 or (self.model.moe is not None and self.layout.edp > 1)
+
+    @property
     def figure(self) -> Expectation | None:
         """Return the published figure that runs are compared with: one of a table rather than an example."""
         return next(iter(self.expectations), None)

@@ -17,12 +17,6 @@ DpSharding = Literal["full", "optimizer", "none"]
 _option = partial(Option, panel="Parallelism")
 
 
-def shares_parameters(recipe: Recipe) -> bool:
-    """Return whether several ranks use the same parameters."""
-    layout = recipe.layout
-    return layout.dp * layout.cp > 1 or (recipe.model.moe is not None and layout.edp > 1)
-
-
 class Replicas(NamedTuple):
     """The number of replicas of parameters and optimizer state; the ranks of a group hold one replica together."""
 
@@ -69,7 +63,7 @@ class Parallelism(Record):
 
     def settled(self, recipe: Recipe) -> Self:
         """Set defaults for the options that are not specified."""
-        shared = shares_parameters(recipe)
+        shared = recipe.shares_parameters
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(
             update={"dp_sharding": self.dp_sharding or published or ("full" if shared else "optimizer")}

@@ -28,15 +28,7 @@ from llmb.runs.attention_choice import AttentionChoice
 from llmb.runs.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
 from llmb.runs.checkpoints.prepared_data import PackedDataset
-from llmb.runs.choices import (
-    DEFAULT_SEED,
-    DEFAULT_STALL_LIMIT_S,
-    Choices,
-    Fp8Recipe,
-    Parallelism,
-    Recompute,
-    shares_parameters,
-)
+from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Parallelism, Recompute
 from llmb.runs.profiling import Profile
 
 
@@ -222,7 +214,7 @@ class EnginePlan(Plan):
     def compute_path(self) -> ComputePath:
         """The code that the engine takes."""
         layout, in_fp8 = self.recipe.layout, self.fp8_recipe is not None
-        shared, whole = shares_parameters(self.recipe), self.parallelism.keeps_parameters
+        shared, whole = self.recipe.shares_parameters, self.parallelism.keeps_parameters
         sharded, delayed = shared and not whole, self.fp8_recipe == "delayed"
         in_fp32 = self.recipe.training.grad_reduce_dtype == "fp32"
         return ComputePath(

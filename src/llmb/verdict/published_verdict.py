@@ -12,7 +12,6 @@ from llmb.catalogue.records import Recipe, Window
 from llmb.catalogue.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.checkpoints.origin import dataset_title
-from llmb.runs.choices import shares_parameters
 from llmb.runs.conditions import (
     Value,
     Values,
@@ -153,7 +152,7 @@ def ways_of_engine(plan: EnginePlan) -> dict[str, Value]:
 
 def _published_ways(recipe: Recipe) -> dict[str, Value]:
     ways: dict[str, Value] = {condition.key: condition.value for condition in recipe.conditions}
-    if not shares_parameters(recipe):  # there is nothing to shard
+    if not recipe.shares_parameters:  # there is nothing to shard
         ways.pop("parallelism.dp_sharding", None)
     return ways
 

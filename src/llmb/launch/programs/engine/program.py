@@ -67,7 +67,8 @@ class EngineProgram(Program):
         return with_profiler(plan)
 
     def progress(self, folder: RunFolder, plan: Plan) -> StepProgress:
-        return StepProgress(len(read_steps(folder.steps)), is_done(folder, plan))
+        steps = len(read_steps(folder.steps))
+        return StepProgress(steps, steps >= plan.steps and has_last_checkpoint(folder, plan))
 
     def new_steps(self, folder: RunFolder) -> StepFollower:
         return StepFollower(folder.steps)
@@ -98,12 +99,12 @@ class EngineProgram(Program):
         return result.model_copy(update={"error_at_end": error}) if error else result
 
 
-def is_done(folder: RunFolder, plan: Plan) -> bool:
-    """Return whether every step is done, and saved if requested: from here the run is complete whatever ends it."""
-    if len(read_steps(folder.steps)) < plan.steps:
-        return False
+def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
+    """Return whether the last step is saved, if it has to be."""
+    if not plan.save_checkpoint:
+        return True
     last = checkpoint_name(plan.last_step + 1, plan.samples_before(plan.last_step + 1))
-    return not plan.save_checkpoint or (folder.checkpoints_of(plan) / last / RECORD).is_file()
+    return (folder.checkpoints_of(plan) / last / RECORD).is_file()
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
