@@ -11,7 +11,7 @@ from recorded_runs import gpu_record, times_around, write_run
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.throughput import throughput, why_too_fast
-from llmb.launch.programs.conclude import stored_result
+from llmb.launch.programs.conclude import stored_run
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
 
@@ -36,13 +36,13 @@ def test_a_run_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
     assert "MFU" not in call_llmb("result", folder.path).stdout.replace(record.reason or "", "")
 
 
-def test_a_stored_result_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
+def test_a_stored_run_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
     folder = RunFolder(write_run(tmp_path, gpu_record(), times_around(12.3)))
-    assert stored_result(folder, read_record(folder)).status == "success"
+    assert stored_run(folder, read_record(folder))[0].status == "success"
     text = json.loads(folder.record.read_text())
     text["result"]["mfu_pct"]["published"] = 491.25
     folder.record.write_text(json.dumps(text))
-    found = stored_result(folder, read_record(folder))
+    found = stored_run(folder, read_record(folder))[0]
     assert found.status == "invalid" and "its result says an MFU of 491.2 %" in (found.reason or "")
     (judged,) = call_llmb("judge", folder.path, "--json").document["judged"]
     assert judged["verdict"] == "invalid"

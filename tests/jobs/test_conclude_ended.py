@@ -22,7 +22,7 @@ from llmb.jobs.states import decide, read_folder
 from llmb.jobs.store import Store
 from llmb.jobs.wait import exit_code
 from llmb.launch.jobspec.spec import write_spec
-from llmb.launch.programs.conclude import stored_result
+from llmb.launch.programs.conclude import stored_run
 from llmb.launch.slurm.job_state import SlurmJob, with_meaning
 from llmb.runs.conditions import faults_of
 from llmb.runs.folder import RunFolder
@@ -184,7 +184,7 @@ def test_a_job_without_a_record_of_its_run_is_no_success(
 def test_a_submission_that_was_given_up_has_a_result(folder: RunFolder) -> None:
     given_up = {"status": "failed", "reason": "it never reached Slurm", "exit_code": 3}
     write_record(folder, read_record(folder).model_copy(update=given_up))
-    assert stored_result(folder, read_record(folder)).reason == "it never reached Slurm"
+    assert stored_run(folder, read_record(folder))[0].reason == "it never reached Slurm"
 
 
 def test_a_result_that_comes_late_is_awaited(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +216,7 @@ def test_what_ends_a_run_after_its_last_step_is_noted(folder: RunFolder, state: 
     assert faults_of(read_record(folder), result).get(ERROR_AT_END) == (
         None if state == "TIMEOUT" else (f"exit code {code}",)
     )
-    again = stored_result(folder, read_record(folder))
+    again = stored_run(folder, read_record(folder))[0]
     assert (again.status, again.note) == ("success", result.note)
     left = read_folder(str(folder.path))
     change = decide(

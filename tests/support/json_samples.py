@@ -8,7 +8,7 @@ from typing import Any
 
 from bench_samples import sample_gpus, sample_history, sample_measurements, sample_pairs
 from comparison_samples import sample_comparison
-from verdict_samples import sample_judgement
+from verdict_samples import run_with_times, sample_judgement
 
 from llmb.base.statistics import describe, describe_means
 from llmb.catalogue.catalogue import Catalogue
@@ -48,7 +48,7 @@ from llmb.reports.run_report import run_document
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.choices import Choices
 from llmb.runs.conclusion import RunEvidence, conclude
-from llmb.runs.conditions import Drift, RunIdentity
+from llmb.runs.conditions import Drift
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.rank_account import OWNERS, CollectiveCount, MemoryUse, RankAccount
@@ -186,16 +186,8 @@ def sample_parsed_runs(plan: EnginePlan) -> tuple[AnalyzedRun, ...]:
     log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
     times = describe_means([17.0], [2], 0.5)
     coarse = ParsedFile(Path("clock.out"), LogOutcome("success", "", step_time_s=times, clock_error_s=0.5))
-    recorded = AnalyzedRun(
-        id="k",
-        path=Path("run"),
-        identity=RunIdentity(configuration={"layout.tp": 1}),
-        status="success",
-        mfu_pct=dict.fromkeys(("published", "full"), 50.0),
-        record=new_record(plan, ()),
-    )
-    other = AnalyzedRun(id="l", path=coarse.path, identity=RunIdentity(configuration={}), status="success")
-    return recorded.with_outcome(log), other.with_outcome(coarse)
+    recorded = run_with_times([], mfu_pct=dict.fromkeys(("published", "full"), 50.0), record=new_record(plan, ()))
+    return recorded.configured({"layout.tp": 1}).with_outcome(log), run_with_times([]).with_outcome(coarse)
 
 
 def sample_access() -> RepositoryAccess:

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causes are ranked by what they cost, and never invented."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_steps import step_of
+from verdict_samples import run_with_times
 
-from llmb.base.statistics import describe
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
-from llmb.runs.analyzed_run import AnalyzedRun
-from llmb.runs.conditions import RunIdentity
 from llmb.runs.result import Condition, Reference
 from llmb.runs.steps import Step
 from llmb.verdict.causes import Evidence, ReferenceEvidence, Throttle, Work, cause_rules
@@ -36,14 +32,8 @@ def step(number: int, **values: Any) -> Step:
 def evidence(work: Work = WORK, *, count: int = 8, **values: Any) -> Evidence:
     """Of a run without anything slow in it, but for ``values`` of every step."""
     steps = [step(number, **values) for number in range(count)]
-    times = [1.0 + number % 2 / 1000 for number in range(20)]
-    return Evidence(run=run_of(times), steps=steps, work=work, node_of={2: "node7"}, trained_s=float(count))
-
-
-def run_of(times: Sequence[float] = (), **fields: Any) -> AnalyzedRun:
-    """A run with a mean of 1 s."""
-    bare = AnalyzedRun(id="1", path=Path("run"), identity=RunIdentity(configuration={}), status="success")
-    return replace(bare, step_times_s=times, step_time_s=describe([1.0]), **fields)
+    run = run_with_times([1.0], step_times_s=[1.0 + number % 2 / 1000 for number in range(20)])
+    return Evidence(run=run, steps=steps, work=work, node_of={2: "node7"}, trained_s=float(count))
 
 
 def differs(key: str, own: str, other: str) -> Condition:
@@ -80,12 +70,11 @@ def test_a_run_with_nothing_slow_has_no_causes() -> None:
 
 def test_other_work_is_named_first_whatever_the_rest_costs() -> None:
     """Two runs at once wait for each other in every collective, which looks like slow communication."""
-    busy = replace(
-        evidence(outside_layers_s=0.4), run=run_of(faults={"other_work": ("another run: llmb.engine.worker in /b",)})
-    )
+    faults = {"other_work": ("another run: llmb.engine.worker in /b",)}
+    busy = replace(evidence(outside_layers_s=0.4), run=run_with_times([1.0], faults=faults))
     for against in (None, reference(evidence=busy)):
         first = explained(busy, against).causes[0]
-        assert (first.name, first.share_s, first.evidence) == ("other_work", None, busy.run.faults["other_work"])
+        assert (first.name, first.share_s, first.evidence) == ("other_work", None, faults["other_work"])
     assert names(explained(busy))[1:] == ["exposed_communication"]
     quiet = evidence()
     assert names(explained(quiet)) == []
@@ -94,7 +83,7 @@ def test_other_work_is_named_first_whatever_the_rest_costs() -> None:
 def test_the_network_is_named_before_other_work() -> None:
     both = replace(
         evidence(data_wait_s=0.4),
-        run=run_of(faults={"network_fault": ("NCCL used TCP sockets",), "other_work": ("another run",)}),
+        run=run_with_times([1.0], faults={"network_fault": ("NCCL used TCP sockets",), "other_work": ("another run",)}),
     )
     assert names(explained(both)) == ["network", "other_work", "data_bound"]
     slower = reference(differs("fabric", "TCP sockets", "InfiniBand"))
@@ -199,7 +188,7 @@ def test_full_recomputation_costs_the_forward_passes_of_the_layers() -> None:
 def with_stalls(*numbers: int, **values: Any) -> Evidence:
     times = [1.0 + number % 2 / 1000 + 0.5 * (number in numbers) for number in range(20)]
     steps = [step(number, step_time_s=time, **values) for number, time in enumerate(times)]
-    return replace(evidence(), steps=steps, run=run_of(times))
+    return replace(evidence(), steps=steps, run=run_with_times([1.0], step_times_s=times))
 
 
 def test_single_slow_steps_are_stalls() -> None:
@@ -332,7 +321,7 @@ def test_a_run_faster_than_its_reference_is_not_slow_for_what_differs() -> None:
 
 
 def test_a_log_alone_tells_nothing_and_says_what_would() -> None:
-    found = explained(Evidence(run=run_of()))
+    found = explained(Evidence(run=run_with_times([1.0])))
     assert found.causes == ()
     assert {unknown.name for unknown in found.not_known} == {
         "slow_rank",

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run against one figure."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
+from verdict_samples import run_with_times
 
-from llmb.base.statistics import describe
 from llmb.catalogue.records import Window
-from llmb.runs.analyzed_run import AnalyzedRun
-from llmb.runs.conditions import RunIdentity
 from llmb.runs.result import Condition, Reference, Verdict
 from llmb.verdict.judgement import Tolerance, default_tolerance, headline, judge_against_figure
 
@@ -21,21 +18,7 @@ TOLERANCE = Tolerance(5.0, "--tolerance")
 def judged(
     times: Sequence[float], *conditions: Condition, flaw: str | None = None, reference: Reference = FIGURE
 ) -> Verdict:
-    return judge_against_figure([run_of(times, flaw)], reference, conditions, TOLERANCE)
-
-
-def run_of(
-    times: Sequence[float], flaw: str | None = None, faults: Mapping[str, tuple[str, ...]] | None = None
-) -> AnalyzedRun:
-    return AnalyzedRun(
-        id="1",
-        path=Path("run"),
-        identity=RunIdentity(configuration={}),
-        status="success",
-        reason=flaw,
-        step_time_s=describe(times) if times else None,
-        faults=faults or {},
-    )
+    return judge_against_figure([run_with_times(times, flaw)], reference, conditions, TOLERANCE)
 
 
 def around(mean: float, spread: float = 0.01) -> list[float]:
@@ -97,7 +80,7 @@ def test_a_run_that_is_no_measurement_is_invalid() -> None:
     found = judged(around(10.0), flaw="the window includes the first step, which includes warm-up")
     assert found.verdict == "invalid"
     assert found.sentence == "invalid: the window includes the first step, which includes warm-up"
-    failed = judge_against_figure([run_of([], "killed by signal 9")], FIGURE, (), TOLERANCE)
+    failed = judge_against_figure([run_with_times([], "killed by signal 9")], FIGURE, (), TOLERANCE)
     assert (failed.verdict, failed.delta_pct, failed.reason) == ("invalid", None, "killed by signal 9")
 
 
@@ -110,12 +93,12 @@ def test_a_published_figure_is_soft_and_an_expectation_only_with_what_weakens() 
 
 
 def test_other_work_makes_a_verdict_soft_and_is_named() -> None:
-    busy = run_of(around(12.0), faults={"other_work": ("other processes used 3.1 of 8 cores",)})
+    busy = run_with_times(around(12.0), faults={"other_work": ("other processes used 3.1 of 8 cores",)})
     found = judge_against_figure([busy], EXPECTED, (), TOLERANCE)
     assert (found.verdict, found.soft) == ("regressed", True)
     assert found.conditions[0].own == "other processes used 3.1 of 8 cores"
     assert "; other work beside yours: other processes used 3.1 of 8 cores" in found.sentence
-    several = [run_of(around(12.0), faults={"unlike_nodes": (name,)}) for name in "abc"]
+    several = [run_with_times(around(12.0), faults={"unlike_nodes": (name,)}) for name in "abc"]
     found = judge_against_figure(several, EXPECTED, (), TOLERANCE)
     assert found.conditions[0].own == "a | b | c"
     assert "nodes unlike each other in yours: a (and 2 more like it)" in found.sentence
@@ -145,7 +128,7 @@ SHOWN_FAULT = f"{FAULT} ('llmb judge 1 --explain' tells more)"
 
 def test_a_fault_of_the_network_makes_a_verdict_soft_and_comes_first() -> None:
     other = ("other processes used 3.1 of 8 cores",)
-    measured = run_of(around(12.0), faults={"network_fault": (FAULT,), "other_work": other})
+    measured = run_with_times(around(12.0), faults={"network_fault": (FAULT,), "other_work": other})
     found = judge_against_figure([measured], EXPECTED, (), TOLERANCE)
     assert (found.verdict, found.soft) == ("regressed", True)
     assert [condition.key for condition in found.conditions] == ["network_fault", "other_work"]
@@ -154,7 +137,7 @@ def test_a_fault_of_the_network_makes_a_verdict_soft_and_comes_first() -> None:
 
 
 def test_a_fault_of_the_network_is_also_in_sentences_without_a_decision() -> None:
-    wide = run_of([9.0, 12.0, 10.0, 11.0], faults={"network_fault": (FAULT,)})
+    wide = run_with_times([9.0, 12.0, 10.0, 11.0], faults={"network_fault": (FAULT,)})
     undecided = judge_against_figure([wide], EXPECTED, (), TOLERANCE)
     assert undecided.sentence.startswith(f"inconclusive: {SHOWN_FAULT}; ")
     other = Condition(key="hardware.device", own="a", reference="b", effect="prevents")

@@ -2,13 +2,11 @@
 """Runs against a baseline of runs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from verdict_samples import run_with_times
 
-from llmb.base.statistics import describe
 from llmb.runs.analyzed_run import AnalyzedRun
-from llmb.runs.conditions import RunIdentity
 from llmb.runs.result import Reference, Verdict
 from llmb.verdict.group_difference import SINGLE_RUNS
 from llmb.verdict.judgement import Tolerance, default_tolerance, judge_against_runs
@@ -18,16 +16,7 @@ SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)
 
 
 def run(mean_s: float, node: str = "a", flaw: str | None = None, **conditions: str) -> AnalyzedRun:
-    return AnalyzedRun(
-        id="1",
-        path=Path("run"),
-        identity=RunIdentity(configuration={}),
-        conditions=conditions,
-        status="success",
-        reason=flaw,
-        step_time_s=describe([mean_s + sign * 0.01 for sign in SIGNS]),
-        nodes=(node,),
-    )
+    return run_with_times([mean_s + sign * 0.01 for sign in SIGNS], flaw, conditions=conditions, nodes=(node,))
 
 
 def judged(own: list[AnalyzedRun], baseline: list[AnalyzedRun], tolerance: Tolerance | None = None) -> Verdict:

@@ -2,19 +2,17 @@
 """Runs judged against the published figure of their recipe."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded_runs import SXM, gpu_record, times_around
+from verdict_samples import run_with_times
 
 from llmb.base.missing import Missing
 from llmb.base.statistics import describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
-from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.choices import Parallelism
-from llmb.runs.conditions import RunIdentity
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome, queued_record
 from llmb.runs.result import NOT_SUCCESSFUL, Result, Verdict
@@ -226,13 +224,7 @@ def test_a_deviation_that_a_document_prints_widens_the_interval() -> None:
 def test_what_is_as_published_is_no_condition(run: dict[str, Any]) -> None:
     recipe = gpu_record(**run).plan.recipe
     same = {condition.key: condition.value for condition in recipe.conditions}
-    judged = AnalyzedRun(
-        id="1",
-        path=Path("run"),
-        identity=RunIdentity(configuration={}),
-        status="success",
-        step_time_s=describe(times_around(4.0, steps=10)),
-    )
+    judged = run_with_times(times_around(4.0, steps=10))
     named = effects(verdict_of_recipe(recipe, [judged], same))
     assert same and not named.keys() & same.keys()
     for key in same:

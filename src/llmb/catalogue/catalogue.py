@@ -194,8 +194,7 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
 def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
     """The model that a row trains: a proxy has fewer layers, tokens or experts; a framework pads vocabularies."""
     changes: dict[str, object] = {"layers": row.layers}
-    vocab_size = row.vocab_size or table.vocab_size
-    if vocab_size is not None:
+    if vocab_size := row.vocab_size or table.vocab_size:
         changes["vocab_size"] = vocab_size
     if row.experts is not None and model.moe is not None:
         changes["moe"] = model.moe.model_copy(update={"experts": row.experts})
@@ -219,9 +218,8 @@ def _read_models(path: Path) -> Mapping[str, Model]:
 def _check_name(path: Path, key: str, name: str) -> None:
     """A file has the name of its content, so that it is found without reading the others."""
     if name != path.stem:
-        raise CatalogueError(
-            [located(path, (key,), f"{key}: '{name}' must be '{path.stem}', like the name of its file")]
-        )
+        problem = f"{key}: '{name}' must be '{path.stem}', like the name of its file"
+        raise CatalogueError([located(path, (key,), problem)])
 
 
 def _contradictions(

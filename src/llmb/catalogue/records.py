@@ -445,10 +445,7 @@ class Recipe(Record):
     @property
     def proxy_text(self) -> str:
         """Empty unless it is a proxy."""
-        if not self.proxy:
-            return ""
-        layers = self.layout.layers
-        return f"PROXY ({layers} of {self.full_layers} layers)"
+        return f"PROXY ({self.layout.layers} of {self.full_layers} layers)" if self.proxy else ""
 
     @property
     def shares_parameters(self) -> bool:

@@ -162,7 +162,7 @@ def resolve(
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request)
     choices = _choices(workload, request.size, gpu_type, release)
-    dtypes = _unique(chain.from_iterable(choice.table.dtypes for choice in choices))
+    dtypes: list[str] = list(dict.fromkeys(chain.from_iterable(choice.table.dtypes for choice in choices)))
     dtype = _dtype(dtypes, request, gpu_type)
     choices = [choice for choice in choices if dtype in choice.table.dtypes]
     pick = _pick_row(workload, choices, request, release)
@@ -248,13 +248,15 @@ def _sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
 
 
 def sizes_of(workload: WorkloadFile) -> list[str]:
-    return _unique(table.size for table in workload.layouts)
+    return list(dict.fromkeys(table.size for table in workload.layouts))
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
     """GPU types that a size runs on: those of its layouts and those that may borrow one."""
-    itemized = _unique(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
-    return _unique([*itemized, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized)])
+    itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
+    return list(
+        dict.fromkeys([*itemized, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized)])
+    )
 
 
 def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
@@ -465,10 +467,6 @@ def _expectations(
 
 def _published(catalogue: Catalogue, table: LayoutTable) -> Published:
     return catalogue.published.get(table.document or "") or Published((), ())
-
-
-def _unique(items: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(items))
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:

@@ -13,7 +13,7 @@ from recorded_runs import environment, gpu_record, times_around
 
 from llmb.base.missing import Missing
 from llmb.catalogue.resolve import Overrides
-from llmb.launch.programs.conclude import finish_run, stored_result
+from llmb.launch.programs.conclude import finish_run, stored_run
 from llmb.launch.programs.port import End
 from llmb.readers.samples.node_settings import NodeSettings
 from llmb.readers.samples.sample_records import (
@@ -140,7 +140,7 @@ def concluded(place: Path, files: Mapping[str, bytes], exit_code: int = 0) -> Re
     result = finish_run(folder, began, End(exit_code))
     kept = read_record(folder)
     assert kept.status == result.status != "running"
-    assert stored_result(folder, kept) == kept.result
+    assert stored_run(folder, kept)[0] == kept.result
     run_table(kept.plan, result)
     return result
 

@@ -151,16 +151,11 @@ def read_ended_run(folder: RunFolder) -> EndedRun:
     if record.status in ("queued", "running"):
         do = "'llmb jobs wait' waits for it; 'llmb jobs list' shows its state"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
-    return EndedRun(folder, record, stored_result(folder, record))
-
-
-def stored_result(folder: RunFolder, record: RunRecord) -> Result:
-    """The result of a run that has ended, as it was stored; nothing is written. Raises as ``stored_run``."""
-    return stored_run(folder, record)[0]
+    return EndedRun(folder, record, stored_run(folder, record)[0])
 
 
 def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[Step]]:
-    """The stored result of a run that has ended, and its steps, which are read unless it failed.
+    """The stored result of a run that has ended, and its steps, which are read unless it failed. Nothing is written.
 
     A run whose files say something else is invalid. Raises BrokenRecord if they cannot be read.
     """

@@ -25,7 +25,7 @@ from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions, JobOptions
 from llmb.launch.jobspec.spec import write_spec
-from llmb.launch.programs.conclude import stored_result
+from llmb.launch.programs.conclude import stored_run
 from llmb.launch.programs.engine.program import engine_container
 from llmb.launch.programs.megatron_bridge.command import BridgeVersion, bridge_data
 from llmb.launch.scheduler_lookup import cluster_schema
@@ -494,7 +494,7 @@ def test_a_run_is_judged_by_its_log(
     assert (record.reason or "").startswith(reason or "")
     assert bool(record.reason) == bool(reason)
     note = "exit code 139, after its last step" if code == 139 else None
-    assert record.result and record.result.note == stored_result(folder, record).note == note
+    assert record.result and record.result.note == stored_run(folder, record)[0].note == note
     assert json.loads(folder.record.read_text())["ended_at"]
 
 
