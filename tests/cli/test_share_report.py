@@ -149,7 +149,7 @@ def test_a_comparison_begins_with_the_verdict_of_judge_and_draws_both_sides(
 def test_the_command_is_what_the_verdict_asks_for(root: Path, page: Callable[..., str]) -> None:
     labeled_runs(root, (12.0, 12.1), (12.2, 12.25))
     html = page("after", "--against", "before")
-    assert "; 3 more runs would tell" in html
+    assert "; 3 more runs would settle it" in html
     before, after = re.findall(r"next: <code>(.*?)</code>", html)
     assert before.endswith("--label before --repeats 2")
     assert after.endswith("--label after")

@@ -76,7 +76,7 @@ def test_an_undecided_difference_says_how_many_more_runs_would_tell() -> None:
     before, after = ([run(mean_s) for mean_s in group] for group in ((9.9, 10.1), (10.3, 10.5)))
     found = judged(after, before)
     assert (found.verdict, found.soft, found.reason) == ("inconclusive", False, "the interval contains the tolerance")
-    assert found.more_runs and f"; {found.more_runs} more runs would tell; only a change above" in found.sentence
+    assert found.more_runs and f"; {found.more_runs} more runs would settle it; only a change above" in found.sentence
     noisy = judged([run(10.0), run(10.25)], [run(9.9), run(10.1)])
     assert (noisy.verdict, noisy.more_runs) == ("inconclusive", None)
     assert "; more than 40 more runs would be needed" in noisy.sentence
@@ -88,7 +88,7 @@ def test_no_difference_is_no_pass_if_a_change_of_the_tolerance_would_not_have_sh
     assert found.ci95_pct and -1 < found.ci95_pct[0] < 0 < found.ci95_pct[1] < 1, "the interval alone would pass"
     why = "a change below 1.2 % would not have shown; the tolerance is 1 %"
     assert (found.verdict, found.reason, found.more_runs) == ("inconclusive", why, 6)
-    assert found.sentence.endswith("; 6 more runs would tell; only a change above 1.2 % would have shown")
+    assert found.sentence.endswith("; 6 more runs would settle it; only a change above 1.2 % would have shown")
     passed = judged(after, before, Tolerance(1.5, "--tolerance"))
     assert (passed.verdict, passed.sentence.rpartition("; ")[2]) == ("pass", "a change of 1.2 % would have shown")
 

@@ -58,7 +58,7 @@ def sentence(reference: Reference, verdict: str, *conditions: Condition, **field
         ),
         (
             sentence(ONE_RUN, "inconclusive", delta_pct=2.9, more_runs=1),
-            "inconclusive: 2.9 % slower than the baseline, tolerance 5.3 %; 1 more run would tell",
+            "inconclusive: 2.9 % slower than the baseline, tolerance 5.3 %; 1 more run would settle it",
         ),
         (
             sentence(EXPECTED, "inconclusive", delta_pct=2.9, reason="a single value has no interval"),

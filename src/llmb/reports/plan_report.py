@@ -137,7 +137,8 @@ def _layout_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
         yield "documents", f"{plan.recipe.training.document_tokens} tokens on average, packed"
     if layout.pp > 1:
         sizes = [len(stage) for stage in stage_layers(layout)]
-        yield "pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}"
+        text = f"{sizes[0]} each" if len({*sizes}) == 1 else ", ".join(map(str, sizes))
+        yield "pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {text}"
 
 
 def _saving_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:

@@ -374,7 +374,7 @@ def _row_notes(row: Row) -> Iterator[str]:
     if row.smallest_visible_change_pct is not None and row.verdict in ("pass", "inconclusive"):
         yield f"a change of {_noise(row.smallest_visible_change_pct)} % would have shown."
     if row.more_runs:
-        yield f"{row.more_runs} more {'run' if row.more_runs == 1 else 'runs'}, of both sides together, would tell."
+        yield f"{counted(row.more_runs, 'more run')}, of both sides together, would settle it."
     elif row.verdict == "inconclusive":
         yield "the noise is too large, or the difference too close to the tolerance, for a few more runs to tell."
     if row.measure == "gpu_time_per_token":

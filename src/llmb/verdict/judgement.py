@@ -82,7 +82,7 @@ TOLERATED: dict[VerdictName, str] = {
 }
 
 SPOILED = {
-    OTHER_WORK: "other work beside",
+    OTHER_WORK: "beside",
     UNLIKE_NODES: "nodes unlike each other in",
     ERROR_AT_END: "an error after the last step of",
 }
@@ -152,7 +152,7 @@ def _interval(interval: Interval, sign: int, digits: int) -> str:
 
 def percent(value: float, digits: int = 1) -> str:
     """Format with ``digits`` decimals, at least two for a small value."""
-    digits = digits if abs(value) >= 0.095 else max(digits, 2)
+    digits = 0 if abs(value) >= 1000 else digits if abs(value) >= 0.095 else max(digits, 2)
     return f"{round(value, digits) + 0.0:.{digits if round(value, digits) else 1}f}"
 
 
@@ -164,7 +164,7 @@ def _tolerance(verdict: Verdict, digits: int) -> str:
 def _reasons(verdict: Verdict) -> Iterator[str]:
     """Yield why there is no clear verdict, and what would give one."""
     if verdict.more_runs:
-        yield f"{counted(verdict.more_runs, 'more run')} would tell"
+        yield f"{counted(verdict.more_runs, 'more run')} would settle it"
     reason = (verdict.reason or "").removeprefix(_unseen(verdict)).removeprefix("; ")
     if reason and not (verdict.more_runs and reason == UNDECIDED):
         yield reason
@@ -196,13 +196,20 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
             own, other = _statistic(condition.own), _statistic(condition.reference)
             yield f"{FIGURES[kind]} is {other}, yours {own}"
         if title := SPOILED.get(condition.key):
-            sides = ((condition.own, "yours"), (condition.reference, FIGURES[kind]))
-            yield from (f"{title} {whose}: {_of_one(what)}" for what, whose in sides if what)
+            yield _spoiled(title, condition, FIGURES[kind])
     if others := [condition for condition in weak if condition.key not in (WINDOW, CHANGED_COPY, *SPOILED, *EXPLAINED)]:
         yield differing(others)
     if kind == "published":
         spread = "is of one run" if verdict.reference and verdict.reference.step_time_s_ci95 else "has no spread"
         yield f"a soft verdict: a single published figure {spread}"
+
+
+def _spoiled(title: str, condition: Condition, reference: str) -> str:
+    """Name a fault of one side or of both; the table of conditions has the reference's own text."""
+    if not condition.own:
+        return f"{title} {reference}: {_of_one(condition.reference or '')}"
+    both = f", and likewise {reference}" if condition.reference else ""
+    return f"{title} yours{both}: {_of_one(condition.own)}"
 
 
 def _of_one(text: str) -> str:

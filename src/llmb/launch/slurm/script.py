@@ -389,7 +389,7 @@ def file_flags(folder: RunFolder) -> Flags:
 
 
 def _environment(spec: JobSpec) -> Iterator[str]:
-    yield "unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it"
+    yield "unset SLURM_JWT  # the submitter's token, which the job does not need"
     yield from (f"module load {shlex.quote(module)}" for module in spec.modules)
     yield from (f". {shlex.quote(profile)}" for profile in spec.profiles)
     yield from (f"export {item.name}={shlex.quote(item.value)}  # {item.origin}" for item in spec.variables)

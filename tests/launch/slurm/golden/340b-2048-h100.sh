@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100
 
-unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+unset SLURM_JWT  # the submitter's token, which the job does not need
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export TORCH_NCCL_HIGH_PRIORITY=1  # engine

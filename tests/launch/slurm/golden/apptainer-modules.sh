@@ -13,7 +13,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100_1700000000/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100
 
-unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+unset SLURM_JWT  # the submitter's token, which the job does not need
 module load apptainer/1.3
 module load cuda
 export PYTHONUNBUFFERED=1  # engine

@@ -15,7 +15,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_synthetic/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_synthetic_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_synthetic
 
-unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+unset SLURM_JWT  # the submitter's token, which the job does not need
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export TORCH_NCCL_HIGH_PRIORITY=1  # engine

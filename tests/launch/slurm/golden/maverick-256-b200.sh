@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_fp8_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_b200_synthetic/sft_llama4-maverick_400b_fp8_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_b200_synthetic_1700000000/sft_llama4-maverick_400b_fp8_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_b200_synthetic
 
-unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+unset SLURM_JWT  # the submitter's token, which the job does not need
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export TORCH_NCCL_HIGH_PRIORITY=1  # engine

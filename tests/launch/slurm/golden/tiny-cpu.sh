@@ -10,7 +10,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8/pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8_1700000000/pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8
 
-unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+unset SLURM_JWT  # the submitter's token, which the job does not need
 export PYTHONUNBUFFERED=1  # engine
 export GOMP_SPINCOUNT=10000  # engine
 export MALLOC_TRIM_THRESHOLD_=1099511627776  # engine

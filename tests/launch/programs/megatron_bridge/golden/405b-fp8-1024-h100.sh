@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge
 
-unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+unset SLURM_JWT  # the submitter's token, which the job does not need
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
 export TORCH_NCCL_HIGH_PRIORITY=1  # megatron_bridge
 export TRANSFORMERS_OFFLINE=1  # megatron_bridge

@@ -15,7 +15,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10
 
-unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+unset SLURM_JWT  # the submitter's token, which the job does not need
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
 export TORCH_NCCL_HIGH_PRIORITY=1  # megatron_bridge
 export TRANSFORMERS_OFFLINE=1  # megatron_bridge
