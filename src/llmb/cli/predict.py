@@ -72,6 +72,8 @@ Layouts = Annotated[
 ]
 WORK = ("gbs", "seq_len", "layers")
 """Sizes that define the work; the others define the layout."""
+DECISIVE = ("recompute", "dp_sharding", "fp8_recipe")
+"""Options of a run that decide its time and memory; the others are accepted, as those of any run."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
 """Options that can be combined with a file; its lines have the others."""
 AtScales = Annotated[
@@ -95,7 +97,7 @@ def find_here(selector: str) -> "RunSet":
 
 
 @app.command()
-@takes(selection_options(options_of(Request).values()), record_options(Choices))
+@takes(selection_options(options_of(Request).values()), record_options(Choices, DECISIVE))
 def predict(
     values: dict[str, Any],
     choices: Choices,
@@ -261,7 +263,7 @@ class SearchOptions:
 
 
 @app.command()
-@takes(recipe_options(), record_options(Choices), SearchOptions)
+@takes(recipe_options(), record_options(Choices, DECISIVE), SearchOptions)
 def plan(
     request: Request,
     choices: Choices,
@@ -340,7 +342,7 @@ def plan_with(
 
 
 @app.command()
-@takes(recipe_options(), record_options(Choices))
+@takes(recipe_options(), record_options(Choices, DECISIVE))
 def memory(
     request: Request,
     choices: Choices,

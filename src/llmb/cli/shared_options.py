@@ -4,7 +4,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,9 +117,14 @@ def _keyword(name: str, default: object, annotation: Any) -> inspect.Parameter: 
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def record_options(record: type) -> Maker:
-    """Return a function that makes ``record`` from its options."""
-    return _maker(map(parameter, options_of(record).values()), lambda **values: build(record, values))
+def record_options(record: type, basic: Container[str] | None = None) -> Maker:
+    """Return a function that makes ``record`` from its options; ``basic`` are those of the short help."""
+    options = options_of(record).values()
+    shown = [
+        one if basic is None else replace(one, basic=one.name in basic, panel=one.panel or "Statistics")
+        for one in options
+    ]
+    return _maker(map(parameter, shown), lambda **values: build(record, values))
 
 
 def value_options(options: Iterable[Option], *, envvar: bool = True, swept: bool = False) -> Maker:
