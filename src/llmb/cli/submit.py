@@ -286,12 +286,14 @@ def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> No
         *([order.missing.warning] if order.missing else []),
     ]
     warn(warnings)
+    flags = order.sample().flags
+    absent = [f"no {name}" for name in ("account", "partition") if name not in flags]
+    say(f"the job requests {', '.join([flags_text(flags), *absent])}")
     if queueing.dry_run:
         script = order.script()
         print_output(script_document(order, script) if queueing.json else script)
         return
     check_memory(order.plan, say, force=one.force)
-    say(f"the job requests {flags_text(order.sample().flags)}")
     if not queueing.yes and sys.stdin.isatty():
         agree("Queue it?", default=True)
     queued = queue_one(context, order, say)

@@ -242,7 +242,7 @@ def scales_table(recipes: Sequence[Recipe]) -> Table:
     for column in table.columns:
         column.wrap = False
     for recipe, figure in zip(recipes, figures, strict=True):
-        values = [number(getattr(figure, name) if figure else None) for name in FIGURES] if headers else []
+        values = [_published(getattr(figure, name) if figure else None) for name in FIGURES] if headers else []
         layout = [str(getattr(recipe.layout, name)) for name in SHOWN]
         table.add_row(str(recipe.scale), *layout, *values, "PROXY" if recipe.proxy else "")
     found = dict.fromkeys(f"{figure.source}, {figure.kind}, line {figure.line}" for figure in figures if figure)
@@ -251,6 +251,11 @@ def scales_table(recipes: Sequence[Recipe]) -> Table:
         notes.append("PROXY: fewer layers than the model has; its figures are not those of the model")
     table.caption = "\n".join(notes)
     return table
+
+
+def _published(value: float | None) -> str:
+    """Format a published figure with the decimals that documents print."""
+    return number(value) if value is None or value >= 1000 else f"{value:.2f}"
 
 
 def lora_text(lora: Lora) -> str:
