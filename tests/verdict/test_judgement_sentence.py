@@ -54,7 +54,7 @@ def sentence(reference: Reference, verdict: str, *conditions: Condition, **field
         (
             sentence(FIVE_RUNS, "inconclusive", DRIVER, delta_pct=2.9, ci95_pct=(0.2, 5.6), more_runs=4),
             "inconclusive: 2.9 % slower than the baseline of 5 runs (0.2 to 5.6 %), tolerance 5.3 %; 4 more runs would"
-            " tell",
+            " settle it",
         ),
         (
             sentence(ONE_RUN, "inconclusive", delta_pct=2.9, more_runs=1),
