@@ -119,11 +119,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
     A ``foreign`` file is one that did not come with this package: it may hold anything. Raises CatalogueError with the
     schema violations of the file.
     """
-    try:
-        text = read_text_file(path)
-    except UsageError as error:
-        raise CatalogueError([f"{path}: {error.what}"]) from error
-    data = _parse(path, text, foreign=foreign)
+    data = _parse(path, foreign=foreign)
     try:
         return shape.model_validate({wrap: data} if wrap else {} if data is None else data)
     except ValidationError as error:
@@ -132,25 +128,24 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
 
 def read_data(path: Path) -> object:
     """Read a YAML file from outside this package. Raises CatalogueError, also for duplicate keys."""
-    try:
-        text = read_text_file(path)
-    except UsageError as error:
-        raise CatalogueError([f"{path}: {error.what}"]) from error
-    data = _parse(path, text, foreign=True)
+    data = _parse(path, foreign=True)
     if doubled := [f"{path}:{line}: duplicate key '{key}'" for line, key in duplicate_keys(compose_file(path))]:
         raise CatalogueError(doubled)
     return data
 
 
-def _parse(path: Path, text: bytes, *, foreign: bool = False) -> object:
+def _parse(path: Path, *, foreign: bool = False) -> object:
     """Parse YAML. Raises CatalogueError with the place of a syntax error."""
     try:
+        text = read_text_file(path)
         if foreign:
             check_yaml(text)
         return yaml.load(text, Loader=FOREIGN_LOADER if foreign else LOADER)  # noqa: S506 (a safe loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CatalogueError([f"{path}:{line}: not valid YAML: {error.problem}"]) from error
+    except UsageError as error:
+        raise CatalogueError([f"{path}: {error.what}"]) from error
     except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
         raise CatalogueError([f"{path}: not valid YAML: {str(error).splitlines()[0]}"]) from error
 

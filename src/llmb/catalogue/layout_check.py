@@ -4,14 +4,21 @@
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from llmb.catalogue.records import Layout, Model
+from llmb.catalogue.records import PARALLEL, Layout, Model
 
-SIZES = tuple(
-    name
-    for name in Layout.model_fields
-    if name not in ("counts_embedding_and_loss", "sequence_parallel", "first_stage_layers", "last_stage_layers")
-)
+SIZES = (*PARALLEL, "gpus", "mbs", "gbs", "seq_len", "layers")
 """Fields of a layout that are at least 1."""
+
+
+def rank_model(model: Model, layout: Layout) -> Model:
+    """The model with the sizes that one rank has of each layer: its heads, features, vocabulary and experts."""
+    divided = ("attention_heads", "kv_heads", "ffn_hidden_size", "vocab_size")
+    sizes: dict[str, object] = {name: getattr(model, name) // layout.tp for name in divided}
+    if moe := model.moe:
+        shared = moe.shared_ffn_hidden_size and moe.shared_ffn_hidden_size // layout.tp
+        own = {"experts": moe.experts // layout.ep, "ffn_hidden_size": moe.ffn_hidden_size // layout.etp}
+        sizes["moe"] = moe.model_copy(update={**own, "shared_ffn_hidden_size": shared})
+    return model.model_copy(update=sizes)
 
 
 def stage_layers(layout: Layout) -> list[range]:

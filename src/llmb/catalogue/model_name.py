@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 from llmb.base.errors import UsageError, unknown
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.resolve import find_workload, sizes_of
+from llmb.catalogue.resolve import find_workload, sized_workload, sizes_of
 
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
     """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
     workload, size = _parts_of(catalogue, name)
     if size is not None:
-        _check_size(catalogue, workload, size)
+        sized_workload(catalogue, workload, size)
     return workload, size
 
 
@@ -22,7 +22,7 @@ def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, st
     Raises UsageError for an unknown name, and if there are two sizes or none.
     """
     workload, model_size = parse_model(catalogue, name, size)
-    _check_size(catalogue, workload, model_size)
+    sized_workload(catalogue, workload, model_size)
     return workload, model_size
 
 
@@ -36,12 +36,6 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
         sizes = sizes_of(find_workload(catalogue, workload))
         raise UsageError(f"the size of {workload} is not specified", choices=sizes, do="add --size")
     return workload, model_size
-
-
-def _check_size(catalogue: Catalogue, workload: str, size: str) -> None:
-    sizes = sizes_of(catalogue.workloads[workload])
-    if size not in sizes:
-        raise unknown(f"size of {workload}", size, sizes)
 
 
 def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:

@@ -290,6 +290,11 @@ class Layout(ParallelSizes):
     """Between tensor parallel layers, each TP rank holds a part of the sequence; without it, each holds all of it."""
 
     @property
+    def sequence_shards(self) -> int:
+        """Parts of a sequence between tensor parallel layers."""
+        return self.tp if self.sequence_parallel else 1
+
+    @property
     def dp(self) -> int:
         """Data-parallel size."""
         return self.gpus // (self.tp * self.pp * self.cp)

@@ -58,8 +58,8 @@ LAYOUT_PANEL = "Layout (default: that of the recipe)"
 _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
 
-class Overrides(Record):
-    """Layout values that replace those of the recipe; None keeps the recipe's value."""
+class LayoutSizes(Record):
+    """Sizes of a layout, as far as they are stated."""
 
     tp: Annotated[int | None, _size(help="Tensor parallel size.")] = None
     pp: Annotated[int | None, _size(help="Pipeline parallel size.")] = None
@@ -71,6 +71,11 @@ class Overrides(Record):
     gbs: Annotated[int | None, _size(help="Global batch size.")] = None
     seq_len: Annotated[int | None, _size(help="Sequence length in tokens.")] = None
     layers: Annotated[int | None, _size(help="Number of layers.")] = None
+
+
+class Overrides(LayoutSizes):
+    """Layout values that replace those of the recipe; None keeps the recipe's value."""
+
     first_stage_layers: Annotated[
         int | None, _size(help="Layers of the first pipeline stage; the others split the rest.", minimum=0)
     ] = None
@@ -158,7 +163,7 @@ def resolve(
     Raises UsageError for an unknown name (with the closest one), a scale that the recipe does not list, and an
     invalid layout (with all problems).
     """
-    workload = _sized_workload(catalogue, request.workload, request.size)
+    workload = sized_workload(catalogue, request.workload, request.size)
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request)
     choices = _choices(workload, request.size, gpu_type, release)
@@ -199,7 +204,7 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
 
     Raises UsageError for an unknown name.
     """
-    workload = _sized_workload(catalogue, request.workload, request.size)
+    workload = sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request)
     scales: dict[str, ScaleChoices] = {}
     for choice in _choices(workload, request.size, _gpu_type(catalogue, workload, request), release):
@@ -221,7 +226,7 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
 
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
     """The full model, not a proxy, that a size of a workload trains."""
-    return catalogue.families[_sized_workload(catalogue, workload, size).model][size]
+    return catalogue.families[sized_workload(catalogue, workload, size).model][size]
 
 
 def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
@@ -239,7 +244,7 @@ def seq_lens_of(catalogue: Catalogue, workload: str, size: str) -> tuple[int, ..
     return tuple(sorted({table.seq_len for table in find_workload(catalogue, workload).layouts if table.size == size}))
 
 
-def _sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
+def sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
     """Return a workload that has the size. Raises UsageError for a workload or a size that does not exist."""
     workload = find_workload(catalogue, name)
     if size not in sizes_of(workload):
@@ -254,14 +259,13 @@ def sizes_of(workload: WorkloadFile) -> list[str]:
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
     """GPU types that a size runs on: those of its layouts and those that may borrow one."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
-    return list(
-        dict.fromkeys([*itemized, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized)])
-    )
+    borrowing = [gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized]
+    return list(dict.fromkeys(itemized + borrowing))
 
 
 def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
     """The GPU type of a request, by default the first that its size is published for. Raises UsageError."""
-    return _gpu_type(catalogue, _sized_workload(catalogue, request.workload, request.size), request)
+    return _gpu_type(catalogue, sized_workload(catalogue, request.workload, request.size), request)
 
 
 def releases_of(workload: WorkloadFile, size: str) -> list[str]:
@@ -314,7 +318,8 @@ def _dtype(dtypes: Sequence[str], request: Request, gpu_type: str) -> Dtype:
 
 def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Request, release: str | None) -> _Pick:
     rows = {row.gpus: _Pick(choice, row) for choice in choices for row in choice.table.rows}
-    scale = request.scale if request.scale is not None else _default_scale(rows.values())
+    _, lowest = min((pick.row.proxy, gpus) for gpus, pick in rows.items())
+    scale = lowest if request.scale is None else request.scale
     if scale in rows:
         return rows[scale]
     largest = rows[max(rows)]
@@ -348,10 +353,6 @@ def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
             note = f"GBS is {scale} x {rule.gbs} / {rule.gpus}, as in the document (line {rule.line})"
             return _Pick(choice, row, (note,))
     return None
-
-
-def _default_scale(picks: Iterable[_Pick]) -> int:
-    return min((pick.row.proxy, pick.row.gpus) for pick in picks)[1]
 
 
 def _scale_error(

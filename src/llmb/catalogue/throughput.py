@@ -57,8 +57,11 @@ def _linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 def _attention(model: Model) -> int:
     per_head_norms = 2 * model.head_dim if model.qk_norm else 0
-    matrices = 2 * model.hidden_size * model.head_dim * (model.attention_heads + model.kv_heads)
-    return matrices + per_head_norms + _biases(model)
+    return _attention_matrices(model) + per_head_norms + _biases(model)
+
+
+def _attention_matrices(model: Model) -> int:
+    return 2 * model.hidden_size * model.head_dim * (model.attention_heads + model.kv_heads)
 
 
 def _biases(model: Model) -> int:
@@ -149,14 +152,8 @@ def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float
 
 def _layer_weights(model: Model, layer: int) -> int:
     """Weights of one layer that a token is multiplied with (without the router, which is under 0.5 %, as is usual)."""
-    hidden = model.hidden_size
-    attention = 2 * hidden * model.head_dim * (model.attention_heads + model.kv_heads)
-    matrices = MATRICES[model.mlp]
-    moe = model.moe
-    if moe is None or not model.is_moe_layer(layer):
-        return attention + matrices * hidden * model.ffn_hidden_size
-    active = moe.top_k * moe.ffn_hidden_size + (moe.shared_ffn_hidden_size or 0)
-    return attention + matrices * hidden * active
+    router = model.hidden_size * model.moe.experts if model.moe and model.is_moe_layer(layer) else 0
+    return _attention_matrices(model) + _feed_forward(model, layer)[1] - router
 
 
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
+from llmb.catalogue.layout_check import rank_model
 from llmb.engine.data.batches import moved
 from llmb.engine.data.build import build_data
 from llmb.engine.device import Moment, synchronize
@@ -226,11 +227,12 @@ def first_documents(plan: EnginePlan) -> Tensor | None:
 
 def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     """Return random inputs of the shapes that a layer gets for one micro-batch."""
-    model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
+    layout, device = plan.recipe.layout, ranks.device
+    model = rank_model(plan.recipe.model, layout)
     generator = torch.Generator(device).manual_seed(plan.seed)
 
     def heads(tokens: int, number: int) -> Tensor:
-        shape = (layout.mbs, tokens, number // layout.tp, model.head_dim)
+        shape = (layout.mbs, tokens, number, model.head_dim)
         dtype = compute_dtype(plan.recipe.dtype)
         return torch.randn(shape, generator=generator, device=device, dtype=dtype, requires_grad=True)
 
@@ -240,7 +242,8 @@ def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Ten
 
 def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents | None:
     """Documents of the first micro-batch; None if sequences are not packed."""
-    model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
+    layout, device = plan.recipe.layout, ranks.device
+    model = rank_model(plan.recipe.model, layout)
     starts = first_documents(plan)
     if starts is None:
         return None

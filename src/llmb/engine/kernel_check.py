@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llmb.base.errors import EnvironmentProblem, itemized
+from llmb.catalogue.layout_check import rank_model
 from llmb.engine.attention_backend import forget_memory
 from llmb.engine.kernels import elementwise
 from llmb.engine.kernels.elementwise import Activation, BothWays, Heads
@@ -145,27 +146,23 @@ def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTri
 
 
 def shapes_of(plan: EnginePlan) -> RankShapes:
-    model, layout, moe = plan.recipe.model, plan.recipe.layout, plan.recipe.model.moe
-    seq, hidden, queries = layout.seq_len // layout.cp, model.hidden_size, model.attention_heads // layout.tp
-    query, value = model.attention_heads * model.head_dim // layout.tp, model.kv_heads * model.head_dim // layout.tp
+    layout, model = plan.recipe.layout, rank_model(plan.recipe.model, plan.recipe.layout)
+    moe, seq, hidden = model.moe, layout.seq_len // layout.cp, model.hidden_size
+    query, value = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
     rows = layout.mbs * seq
     features = {model.ffn_hidden_size} if moe is None or moe.interleave > 1 else set[int]()
     if moe is not None and moe.shared_ffn_hidden_size is not None:
         features |= {moe.shared_ffn_hidden_size}
-    features = {each // layout.tp for each in features}
-    shard_rows = rows // layout.tp if layout.sequence_parallel else rows
-    cast: set[Shape] = {(shard_rows, hidden), (rows, query), (value, hidden)}
+    cast: set[Shape] = {(rows // layout.sequence_shards, hidden), (rows, query), (value, hidden)}
     for inner in (query, *features):
         cast |= {(hidden, inner), (inner, hidden)}
-    joined: set[Shape] = {(query, value, value)}
-    if model.mlp == "swiglu":
-        joined |= {(each, each) for each in features}
+    joined: set[Shape] = {(query, value, value), *((each, each) for each in features if model.mlp == "swiglu")}
     activated: set[Shape] = {(rows, each) for each in features}
     if moe is not None:
-        experts, inner = min(moe.experts // layout.ep, MOST_EXPERTS), moe.ffn_hidden_size // layout.etp
+        experts, inner = min(moe.experts, MOST_EXPERTS), moe.ffn_hidden_size
         cast |= {(rows * moe.top_k, hidden), (experts, hidden, 2 * inner), (experts, inner, hidden)}
         activated |= {(rows * moe.top_k, inner)}
-    return RankShapes(rows, hidden, cast, joined, activated, (layout.mbs, seq, queries, value // model.head_dim))
+    return RankShapes(rows, hidden, cast, joined, activated, (layout.mbs, seq, model.attention_heads, model.kv_heads))
 
 
 def cast_parts(values: Values, shape: Shape, dtype: torch.dtype) -> Parts:

@@ -32,7 +32,7 @@ def why_not_estimated(plan: EnginePlan) -> str | None:
         return "only compiled blocks in bf16 and FP8 are estimated"
     if plan.attention_backend == "math":
         return "attention without a fused kernel is not estimated"
-    if layout.tp > 1 and not layout.sequence_parallel:
+    if not layout.sequence_parallel:
         return "tensor parallelism without sequence parallelism is not estimated"
     return None
 

@@ -8,6 +8,7 @@ from math import ceil
 from operator import ge
 from typing import NamedTuple
 
+from llmb.catalogue.layout_check import rank_model
 from llmb.catalogue.records import ADAPTED, Layout, MixtureOfExperts, Model
 from llmb.catalogue.throughput import MATRICES
 from llmb.runs.plan import EnginePlan
@@ -35,19 +36,18 @@ def block_products(
     parallelism shards the outputs of the first product of a layer and the inputs of the second; context parallelism
     shards the tokens. Tokens are assumed to be evenly distributed among experts.
     """
-    tokens, hidden, tp = layout.mbs * layout.seq_len // layout.cp, model.hidden_size, layout.tp
-    queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
-    yield Product("qkv", tokens, hidden, (queries + 2 * keys) // tp)
-    yield Product("attention_output", tokens, queries // tp, hidden)
-    moe = model.moe if experts else None
+    part, tokens, hidden = rank_model(model, layout), layout.mbs * layout.seq_len // layout.cp, model.hidden_size
+    queries, keys = part.attention_heads * model.head_dim, part.kv_heads * model.head_dim
+    yield Product("qkv", tokens, hidden, queries + 2 * keys)
+    yield Product("attention_output", tokens, queries, hidden)
+    moe = part.moe if experts else None
     if moe is None:
-        yield from _feed_forward("", model, tokens, model.ffn_hidden_size // tp)
+        yield from _feed_forward("", model, tokens, part.ffn_hidden_size)
         return
-    local_experts = moe.experts // layout.ep
-    rows = ceil(expert_rows(model, layout, capacity_factor) / local_experts)
-    yield from _feed_forward("expert_", model, rows, moe.ffn_hidden_size // layout.etp, local_experts)
+    rows = ceil(expert_rows(model, layout, capacity_factor) / moe.experts)
+    yield from _feed_forward("expert_", model, rows, moe.ffn_hidden_size, moe.experts)
     if moe.shared_ffn_hidden_size:
-        yield from _feed_forward("shared_", model, tokens, moe.shared_ffn_hidden_size // tp)
+        yield from _feed_forward("shared_", model, tokens, moe.shared_ffn_hidden_size)
 
 
 def _feed_forward(prefix: str, model: Model, rows: int, features: int, together: int = 1) -> Iterator[Product]:
@@ -58,7 +58,7 @@ def _feed_forward(prefix: str, model: Model, rows: int, features: int, together:
 
 def head_product(model: Model, layout: Layout) -> Product:
     tokens = layout.mbs * layout.seq_len // layout.cp
-    return Product("logits", tokens, model.hidden_size, model.vocab_size // layout.tp)
+    return Product("logits", tokens, model.hidden_size, rank_model(model, layout).vocab_size)
 
 
 def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> int:
@@ -75,13 +75,14 @@ class Sizes:
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
         self.plan, self.model, self.layout = plan, model, layout
+        self.part = part = rank_model(model, layout)
         self.fp8 = plan.fp8_recipe is not None
         self.hidden = model.hidden_size
         self.tokens = layout.mbs * layout.seq_len // layout.cp
         self.shard = self.tokens // layout.tp
-        self.query = model.attention_heads * model.head_dim // layout.tp
-        self.key = model.kv_heads * model.head_dim // layout.tp
-        self.vocabulary = model.vocab_size // layout.tp
+        self.query = part.attention_heads * model.head_dim
+        self.key = part.kv_heads * model.head_dim
+        self.vocabulary = part.vocab_size
         self.norm = model.hidden_size * (2 if model.norm == "layernorm1p" else 1)
         self.products = MATRICES[model.mlp] - 1
         """Matrices of a feed-forward layer before its activation."""
@@ -95,17 +96,17 @@ class Sizes:
         return 2 * self.hidden * (self.query + self.key)
 
     def dense_matrices(self, features: int) -> int:
-        return (self.products + 1) * self.hidden * features // self.layout.tp
+        return (self.products + 1) * self.hidden * features
 
     def expert_matrices(self) -> int:
-        moe, layout = self.model.moe, self.layout
-        return 0 if moe is None else 3 * self.hidden * moe.experts // layout.ep * moe.ffn_hidden_size // layout.etp
+        moe = self.part.moe
+        return 0 if moe is None else 3 * self.hidden * moe.experts * moe.ffn_hidden_size
 
     def matrices(self, layer: int) -> int:
         """Count the elements of the matrices of a block, without routed experts."""
-        moe = self.model.moe
+        moe = self.part.moe
         if moe is None or not self.model.is_moe_layer(layer):
-            return self.attention_matrices() + self.dense_matrices(self.model.ffn_hidden_size)
+            return self.attention_matrices() + self.dense_matrices(self.part.ffn_hidden_size)
         return self.attention_matrices() + self.dense_matrices(moe.shared_ffn_hidden_size or 0)
 
     def others(self, layer: int) -> int:
@@ -116,12 +117,11 @@ class Sizes:
 
     def adapters(self) -> int:
         """Count the elements of the adapters of a block: A and B, one of them sharded by tensor parallelism."""
-        lora, layout = self.plan.lora, self.layout
+        lora, inner = self.plan.lora, self.part.ffn_hidden_size
         if lora is None:
             return 0
-        inputs = {"o_proj": self.query, "down_proj": self.model.ffn_hidden_size // layout.tp}
+        inputs = {"o_proj": self.query, "down_proj": inner}
         outputs = {"q_proj": self.query, "k_proj": self.key, "v_proj": self.key, "o_proj": self.hidden}
-        inner = self.model.ffn_hidden_size // layout.tp
         outputs |= {"gate_proj": inner, "up_proj": inner, "down_proj": self.hidden}
         names = ADAPTED[lora.targets]
         shared = self.hidden if lora.fused else sum(inputs.get(name, self.hidden) for name in names)
@@ -155,7 +155,7 @@ class Sizes:
             saved += BF16 * self.tokens * self._selected_heads(joined=fp8 or not self.is_sharded)
         normed = 0 if self.plan.recompute == "selective" and not fp8 else 1 if fp8 else BF16  # recomputed
         of_input = self.hidden * self.shard * normed
-        moe = self.model.moe if self.model.is_moe_layer(layer) else None
+        moe = self.part.moe if self.model.is_moe_layer(layer) else None
         if trained:
             casts_again = self.plan.fp8_recipe == "delayed" and self.layout.pp > 1  # as apply_fp8 decides
             saved += of_input + (attended if fp8 and not casts_again else 0)
@@ -163,10 +163,10 @@ class Sizes:
         else:
             saved += between  # an adapter's input
         if moe is None:
-            return saved + self._saved_inside(self.model.ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
+            return saved + self._saved_inside(self.part.ffn_hidden_size, self.tokens, fp8, trained)
         saved += self._saved_by_experts(moe, fp8, trained)
         if moe.shared_ffn_hidden_size:
-            saved += self._saved_inside(moe.shared_ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
+            saved += self._saved_inside(moe.shared_ffn_hidden_size, self.tokens, fp8, trained)
             saved += self.hidden * self.shard if fp8 else 0
         return saved
 
@@ -184,7 +184,7 @@ class Sizes:
         Experts are not compiled, so ``selective`` saves their input and the results of all products and exchanges,
         needed or not.
         """
-        features, rows = moe.ffn_hidden_size // self.layout.etp, self.expert_rows()
+        features, rows = moe.ffn_hidden_size, self.expert_rows()
         if self.plan.recompute == "selective":
             products = BF16 * rows * (self.products * features + self.hidden)
             return products + BF16 * self.hidden * (rows // self.layout.etp + 2 * self._exchanged_rows)
@@ -210,8 +210,8 @@ class Sizes:
 
     def working(self, layer: int) -> int:
         """Return the bytes that the backward pass of a block needs on top of what all blocks save."""
-        if self.model.moe and self.model.is_moe_layer(layer):
-            return self._working_of_experts(layer, self.model.moe)
+        if self.part.moe and self.model.is_moe_layer(layer):
+            return self._working_of_experts(layer, self.part.moe)
         whole = BF16 * self.hidden * self.tokens
         again = self.computed(layer) if self.plan.recompute == "full" else 0
         # Gradients of the activation's input, and its output, which a gradient of weights needs.
@@ -225,7 +225,7 @@ class Sizes:
     def _working_of_experts(self, layer: int, moe: MixtureOfExperts) -> int:
         """Return the bytes that the backward pass of experts needs, with recomputed activations."""
         rows = self.expert_rows()
-        inner, row = rows * moe.ffn_hidden_size // self.layout.etp, BF16 * self.hidden * rows
+        inner, row = rows * moe.ffn_hidden_size, BF16 * self.hidden * rows
         fp8, third = self.computes_fp8(layer), BF16 * self.expert_matrices() // 3 * (self.plan.lora is None)
         # FSDP takes the gradients of both products at the end, unless autograd accumulates them.
         adds = self.layout.ga > 1 and self.plan.recipe.training.grad_reduce_dtype != "fp32"
@@ -244,7 +244,7 @@ class Sizes:
         """Return the bytes that are recomputed, less those that are already freed."""
         if self.plan.recompute == "selective":
             size = 1 if self.computes_fp8(layer) else BF16
-            again = size * self.expert_rows() * (self.hidden + moe.ffn_hidden_size // self.layout.etp)
+            again = size * self.expert_rows() * (self.hidden + moe.ffn_hidden_size)
             return again - BF16 * self.hidden * (self.expert_rows() + self._exchanged_rows)
         again = self.computed(layer) if self.plan.recompute == "full" else 0
         weighted = moe.router == "softmax-weighted-outputs"
@@ -259,7 +259,7 @@ class Sizes:
     @property
     def _inner(self) -> int:
         """The number of elements of a dense block's activation."""
-        return self.tokens * self.model.ffn_hidden_size // self.layout.tp
+        return self.tokens * self.part.ffn_hidden_size
 
     def keeps_gathered(self, layer: int) -> bool:
         """Return whether a compiled block saves gathered inputs of products and recomputes the products: with several

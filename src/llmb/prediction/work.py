@@ -207,11 +207,10 @@ class RankWork:
 
     def _activated(self, kind: LayerKind) -> int:
         """Count the elements of the activations of a layer."""
-        sizes, moe = self.sizes, self.model.moe
+        sizes, moe = self.sizes, self.sizes.part.moe
         if not kind.experts or moe is None:
-            return sizes.tokens * self.model.ffn_hidden_size // self.layout.tp
-        shared = sizes.tokens * (moe.shared_ffn_hidden_size or 0) // self.layout.tp
-        return shared + sizes.expert_rows() * moe.ffn_hidden_size // self.layout.etp
+            return sizes.tokens * sizes.part.ffn_hidden_size
+        return sizes.tokens * (moe.shared_ffn_hidden_size or 0) + sizes.expert_rows() * moe.ffn_hidden_size
 
     def _routed(self, kind: LayerKind) -> float:
         """Return the bytes of sorting tokens once on the way to experts and once on the way back."""
@@ -232,7 +231,7 @@ class RankWork:
         sizes, layout = self.sizes, self.layout
         whole = float(BF16 * sizes.hidden * sizes.tokens)
         passes = 2 if again else 1
-        if layout.tp > 1 and layout.sequence_parallel:
+        if layout.sequence_shards > 1:
             pairs = 2 if not kind.experts or self._has_shared else 1
             cast = whole / 2 if kind.fp8 else whole
             yield Messages("all_gather", "tp", pairs * passes, cast)
@@ -265,13 +264,13 @@ class RankWork:
     def first(self) -> Amounts:
         """Return the work of the embedding."""
         sizes = self.sizes
-        messages = self._end_messages() if self.layout.tp > 1 and self.layout.sequence_parallel else ()
+        messages = self._end_messages() if self.layout.sequence_shards > 1 else ()
         return Amounts({}, moved=float(4 * BF16 * sizes.hidden * sizes.tokens), messages=messages)
 
     def last(self) -> Amounts:
         """Return the work of the head and the loss: products and logits in bf16, and fp32 logits in the loss."""
         sizes = self.sizes
-        messages = self._end_messages() if self.layout.tp > 1 and self.layout.sequence_parallel else ()
+        messages = self._end_messages() if self.layout.sequence_shards > 1 else ()
         return Amounts(
             {"bf16": sum(self._of_head)},
             moved=float((2 * BF16 + 3 * FP32) * sizes.tokens * sizes.vocabulary),

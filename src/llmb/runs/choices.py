@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 from llmb.base.options import LABEL, Option, limit_problems
 from llmb.base.secrets import has_secret
+from llmb.catalogue.layout_check import rank_model
 from llmb.catalogue.records import Dtype, GradReduceDtype, Layout, Lora, LoraTargets, Recipe, Record
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.readers.samples.host import Device
@@ -121,7 +122,7 @@ DEFAULT_RESOURCE_INTERVAL_S = 1.0
 def logits_gb(recipe: Recipe) -> float:
     """Size in 10^9 bytes of one micro-batch's logits on a rank that computes them, in the run's dtype."""
     layout = recipe.layout
-    rows, columns = layout.mbs * layout.seq_len / layout.cp, recipe.model.vocab_size / layout.tp
+    rows, columns = layout.mbs * layout.seq_len / layout.cp, rank_model(recipe.model, layout).vocab_size
     return rows * columns * (4 if recipe.dtype is Dtype.FP32 else 2) / 1e9
 
 

@@ -224,7 +224,7 @@ class EnginePlan(Plan):
             compiled=self.compiled,
             joins_products=self.compiled and not sharded and not in_fp8,
             gradient_sums="by FSDP" if sharded else "after the product" if in_fp32 else "by the product",
-            overlaps_tp=layout.tp > 1 and layout.sequence_parallel and self.lora is None,
+            overlaps_tp=layout.sequence_shards > 1 and self.lora is None,
             fuses_casts=delayed and self.lora is None,
             casts_attention_again=delayed and layout.pp > 1,
         )

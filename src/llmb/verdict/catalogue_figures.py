@@ -6,8 +6,8 @@ from typing import Any
 
 from llmb.base.errors import LlmbError, UsageError, unknown
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.records import PARALLEL, Dtype, Recipe
-from llmb.catalogue.resolve import Overrides, Request, find_model, resolve
+from llmb.catalogue.records import Dtype, Recipe
+from llmb.catalogue.resolve import LayoutSizes, Overrides, Request, find_model, resolve
 from llmb.catalogue.throughput import throughput, why_too_fast
 from llmb.readers.logs.configuration import ARGUMENTS
 from llmb.runs.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
@@ -15,7 +15,7 @@ from llmb.runs.conditions import Value, title_of
 
 NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")
 """Keys that a log must report for its recipe to be known."""
-_SIZES = (*PARALLEL, *BATCH, "seq_len", "layers")
+_SIZES = tuple(LayoutSizes.model_fields)
 
 
 def with_stated(

@@ -14,7 +14,7 @@ from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.data_files import CatalogueError, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Convention, Dtype, Recipe, Record
-from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
+from llmb.catalogue.resolve import CPU, LayoutSizes, Overrides, Request, resolve
 from llmb.catalogue.throughput import throughput
 from llmb.catalogue.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.runs.conditions import Values, condition_values
@@ -40,21 +40,6 @@ def _texts(found: object) -> object:
     return condition_values(found) if isinstance(found, dict) else found
 
 
-class ExpectedLayout(Record):
-    """Sizes of the layout that an entry is for."""
-
-    tp: int | None = None
-    pp: int | None = None
-    vp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    etp: int | None = None
-    mbs: int | None = None
-    gbs: int | None = None
-    seq_len: int | None = None
-    layers: int | None = None
-
-
 class ExpectedStepTime(Record):
     """One entry: the runs that it applies to, by parts of their recipe, and their expected step time."""
 
@@ -66,7 +51,7 @@ class ExpectedStepTime(Record):
     """Number of GPUs."""
     program: str | None = None
     data: str | None = None
-    layout: ExpectedLayout = ExpectedLayout()
+    layout: LayoutSizes = LayoutSizes()
     step_time_s: float = Field(gt=0)
     step_time_s_ci95: Interval | None = None
     """95 % confidence interval, where it was measured."""

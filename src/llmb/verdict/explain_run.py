@@ -305,7 +305,7 @@ def work_of(plan: Plan) -> Work:
         on_gpu=plan.device == "cuda",
         layer_passes=layout.layers / layout.pp * layout.ga,
         comparable_layers=layout.pp == 1 or model.moe is None,
-        shared_by=layout.tp * layout.cp * (layout.ep if model.moe else 1),
+        shared_by=layout.gpus // layout.pp // layout.dp * (layout.ep if model.moe else 1),
         recompute=plan.recompute if isinstance(plan, EnginePlan) else None,
         saves=plan.checkpoint_interval is not None,
     )

@@ -13,7 +13,7 @@ from llmb.base.missing import Missing
 from llmb.base.statistics import Statistics
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import releases_of
+from llmb.catalogue.resolve import LayoutSizes, releases_of
 from llmb.catalogue.window import STEADY
 from llmb.readers.samples.node_settings import PREFIXES
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of, grouped
@@ -21,13 +21,7 @@ from llmb.runs.conditions import Value, Values, find_conditions, merged, rule_of
 from llmb.runs.folder import write_atomically
 from llmb.runs.result import Reference, Verdict
 from llmb.verdict.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
-from llmb.verdict.expectations_file import (
-    AcceptanceRecipe,
-    AcceptanceSet,
-    Expectations,
-    ExpectedLayout,
-    ExpectedStepTime,
-)
+from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet, Expectations, ExpectedStepTime
 from llmb.verdict.judgement import (
     Tolerance,
     judge_against_figure,
@@ -318,14 +312,14 @@ def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
         )
     times = times_of(group)
     assert times, "runs without statistics are left out before"
-    sizes = {name: values[f"layout.{name}"] for name in ExpectedLayout.model_fields if f"layout.{name}" in values}
+    sizes = {name: values[f"layout.{name}"] for name in LayoutSizes.model_fields if f"layout.{name}" in values}
     recipe = {name: values[name] for name in RECIPE if name in values}
     used = {*RECIPE, "window", "steps", "layout.gpus", *(f"layout.{name}" for name in sizes)}
     nodes = sorted({node for run in group for node in run.nodes})
     return ExpectedStepTime(
         **recipe,
         scale=int(values["layout.gpus"]) if "layout.gpus" in values else None,
-        layout=ExpectedLayout(**{name: int(size) for name, size in sizes.items()}),
+        layout=LayoutSizes(**{name: int(size) for name, size in sizes.items()}),
         step_time_s=_rounded(times.mean),
         step_time_s_ci95=times.ci95 and (_rounded(times.ci95[0]), _rounded(times.ci95[1])),
         window=values.get("window"),

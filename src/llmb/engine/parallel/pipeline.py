@@ -229,7 +229,7 @@ class Pipeline:
         numbers = rank_stages(layout, ranks.pp_rank)
         self.has_embedding = numbers[0] == 0
         self.has_loss = numbers[-1] == layout.pp * layout.vp - 1
-        seq = len(positions) // layout.tp if layout.sequence_parallel else len(positions)
+        seq = len(positions) // layout.sequence_shards
         new_hidden = partial(
             torch.empty, layout.mbs, seq, stages[0].model.hidden_size, dtype=dtype, device=ranks.device
         )

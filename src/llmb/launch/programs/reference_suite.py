@@ -14,7 +14,7 @@ from llmb.base.errors import UsageError, itemized
 from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
-from llmb.catalogue.resolve import find_workload
+from llmb.catalogue.resolve import LayoutSizes, find_workload
 from llmb.catalogue.window import resolve_window, rule_of_document
 from llmb.launch.documents.documented_paths import nemo_items
 from llmb.launch.documents.launch_scripts import (
@@ -51,7 +51,7 @@ from llmb.runs.result import Result
 
 STEPS = 50
 """The number that every script trains unless MAX_STEPS says otherwise."""
-LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gbs", "seq_len", "layers")
+LAYOUT = tuple(LayoutSizes.model_fields)
 WHERE = ("install", "account", "partition", "time_limit", "slurm_arg")
 """The options that the root of installation and the scheduler's options determine."""
 ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")

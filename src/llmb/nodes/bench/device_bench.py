@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import llmb
 from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, unknown
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.layout_check import rank_model
 from llmb.catalogue.records import Dtype, Gpu, Layout, Model, Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.launch.site.site import Machine
@@ -107,12 +108,13 @@ def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
 
     Layers with chunked attention see each chunk as a sequence.
     """
-    model, layout = recipe.model, recipe.layout
+    layout = recipe.layout
+    model = rank_model(recipe.model, layout)
     whole = sum(map(model.is_global_layer, range(model.layers)))
     chunked = model.chunked_attention
     if chunked is None or layout.seq_len <= chunked.chunk_size:
         whole = model.layers
-    heads, kv_heads = model.attention_heads // layout.tp, max(1, model.kv_heads // layout.tp)
+    heads, kv_heads = model.attention_heads, max(1, model.kv_heads)
     shapes = [AttentionShape("causal", layout.mbs, heads, kv_heads, layout.seq_len, model.head_dim, whole)]
     if chunked and whole < model.layers:
         batch = layout.mbs * layout.seq_len // chunked.chunk_size
