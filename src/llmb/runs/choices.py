@@ -121,9 +121,8 @@ DEFAULT_RESOURCE_INTERVAL_S = 1.0
 
 def logits_gb(recipe: Recipe) -> float:
     """Size in 10^9 bytes of one micro-batch's logits on a rank that computes them, in the run's dtype."""
-    layout = recipe.layout
-    rows, columns = layout.mbs * layout.seq_len / layout.cp, rank_model(recipe.model, layout).vocab_size
-    return rows * columns * (4 if recipe.dtype is Dtype.FP32 else 2) / 1e9
+    layout, size = recipe.layout, 4 if recipe.dtype is Dtype.FP32 else 2
+    return layout.mbs * layout.seq_len / layout.cp * rank_model(recipe.model, layout).vocab_size * size / 1e9
 
 
 def keeps_logits(recipe: Recipe) -> bool:

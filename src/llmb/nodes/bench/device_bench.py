@@ -108,18 +108,16 @@ def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
 
     Layers with chunked attention see each chunk as a sequence.
     """
-    layout = recipe.layout
-    model = rank_model(recipe.model, layout)
+    layout, model = recipe.layout, rank_model(recipe.model, recipe.layout)
     whole = sum(map(model.is_global_layer, range(model.layers)))
     chunked = model.chunked_attention
     if chunked is None or layout.seq_len <= chunked.chunk_size:
         whole = model.layers
-    heads, kv_heads = model.attention_heads, max(1, model.kv_heads)
-    shapes = [AttentionShape("causal", layout.mbs, heads, kv_heads, layout.seq_len, model.head_dim, whole)]
+    heads = model.attention_heads, max(1, model.kv_heads)
+    shapes = [AttentionShape("causal", layout.mbs, *heads, layout.seq_len, model.head_dim, whole)]
     if chunked and whole < model.layers:
-        batch = layout.mbs * layout.seq_len // chunked.chunk_size
-        others = model.layers - whole
-        shapes.append(AttentionShape("chunked", batch, heads, kv_heads, chunked.chunk_size, model.head_dim, others))
+        batch, others = layout.mbs * layout.seq_len // chunked.chunk_size, model.layers - whole
+        shapes.append(AttentionShape("chunked", batch, *heads, chunked.chunk_size, model.head_dim, others))
     return [shape for shape in shapes if shape.count]
 
 
@@ -429,8 +427,7 @@ def _job(timed: Sequence[TimedCase], settings: BenchSettings) -> CaseList:
 def recipe_text(recipe: Recipe) -> str:
     """The recipe, and what of its layout decides the shapes."""
     layout = recipe.layout
-    names = ("tp", "cp", "ep", "etp")
-    shards = [f"{name.upper()} {size}" for name in names if (size := getattr(layout, name)) > 1]
+    shards = [f"{name.upper()} {size}" for name in ("tp", "cp", "ep", "etp") if (size := getattr(layout, name)) > 1]
     return ", ".join([recipe.title(), f"MBS {layout.mbs}", f"sequence length {layout.seq_len}", *shards])
 
 
