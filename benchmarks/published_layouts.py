@@ -30,7 +30,7 @@ from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, AccountJob, MemoryUs
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "published-layouts.md"
 KEPT = ROOT / "build" / "published"
-MEASURED = "../explanation/engine-speed.md#measured-on-one-h200"
+MEASURED = "../explanation/engine-speed.md#ranks-of-published-layouts"
 HEADER = "<!-- Written by 'make published', which counts for an hour; changes made here are lost. -->"
 
 
@@ -173,10 +173,10 @@ def page(counted: Sequence[tuple[PublishedLayout, Sequence[RankAccount]]], rest:
 
 # Published layouts
 
-What the fullest rank of every layout that a document publishes takes in a step, as
-[`llmb memory`](../explanation/memory.md) counts it; a GPU has taken [three such ranks]({MEASURED}). Layouts that
-differ in the number of data-parallel replicas alone are in one row, counted at the fewest GPUs, where shards are
-largest. A layout for several GPU types has to fit the one with the least memory.
+For anyone who asks whether a published layout fits: the memory of its fullest rank, as
+[`llmb memory`](../explanation/memory.md) counts it; [three such ranks]({MEASURED}) were measured. Layouts
+that differ only in the number of replicas share a row, counted at the fewest GPUs, where shards are largest. A
+layout for several GPU types has to fit the one with the least memory.
 
 ## Memory
 

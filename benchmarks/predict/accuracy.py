@@ -205,11 +205,11 @@ def each_elsewhere(others: Iterable[OtherStep]) -> list[list[str]]:
 def elsewhere_section(others: Sequence[OtherStep]) -> str:
     return f"""## What others published
 
-Dense models in FP8 with one scale for each tensor, in performance summaries of NeMo and of Megatron-Bridge. Other
-versions of the software trained them, and the summaries do not tell all settings, so that errors are not only of
-predictions: one configuration differs by up to {between_versions(others):.0f} % between versions. No rate is fitted
-to these steps, but they are no blind test of Blackwell: they were known when it was decided to fit what GB200 attains,
-with which prior, and to take it for B200 and not for GB300.
+Dense models in FP8 with one scale per tensor, from performance summaries of NeMo and Megatron-Bridge. Other software
+versions trained them and not all settings are stated, so errors are not only of predictions: one configuration differs
+by up to {between_versions(others):.0f} % between versions. No rate is fitted to these steps, but they are not a blind
+test of Blackwell: they were known when it was decided to fit the efficiency of GB200, with which prior, and to use it
+for B200 and not for GB300.
 
 {table(("GPU", "steps", "mean of absolute errors %", "mean error %", "interval %", "within it"), elsewhere(others))}
 
@@ -238,20 +238,19 @@ def page(catalogue: Catalogue) -> str:
 
 # How good predictions are
 
-How far `llmb predict` is off, for readers who want to know what its interval rests on. There are {len(steps)} published
-steps of pre-training, all on H100, in tables of three documents; rows that differ in the number of replicas alone are
-hardly independent, so that they count as one in a fit. Errors are the mean of absolute errors in percent of the
-published step, and in brackets the largest.
+For anyone who asks what the interval of `llmb predict` rests on: its errors for {len(steps)} published steps of
+pre-training, all on H100, in tables of three documents. Rows that differ only in the number of replicas count as one in
+a fit. Errors are the mean of absolute errors in percent of the published step, and in brackets the largest.
 
 {table(("test", "rows", "llmb predict", *BASELINES), rows(catalogue, steps))}
 
-What is tested is never fitted to: without a model, its rows in all documents are left out; one node is two steps, all
-other knowledge being the priors below; from a recipe's smallest run, rates come from the other models, and one factor
-from that run; of the largest scale, from the next smaller. Baselines know the same rows, and are not available where
-they know none: a step takes as long as its FLOPs with full attention at one MFU, or 6 FLOPs per parameter and token.
-Where a baseline is better, it is so. The largest error is mostly that of 405b in FP8 on 2,304 GPUs, which its document
-prints 9 % slower than on 1,152, where all other doublings cost at most 3 %: nothing is fitted to that row. Without it,
-the largest error with one model left out is {largest_without_slip(held_out):.1f} %.
+Tested steps are never fitted to. One model left out: its rows in all documents. 8b on one node: two steps, and the
+priors below. Smallest run: rates of the other models and one factor from that run. Largest scale: from the next
+smaller. Baselines use the same rows: a step takes as long as its FLOPs with full attention at one MFU, or as 6 FLOPs
+per parameter and token. The largest error is mostly that of 405b in FP8 on 2,304 GPUs, which its document prints 9 %
+slower than on 1,152, while all other doublings cost at most 3 %; nothing is fitted to that row. Without it, the
+largest error with one
+model left out is {largest_without_slip(held_out):.1f} %.
 
 Of {ranking.clear} pairs of layouts of one model and dtype whose published speeds differ by more than 3 %, predictions
 with that model left out rank {ranking.agreed} as published; {ranking.suspect} of the other
@@ -259,10 +258,10 @@ with that model left out rank {ranking.agreed} as published; {ranking.suspect} o
 
 ## What no published step checks
 
-- Experts, and their messages: the two published steps of Maverick do not say how balanced its experts were.
-- GPUs other than H100: rates are shares of nominal figures that H100 attains, and on GB200 and B200, which have the
-  same chip, {catalogue.gpus[OTHER_GPU].relative_efficiency:g} of them. That was fitted to one step, LoRA of 70b on 8
-  GB200; others' steps are below.
+- Experts and their messages: the two published steps of Maverick do not state how balanced its experts were.
+- GPUs other than H100: they are taken to attain the same share of their nominal figures, and GB200 and B200, which have
+  the same chip, {catalogue.gpus[OTHER_GPU].relative_efficiency:g} of that share, fitted to one step, LoRA of 70b on 8
+  GB200.
 - Rates from `llmb bench`, with `--calibrate`: no published step comes from a node that was measured this way.
 - Recomputation, parameters sharded within a step (ZeRO-3), sequences above 8,192 tokens, CP above 2.
 - llmb's own engine on several GPUs: rates are those of the documents' software. Ten models on
@@ -276,8 +275,8 @@ with that model left out rank {ranking.agreed} as published; {ranking.suspect} o
 
 ## Rates
 
-By how much work takes longer than at nominal rates, or seconds. Fitted ones have a prior, from before any published
-step was looked at.
+How many times longer work takes than at nominal rates, or seconds. The priors of fitted ones are from before any
+published step was looked at.
 
 {table(("rate", "value", "prior", "source"), rate_rows)}
 """
