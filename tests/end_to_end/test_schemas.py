@@ -107,7 +107,7 @@ def test_a_missing_key_is_a_violation() -> None:
 def test_the_documents_of_runs_are_of_the_schema(record: Path) -> None:
     folder = RunFolder(record.parent)
     document = run_document(read_ended_run(folder))
-    assert json_types.violations(json.loads(json.dumps(document)), freeze_schemas.frozen("run")) == []
+    assert json_types.violations(json.loads(json_text(document)), freeze_schemas.frozen("run")) == []
 
 
 @pytest.mark.parametrize("options", [(), ("--group",), ("--scaling",)])

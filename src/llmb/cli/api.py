@@ -48,7 +48,7 @@ from llmb.reports.export_tables import RESULTS, STEPS, data_frame, frame_of, ste
 from llmb.reports.formats import number
 from llmb.reports.predict_report import LayoutPlan, RunMemory, RunPrediction
 from llmb.reports.run_report import run_document, run_table
-from llmb.reports.table import Column, Shown, Table, html_table, number_column, plain_lines, table_of
+from llmb.reports.table import Column, Shown, Table, html_table, numbers, plain_lines, table_of, texts
 from llmb.reports.verdict_report import compare_tables, notebook_table
 from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.choices import Choices
@@ -94,7 +94,7 @@ class Run(Shown):
     def tables(self) -> tuple[Table, ...]:
         return (run_table(self.plan, self.result, read_steps(RunFolder(self.folder).steps)),)
 
-    def to_dict(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return run_document(read_ended_run(RunFolder(self.folder)))
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -203,22 +203,18 @@ def _type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
 
 
 _COLUMNS: tuple[Column[Run], ...] = (
-    Column("run", lambda run: run.id),
-    Column("label", lambda run: run.label),
+    *texts("run: id", "label"),
     Column("recipe", lambda run: run.recipe.title()),
-    Column("status", lambda run: run.result.status),
-    number_column("step s", lambda run: run.step_time_s),
-    number_column("tokens/s per GPU", lambda run: run.result.tokens_per_s_per_gpu),
-    Column("verdict", lambda run: run.result.verdict_name),
-    Column("reason", lambda run: run.result.reason),
+    *texts("status: result.status"),
+    *numbers("step s: step_time_s", "tokens/s per GPU: result.tokens_per_s_per_gpu"),
+    *texts("verdict: result.verdict_name", "reason: result.reason"),
 )
 
 
 _LOG_COLUMNS: tuple[Column[ParsedFile], ...] = (
-    Column("log", lambda log: log.path.name),
-    Column("status", lambda log: log.outcome.status),
-    number_column("step s", lambda log: log.outcome.step_time_s.mean if log.outcome.step_time_s else None),
-    Column("reason", lambda log: log.outcome.reason),
+    *texts("log: path.name", "status: outcome.status"),
+    Column("step s", lambda log: log.outcome.step_time_s.mean if log.outcome.step_time_s else None, number),
+    *texts("reason: outcome.reason"),
 )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements: of microbenchmarks, file systems, all GPUs and pairs of nodes, as tables and as JSON documents."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -12,8 +12,8 @@ from llmb.nodes.bench.measurements import FigureChange, Measurement, Measurement
 from llmb.nodes.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
 from llmb.nodes.bench.slow_gpus import OutlierRule, Part, Parts, median_tflops
 from llmb.reports.doctor_report import HostList, node_lists_table
-from llmb.reports.formats import cell, duration, number, whole
-from llmb.reports.table import Column, Row, Table, fields_of, number_column, result_table, rows_table, table_of
+from llmb.reports.formats import cell, duration, formatted, number, whole
+from llmb.reports.table import Column, Table, fields_of, numbers, rows_table, table_of, texts
 
 GB = 1e9
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -53,40 +53,28 @@ def measurement_tables(measured: MeasurementFile, title: str) -> Iterator[Table]
 
 
 def not_measured_table(rows: Sequence[NotMeasured]) -> Table:
-    columns: list[Column[NotMeasured]] = [
-        Column("case", lambda row: row.case),
-        Column("shape", lambda row: row.shape or whole(row.size_bytes)),
-        Column("dtype", lambda row: row.dtype),
-        Column("reason", lambda row: row.reason),
-    ]
-    return table_of("Not measured", rows, columns)
+    shape = Column[NotMeasured]("shape", lambda row: row.shape or whole(row.size_bytes))
+    return table_of("Not measured", rows, [*texts("case"), shape, *texts("dtype", "reason")])
 
 
 def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
     """One line a row. A column that is empty for all rows is left out."""
     unit, seconds = _unit(rows)
     columns: list[Column[Measurement]] = [
-        Column("device", lambda row: row.device, common=True),
-        Column("threads", lambda row: row.cpu_threads, _threads, right=True, common=True),
-        number_column("rank", lambda row: row.rank, whole),
-        Column("case", lambda row: row.case),
-        number_column("bytes", lambda row: row.size_bytes, whole),
-        Column("shape", lambda row: row.shape),
-        Column("dtype", lambda row: row.dtype, common=True),
-        Column("kernel", lambda row: row.backend, common=True),
-        number_column(unit, lambda row: row.time_s / seconds),
-        *_rates(lambda row: row),
-        number_column("peak %", lambda row: row.peak_pct, lambda value: "" if value is None else f"{value:.1f}"),
+        *texts("device", common=True),
+        *numbers(
+            "threads: cpu_threads", form=lambda count: "" if count is None else counted(count, "thread"), common=True
+        ),
+        *numbers("rank", form=whole),
+        *texts("case"),
+        *numbers("bytes: size_bytes", form=whole),
+        *texts("shape"),
+        *texts("dtype", "kernel: backend", common=True),
+        Column(unit, lambda row: row.time_s / seconds, number),
+        *numbers("TFLOPS: tflops", "GB/s: bandwidth_gb_per_s", "bus GB/s: bus_bandwidth_gb_per_s", form=cell),
+        *numbers("peak %: peak_pct", form=formatted("{:.1f}")),
     ]
     return table_of(printable(title), rows, columns, drop_empty=True)
-
-
-def _rates(row_of: Callable[[Row], Measurement]) -> list[Column[Row]]:
-    return [
-        number_column("TFLOPS", lambda row: row_of(row).tflops, cell),
-        number_column("GB/s", lambda row: row_of(row).bandwidth_gb_per_s, cell),
-        number_column("bus GB/s", lambda row: row_of(row).bus_bandwidth_gb_per_s, cell),
-    ]
 
 
 def _notes(rows: Sequence[Measurement]) -> str | None:
@@ -108,23 +96,10 @@ def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
 
 
-def _threads(count: int | None) -> str:
-    return "" if count is None else counted(count, "thread")
-
-
 def history_document(files: Sequence[MeasurementFile], benchmark: str | None) -> dict[str, Any]:
     """``changes`` has the newest measurement of every case; ``change_pct`` is above 0 if it became faster."""
-    found = [
-        {
-            "measured_at": change.measured_at,
-            "latest": change.latest.model_dump(mode="json"),
-            "previous_at": change.previous_at,
-            "previous": change.previous and change.previous.model_dump(mode="json"),
-            "change_pct": change.speed_pct,
-        }
-        for change in changes(files, benchmark)
-    ]
-    return {"changes": found}
+    names = ("measured_at", "latest", "previous_at", "previous")
+    return {"changes": [fields_of(one, *names, "change_pct: speed_pct") for one in changes(files, benchmark)]}
 
 
 def history_tables(files: Sequence[MeasurementFile], benchmark: str | None, folder: Path) -> Iterator[Table]:
@@ -142,27 +117,21 @@ def _history_table(found: Sequence[FigureChange], title: str) -> Table:
     unit, seconds = _unit(rows)
     rated = any(row.tflops or row.bandwidth_gb_per_s or row.bus_bandwidth_gb_per_s for row in rows)
     columns: list[Column[FigureChange]] = [
-        Column("device", lambda change: change.latest.device, common=True),
-        number_column("rank", lambda change: change.latest.rank, whole),
-        Column("case", lambda change: _case(change.latest)),
-        number_column("bytes", lambda change: change.latest.size_bytes, whole),
-        Column("shape", lambda change: change.latest.shape),
-        Column("dtype", lambda change: change.latest.dtype, common=True),
+        *texts("device: latest.device", common=True),
+        *numbers("rank: latest.rank", form=whole),
+        Column("case", lambda change: f"{change.latest.case}{', sustained' if change.latest.sustained else ''}"),
+        *numbers("bytes: latest.size_bytes", form=whole),
+        *texts("shape: latest.shape"),
+        *texts("dtype: latest.dtype", common=True),
         Column("measured", lambda change: f"{change.measured_at[:16].replace('T', ' ')} UTC", common=True),
-        *_rates(lambda change: change.latest),
-        *([] if rated else [number_column(unit, lambda change: change.latest.time_s / seconds)]),
-        number_column(
-            "change %", lambda change: change.speed_pct, lambda value: "" if value is None else f"{value:+.1f}"
-        ),
+        *numbers("TFLOPS: latest.tflops", "GB/s: latest.bandwidth_gb_per_s", form=cell),
+        *numbers("bus GB/s: latest.bus_bandwidth_gb_per_s", form=cell),
+        *([] if rated else [Column(unit, lambda change: change.latest.time_s / seconds, number)]),
+        *numbers("change %: speed_pct", form=formatted("{:+.1f}")),
     ]
-    table = table_of(printable(title), found, columns, drop_empty=True)
-    if any(change.previous for change in found):
-        table.caption = "Change: faster (+) or slower (-) than the previous measurement of the same case."
-    return table
-
-
-def _case(row: Measurement) -> str:
-    return f"{row.case}, sustained" if row.sustained else row.case
+    change = "Change: faster (+) or slower (-) than the previous measurement of the same case."
+    caption = change if any(change.previous for change in found) else ""
+    return table_of(printable(title), found, columns, caption=caption, drop_empty=True)
 
 
 def gpus_tables(parts: Parts, rule: OutlierRule) -> Iterator[Table]:
@@ -185,22 +154,21 @@ def _devices(parts: Parts, rule: OutlierRule) -> Table:
     what = f"{row.shape} in {row.dtype} on {len(parts.measured)} devices at once"
     title = printable(f"{what}, {', '.join(kinds)}: {len(slow)} slow")
     columns: list[Column[Part]] = [
-        Column("node", lambda part: part.row.node),
-        number_column("local rank", lambda part: part.row.rank, str),
-        number_column("TFLOPS", lambda part: part.row.tflops),
-        number_column("below median %", lambda part: f"{part.below_pct:.1f}", str),
+        *texts("node: row.node"),
+        *numbers("local rank: row.rank", form=str),
+        *numbers("TFLOPS: row.tflops"),
+        *numbers("below median %: below_pct", form="{:.1f}".format),
         Column("", lambda part: "SLOW" if part.slow else ""),
-        Column("uuid", lambda part: part.row.device_uuid, optional=True),
+        *texts("uuid: row.device_uuid", optional=True),
     ]
-    table = table_of(title, shown, columns)
-    table.caption = (
+    caption = (
         f"Median {number(median_tflops(parts))} TFLOPS. Slow: more than {rule.below_pct:g} % and more than "
         f"{rule.sigmas:g} robust standard deviations below the median of devices of the same name."
     )
     if len(parts.measured) < rule.least_devices:
         why = "nothing tells which one of two is"
-        table.caption = f"No device is called slow with fewer than {rule.least_devices}: {why}."
-    return table
+        caption = f"No device is called slow with fewer than {rule.least_devices}: {why}."
+    return table_of(title, shown, columns, caption=caption)
 
 
 def advice(parts: Parts) -> str | None:
@@ -222,12 +190,11 @@ def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any
     names = [verdict.node for verdict in result.nodes]
     return {
         **fields_of(result, "started_at", "expected_s", "limit_s", "took_s"),
-        "nodes": [verdict.model_dump(mode="json") for verdict in result.nodes],
-        "notes": list(result.notes),
+        **fields_of(result, "nodes", "notes"),
         "fit_nodes": host_list(result.names(fit=True)),
         "unfit_nodes": host_list(result.names(fit=False)),
         "undecided_nodes": host_list(result.names(fit=None)),
-        "group": result.group and result.group.model_dump(),
+        "group": result.group,
         "alone": [
             {"node": names[one.node], **one.figures.model_dump(), "problem": one.problem} for one in result.alone
         ],
@@ -245,21 +212,20 @@ def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any
 def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]:
     """Yield a table with a row per node, the worst first, then the lists and notes."""
     took = f"{duration(result.took_s)} (expected: {duration(result.expected_s)}, at most {duration(result.limit_s)})"
-    table = result_table(f"{len(result.nodes)} nodes alone and in pairs, in {took}", "node", "", "by what")
-    table.caption = "\n".join(printable(f"{note}.") for note in _pair_notes(result)) or None
-    fit = result.names(fit=True)
-    for verdict in sorted(result.nodes, key=lambda one: ORDER.index(one.fit)):
-        if not verdict.fit or len(fit) <= MOST_FIT:
-            evidence = "\n".join(map(printable, verdict.evidence)) or _own(result, verdict)
-            table.add_row(printable(verdict.node), WORDS[verdict.fit], evidence)
-    yield table
-    yield _lists(result, host_list)
-
-
-def _pair_notes(result: PairwiseResult) -> Iterator[str]:
-    yield from result.notes
-    if result.group:
-        yield f"All {len(result.names(fit=True))} fit nodes at once: {_text(result.group)}"
+    fit, unfit = result.names(fit=True), result.names(fit=False)
+    shown = [one for one in result.nodes if not one.fit or len(fit) <= MOST_FIT]
+    columns: list[Column[NodeVerdict]] = [
+        *texts("node"),
+        Column("", "fit", WORDS.__getitem__),
+        Column("by what", lambda one: "\n".join(map(printable, one.evidence)) or _own(result, one), str),
+    ]
+    at_once = [f"All {len(fit)} fit nodes at once: {_text(result.group)}"] if result.group else []
+    title = f"{len(result.nodes)} nodes alone and in pairs, in {took}"
+    notes = (printable(f"{note}.") for note in (*result.notes, *at_once))
+    yield table_of(title, sorted(shown, key=lambda one: ORDER.index(one.fit)), columns, caption=notes)
+    kinds = {"fit": fit, "unfit": unfit, "undecided": result.names(fit=None)}
+    without = printable(f"Without them: llmb submit --exclude unfit, or --exclude {host_list(unfit)}") if unfit else ""
+    yield node_lists_table(kinds, host_list, without)
 
 
 def _own(result: PairwiseResult, verdict: NodeVerdict) -> str:
@@ -276,11 +242,3 @@ def _text(figures: PairFigures) -> str:
     latency = None if figures.latency_s is None else 1e6 * figures.latency_s
     units = ((figures.tflops, "TFLOPS"), (figures.gb_per_s, "GB/s"), (latency, "us"))
     return ", ".join(f"{cell(value)} {unit}" for value, unit in units if value is not None)
-
-
-def _lists(result: PairwiseResult, host_list: HostList) -> Table:
-    kinds = {"fit": True, "unfit": False, "undecided": None}
-    table = node_lists_table({name: result.names(fit=fit) for name, fit in kinds.items()}, host_list)
-    if unfit := result.names(fit=False):
-        table.caption = printable(f"Without them: llmb submit --exclude unfit, or --exclude {host_list(unfit)}")
-    return table

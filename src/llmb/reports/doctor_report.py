@@ -10,7 +10,7 @@ from llmb.base.shown_text import printable
 from llmb.nodes.doctor.check_records import ANSWER, SEVERITY, Check, NodeReport, worst
 from llmb.nodes.doctor.checked_nodes import NodesResult
 from llmb.nodes.doctor.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
-from llmb.reports.table import Table, result_table, rows_table
+from llmb.reports.table import Column, Table, rows_table, table_of
 from llmb.runs.conditions import Drift
 from llmb.runs.conditions import rule_of as condition_rule
 
@@ -39,14 +39,11 @@ def node_tables(report: NodeReport, *, folded: bool = False) -> Iterator[Table]:
     yield problems
     if folded:
         return
-    good = [check for check in report.checks if check.status == "pass"]
-    if good:
-        table = result_table("Passed", "area", "check", "found")
-        for check in good:
-            table.add_row(rule_of(check.name).area, title_of(check.name), printable(check.value))
-        yield _with_areas_once(table)
+    if good := [check for check in report.checks if check.status == "pass"]:
+        rows = [(rule_of(check.name).area, title_of(check.name), printable(check.value)) for check in good]
+        yield _by_area("Passed", ("area", "check", "found"), rows)
     if report.not_checked:
-        yield _with_areas_once(_not_checked(report))
+        yield _by_area("Not checked", ("area", "checks", "why"), list(_not_checked(report)))
 
 
 def _folded(report: NodeReport) -> Iterator[str]:
@@ -74,19 +71,21 @@ def summary(report: NodeReport) -> str:
 
 def _problems(report: NodeReport) -> Table:
     title = f"{printable(report.node)}: {report.status.upper()} ({summary(report)})"
+
+    def advice_of(check: Check) -> str:
+        return f"{printable(check.value)}\n-> {check.advice}" if check.advice else printable(check.value)
+
+    columns: list[Column[Check]] = [
+        Column("", lambda check: check.status.upper()),
+        Column("check", lambda check: title_of(check.name), max_width=LONGEST_TITLE),
+        Column("found, and what to do", advice_of, str),
+    ]
     bad = _wrong(report.checks)
-    table = result_table(title, *(("", "check", "found, and what to do") if bad else ("",)))
-    if bad:
-        table.columns[1].max_width = LONGEST_TITLE
-    for check in bad:
-        advice = f"\n-> {check.advice}" if check.advice else ""
-        table.add_row(check.status.upper(), title_of(check.name), f"{printable(check.value)}{advice}")
-    return table
+    return table_of(title, bad, columns if bad else columns[:1])
 
 
-def _not_checked(report: NodeReport) -> Table:
+def _not_checked(report: NodeReport) -> Iterator[tuple[str, ...]]:
     """Group checks with the same reason; a whole area is named by one word."""
-    table = result_table("Not checked", "area", "checks", "why")
     checked = Counter(rule_of(check.name).area for check in report.checks)
     for area in (*AREAS, BETWEEN):
         reasons: dict[str, list[str]] = {}
@@ -94,8 +93,7 @@ def _not_checked(report: NodeReport) -> Table:
             if rule_of(item.name).area == area:
                 reasons.setdefault(item.reason, []).append(item.name)
         for reason, names in reasons.items():
-            table.add_row(area, _names(area, names, checked[area]), printable(reason))
-    return table
+            yield area, _names(area, names, checked[area]), printable(reason)
 
 
 def _names(area: Area, names: Sequence[str], checked: int) -> str:
@@ -104,12 +102,11 @@ def _names(area: Area, names: Sequence[str], checked: int) -> str:
     return ", ".join(map(title_of, names))
 
 
-def _with_areas_once(table: Table) -> Table:
-    """Clear repeated values in the first column."""
-    rows = table.rows
+def _by_area(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
+    """A table without repeated values in its first column."""
     before = ("", *(row[0] for row in rows))
-    table.rows = [("", *row[1:]) if row[0] == last else row for row, last in zip(rows, before, strict=False)]
-    return table
+    shown = (("", *row[1:]) if row[0] == last else row for row, last in zip(rows, before, strict=False))
+    return rows_table(title, headers, shown)
 
 
 def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dict[str, Any]:
@@ -130,36 +127,31 @@ def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Itera
         yield from node_tables(result.reports[0])
     else:
         reports = result.reports
-        table = result_table(f"Check of {len(reports)} nodes, {result.started_at}", "node", "", "found, and what to do")
         answered = [report for report in reports if report.answered]
         count = Counter(_key(check) for report in answered for check in report.checks if check.status != "pass")
         common = {key for key, number in count.items() if number == len(answered) and number > 1}
         given = set[str]()
         shared = {_key(check): check for report in reports for check in report.checks if _key(check) in common}
-        if shared:
-            table.add_row(EVERYWHERE, "", _text(_wrong([*shared.values()]), given))
-        for report in sorted(reports, key=_node_severity):
+        rows = [(EVERYWHERE, "", _text(_wrong([*shared.values()]), given))] if shared else []
+        for report in sorted(reports, key=lambda one: (-SEVERITY.index(one.status), one.answered)):
             own = [check for check in _wrong(report.checks) if _key(check) not in common]
-            table.add_row(printable(report.node), _status(report), _text(own, given) if own else summary(report))
-        yield table
-    yield _lists(result, folder, host_list)
-
-
-def _lists(result: NodesResult, folder: str, host_list: HostList) -> Table:
+            status = "-" if report.status != "fail" and not report.answered else report.status.upper()
+            rows.append((printable(report.node), status, _text(own, given) if own else summary(report)))
+        title = f"Check of {len(reports)} nodes, {result.started_at}"
+        yield rows_table(title, ("node", "", "found, and what to do"), rows)
     lists = {"fit": result.fit, "unfit": result.unfit, "not checked": result.unchecked}
-    table = node_lists_table(lists, host_list)
-    table.caption = printable(f"The reports, and what the jobs printed (.jobs), are in {folder}")
-    return table
+    where = printable(f"The reports, and what the jobs printed (.jobs), are in {folder}")
+    yield node_lists_table(lists, host_list, where)
 
 
-def node_lists_table(lists: Mapping[str, Sequence[str]], host_list: HostList) -> Table:
+def node_lists_table(lists: Mapping[str, Sequence[str]], host_list: HostList, caption: str) -> Table:
     """The number of nodes of each kind and their names; of another kind than fit and unfit if there are any."""
     rows = (
         (name, str(len(nodes)), printable(host_list(nodes)) or "none")
         for name, nodes in lists.items()
         if nodes or name in ("fit", "unfit")
     )
-    return rows_table("Nodes", ("", "number", "list"), rows, right=("number",))
+    return rows_table("Nodes", ("", "number", "list"), rows, right=("number",), caption=caption)
 
 
 def _key(check: Check) -> Finding:
@@ -169,14 +161,6 @@ def _key(check: Check) -> Finding:
 def _wrong(checks: Collection[Check]) -> list[Check]:
     bad = [check for check in checks if check.status != "pass"]
     return sorted(bad, key=lambda check: -SEVERITY.index(check.status))
-
-
-def _node_severity(report: NodeReport) -> tuple[int, bool]:
-    return -SEVERITY.index(report.status), report.answered
-
-
-def _status(report: NodeReport) -> str:
-    return "-" if report.status != "fail" and not report.answered else report.status.upper()
 
 
 def _text(checks: Collection[Check], given: set[str]) -> str:
@@ -210,28 +194,19 @@ def drift_tables(report: DriftReport, host_list: HostList) -> Iterator[Table]:
     important = [one for one in report.drift if one.important]
     others = [one for one in report.drift if not one.important]
     since = printable(f"since {report.against}{f', {report.saved_at}' if report.saved_at else ''}")
-    table = _changes(f"Important changes {since}", important, host_list)
-    whys = dict.fromkeys(f"{one.key}: {condition_rule(one.key).why}" for one in important)
-    table.caption = "\n".join([*whys, *_drift_notes(report, host_list)])
-    yield table
+    notes = [*dict.fromkeys(f"{one.key}: {condition_rule(one.key).why}" for one in important)]
+    if report.unknown_nodes:
+        names = printable(host_list([*report.unknown_nodes]))
+        notes.append(f"{names}: not in {report.against}, so compared with what most of its nodes have")
+    notes += (f"{printable(node)} was not read: {printable(reason)}" for node, reason in report.not_read.items())
+    yield _changes(f"Important changes {since}", important, host_list, notes)
     if others:
         yield _changes("Other changes", others, host_list)
 
 
-def _changes(title: str, drift: Sequence[Drift], host_list: HostList) -> Table:
-    table = result_table(title, *(("setting", "before", "now", "nodes") if drift else ("",)))
-    groups: dict[tuple[str, str | None, str | None], list[str]] = {}
+def _changes(title: str, drift: Sequence[Drift], host_list: HostList, notes: Sequence[str] = ()) -> Table:
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for one in drift:
-        groups.setdefault((one.key, one.before, one.after), []).append(one.node)
-    for (key, before, after), nodes in groups.items():
-        table.add_row(key, printable(before or "unset"), printable(after or "unset"), printable(host_list(nodes)))
-    if not drift:
-        table.add_row("none")
-    return table
-
-
-def _drift_notes(report: DriftReport, host_list: HostList) -> Iterator[str]:
-    if report.unknown_nodes:
-        names = printable(host_list([*report.unknown_nodes]))
-        yield f"{names}: not in {report.against}, so compared with what most of its nodes have"
-    yield from (f"{printable(node)} was not read: {printable(reason)}" for node, reason in report.not_read.items())
+        groups.setdefault((one.key, one.before or "unset", one.after or "unset"), []).append(one.node)
+    rows = [tuple(map(printable, (*key, host_list(nodes)))) for key, nodes in groups.items()] or [("none",)]
+    return rows_table(title, ("setting", "before", "now", "nodes") if drift else ("",), rows, caption=notes)

@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from llmb.base.shown_text import printable, value_text
@@ -30,6 +30,11 @@ def cell(value: float | None) -> str:
 def whole(value: int | None) -> str:
     """Format with thousands separators; empty if unknown."""
     return "" if value is None else f"{value:,}"
+
+
+def formatted(form: str, unknown: str = "") -> Callable[[float | None], str]:
+    """Return a function that formats a number as ``form`` does, such as ``{:.1f}``."""
+    return lambda value: unknown if value is None else form.format(value)
 
 
 def number(value: float | None) -> str:

@@ -9,19 +9,9 @@ from typing import Any
 from llmb.base.shown_text import printable
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.launch.documents.launch_scripts import CheckedFile
-from llmb.reports.formats import number, unknown, whole
+from llmb.reports.formats import formatted, number, unknown, whole
 from llmb.reports.recipe_report import lora_text
-from llmb.reports.table import (
-    Column,
-    Table,
-    facts_table,
-    fields_of,
-    number_column,
-    numbers,
-    rows_table,
-    table_of,
-    texts,
-)
+from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, rows_table, table_of, texts
 from llmb.runs.checkpoint_use import base_text
 from llmb.runs.checkpoints.checkpoint import SavedCheckpoint
 from llmb.setup.install.answers import OPTIONS, Answers
@@ -128,7 +118,7 @@ SOURCES = {
 
 def settings_document(found: SettingsInEffect) -> dict[str, Any]:
     """The JSON of ``llmb config show``; its keys are a contract."""
-    files = [fields_of(one, "path", reference_form="form.title", not_taken="left_out") for one in found.files]
+    files = [fields_of(one, "path", "reference_form: form.title", "not_taken: left_out") for one in found.files]
     return {"install_root": found.install_root, "files": files, **fields_of(found, "settings", "variables")}
 
 
@@ -206,7 +196,7 @@ def access_table(found: Sequence[RepositoryAccess]) -> Table:
 def dataset_document(prepared: PreparedDataset) -> dict[str, Any]:
     """The JSON of ``llmb prepare dataset``; its keys are a contract."""
     return {
-        **fields_of(prepared, path="folder", made="samples_made"),
+        **fields_of(prepared, "path: folder", "made: samples_made"),
         **prepared.samples.model_dump(mode="json"),
         "packed": [
             {
@@ -234,12 +224,12 @@ def dataset_tables(prepared: PreparedDataset) -> list[Table]:
     about = facts_table(f"Dataset: {prepared.folder.name}", facts)
     columns: list[Column[PackedFolder]] = [
         *texts("split: record.split"),
-        number_column("packed to", "record.seq_len", str),
+        *numbers("packed to: record.seq_len", form=str),
         *numbers("documents: record.documents", "left out: record.left_out", "packs: record.packs", form=whole),
-        number_column("full", "record.fill", "{:.2%}".format),
-        number_column("tokens", "record.places", whole),
-        number_column("mean squares", "record.squares_per_pack", "{:,.0f}".format),
-        number_column("MB", lambda packed: f"{sum(packed.record.files.values()) / MB:.1f}", str),
+        *numbers("full: record.fill", form="{:.2%}".format),
+        *numbers("tokens: record.places", form=whole),
+        *numbers("mean squares: record.squares_per_pack", form="{:,.0f}".format),
+        Column("MB", lambda packed: f"{sum(packed.record.files.values()) / MB:.1f}", str, right=True),
         Column("state", lambda packed: "new" if packed.made else "kept"),
     ]
     caption = "full: share of all places that documents take; mean squares: squared lengths of documents, a pack"
@@ -294,8 +284,8 @@ def verification_tables(found: Verification) -> list[Table]:
     columns: list[Column[Item]] = [
         folder,
         *texts("state"),
-        number_column("GiB", "bytes", _gib),
-        number_column("documented", "documented_gib", lambda gib: "" if gib is None else f"{gib:g}"),
+        *numbers("GiB: bytes", form=_gib),
+        *numbers("documented: documented_gib", form=formatted("{:g}")),
     ]
     table = table_of(f"Prepared: {found.workload} {found.size}", found.items, columns)
     needed = f"about {_gib(found.needed_bytes)} GiB for the checkpoint; a download takes as much again"

@@ -3,22 +3,21 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from llmb.base.shown_text import printable
 from llmb.catalogue.throughput import throughput
-from llmb.jobs.campaigns.campaign import Campaign, CampaignJob, PlannedJob, total, total_gpu_hours
+from llmb.jobs.campaigns.campaign import Campaign, PlannedJob, total, total_gpu_hours
 from llmb.jobs.find_jobs import NodeRecord
 from llmb.jobs.imported import ImportOrigin
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.pace import PaceComparison, RunView
-from llmb.reports.formats import cell, crop, duration, number, sparkline
+from llmb.reports.formats import cell, crop, duration, formatted, number, sparkline
 from llmb.reports.recipe_report import identity_document
-from llmb.reports.table import Column, Table, facts_table, fields_of, number_column, table_of
+from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, table_of, texts
 from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -50,16 +49,16 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     shown = f"the last {len(jobs)} of {total:,}" if len(jobs) < total else f"{total:,}"
     # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
     columns: list[Column[Job]] = [
-        Column("job", lambda job: job.job_id, wrap=False),
+        *texts("job: job_id", wrap=False),
         Column("state", _state, min_width=9),
         Column("kind", lambda job: None if job.kind == "run" else job.kind, optional=True),
         Column("workload", lambda job: job.title.removeprefix(f"{job.kind} ")),
         Column("data", lambda job: job.data if job.kind == "run" else None, drop=1),
-        number_column("scale", _scale, str),
+        Column("scale", _scale, right=True),
         Column("submitted", lambda job: short_time(job.submitted_s), wrap=False, drop=3),
-        Column("nodes", lambda job: job.nodes, drop=2),
-        number_column("step s", lambda job: job.step_time_s, cell, wrap=False),
-        Column("verdict", lambda job: job.verdict, optional=True),
+        *texts("nodes", drop=2),
+        *numbers("step s: step_time_s", form=cell, wrap=False),
+        *texts("verdict", optional=True),
         Column("reason", lambda job: crop(job.reason or "", LONGEST_REASON) or None, optional=True),
     ]
     return table_of(f"Jobs: {shown}", jobs, columns)
@@ -83,15 +82,15 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
     times = step_times if len(runs) <= MOST_DRAWN else lambda _: ()
     shown = f"the last {len(runs)} of {total:,}" if len(runs) < total else f"{total:,}"
     columns: list[Column[Job]] = [
-        Column("id", lambda run: run.id, wrap=False),
-        Column("label", lambda run: run.label, optional=True),
+        *texts("id", wrap=False),
+        *texts("label", optional=True),
         Column("date", lambda run: short_time(run.started_s or run.submitted_s), wrap=False, drop=3),
-        Column("recipe", lambda run: run.title, min_width=27),
-        number_column("scale", _scale, str, wrap=False, drop=2),
-        Column("status", lambda run: run.status, wrap=False),
-        number_column("step s", lambda run: run.step_time_s, cell, wrap=False),
+        *texts("recipe: title", min_width=27),
+        Column("scale", _scale, right=True, wrap=False, drop=2),
+        *texts("status", wrap=False),
+        *numbers("step s: step_time_s", form=cell, wrap=False),
         Column("steps", lambda run: sparkline(times(run), RUN_CELLS), wrap=False, optional=True, drop=1),
-        Column("verdict", lambda run: run.verdict, wrap=False, optional=True),
+        *texts("verdict", wrap=False, optional=True),
     ]
     return table_of(f"Runs: {shown}", runs, columns)
 
@@ -102,11 +101,11 @@ def job_document(
     """The JSON of ``llmb jobs show``; its keys are a contract. ``record`` is that of a run."""
     return {
         **job.document(),
-        "files": {name: str(path) for name, path in _files(job).items()},
-        "attempts": [attempt.model_dump(mode="json") for attempt in record.attempts] if record else [],
-        "last_lines": list(last_lines),
+        "files": _files(job),
+        "attempts": record.attempts if record else [],
+        "last_lines": last_lines,
         "verdict_sentence": _verdict(record),
-        "imported": imported and imported.model_dump(mode="json"),
+        "imported": imported,
     }
 
 
@@ -160,17 +159,12 @@ def _origin_text(origin: ImportOrigin) -> str:
 
 def nodes_document(records: Sequence[NodeRecord]) -> dict[str, Any]:
     """The JSON of ``llmb jobs nodes``; its keys are a contract."""
-    return {"nodes": [asdict(record) for record in records]}
+    return {"nodes": records}
 
 
 def nodes_table(records: Sequence[NodeRecord]) -> Table:
-    columns: list[Column[NodeRecord]] = [
-        Column("node", lambda record: record.node),
-        number_column("runs", lambda record: record.runs, str),
-        number_column("failures", lambda record: record.failures, str),
-        number_column("at fault", lambda record: record.blamed, str),
-        number_column("slowdown", lambda record: record.slowdown, lambda by: "n/a" if by is None else f"{by:.3f}"),
-    ]
+    counts = numbers("runs", "failures", "at fault: blamed", form=str)
+    columns = [*texts("node"), *counts, *numbers("slowdown", form=formatted("{:.3f}", "n/a"))]
     return table_of(f"Nodes: {len(records)}", records, columns)
 
 
@@ -209,10 +203,8 @@ def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
     return {
         "jobs": [
             {
-                "job_id": job.job_id,
-                "cluster": job.cluster,
-                "run_dir": job.run_dir,
-                "script": str(RunFolder(Path(job.run_dir)).batch_script),
+                **fields_of(job, "job_id", "cluster", "run_dir"),
+                "script": RunFolder(Path(job.run_dir)).batch_script,
                 "submitted_at": datetime.fromtimestamp(job.submitted_s, UTC).isoformat(timespec="seconds"),
             }
             for job in jobs
@@ -236,41 +228,31 @@ _SHOWN = (
     "options.flags.time",
 )
 """Settings that are shown in other columns."""
-_PlacedJob = tuple[int, tuple[PlannedJob, str]]
-"""Its place, and the settings that distinguish it."""
 
 
 def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
     """One row per job, in the order of submission, and the total."""
     # Settings that all jobs have in common need no column.
-    rows = [*enumerate(zip(jobs, different_settings(jobs), strict=True), start=1)]
-    asked_by = [_of_job("asked by", lambda item: item.job.where)] if len({item.job.where for item in jobs}) > 1 else []
-    columns: list[Column[_PlacedJob]] = [
-        number_column("", lambda row: row[0], str),
-        _of_job("workload", lambda item: item.recipe.workload),
-        _of_job("size", lambda item: f"{item.recipe.size} {item.recipe.proxy_text}".strip()),
-        _of_job("dtype", lambda item: item.recipe.dtype),
-        _of_job("data", lambda item: item.order.plan.origin.data.short, drop=1),
-        _of_job("GPUs", lambda item: item.recipe.scale, right=True),
-        _of_job("type", lambda item: item.recipe.gpu_type, drop=3),
-        _of_job("nodes", lambda item: item.spec.placement.nodes, right=True, drop=2),
-        _of_job("limit", _limit, right=True, wrap=False),
-        _of_job("GPU-hours", lambda item: number(item.gpu_hours), right=True),
-        _of_job("expected", lambda item: number(item.expected_gpu_hours), right=True),
-        _of_job("run", lambda item: f"{item.job.repeat}, profiled" if item.job.profiled else item.job.repeat),
-        Column("with", lambda row: row[1][1], optional=True),
-        *asked_by,
+    rows = zip(range(1, len(jobs) + 1), jobs, different_settings(jobs), strict=True)
+    columns: list[Column[tuple[int, PlannedJob, str]]] = [
+        *texts(": 0", right=True),
+        *texts("workload: 1.recipe.workload"),
+        Column("size", lambda row: f"{row[1].recipe.size} {row[1].recipe.proxy_text}".strip()),
+        *texts("dtype: 1.recipe.dtype"),
+        *texts("data: 1.order.plan.origin.data.short", drop=1),
+        *texts("GPUs: 1.recipe.scale", right=True),
+        *texts("type: 1.recipe.gpu_type", drop=3),
+        *texts("nodes: 1.spec.placement.nodes", right=True, drop=2),
+        *numbers("limit: 1.spec.time_limit_min", form=formatted("{:g} min", "none"), wrap=False),
+        *numbers("GPU-hours: 1.gpu_hours", "expected: 1.expected_gpu_hours"),
+        Column("run", lambda row: f"{row[1].job.repeat}{', profiled' if row[1].job.profiled else ''}"),
+        *texts("with: 2", optional=True),
+        *(texts("asked by: 1.job.where") if len({item.job.where for item in jobs}) > 1 else ()),
     ]
     table = table_of("Campaign", rows, columns)
     expected = total(item.expected_gpu_hours for item in jobs)
     table.add_row("", total_text(jobs), *[""] * 7, number(total_gpu_hours(jobs)), number(expected))
     return table
-
-
-def _of_job(
-    header: str, value: Callable[[PlannedJob], Any], *, right: bool = False, wrap: bool = True, drop: int = 0
-) -> Column[_PlacedJob]:
-    return Column(header, lambda row: value(row[1][0]), right=right, wrap=wrap, drop=drop)
 
 
 def different_settings(jobs: Sequence[PlannedJob]) -> list[str]:
@@ -292,11 +274,6 @@ def _settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
             yield f"{above}{name}", value
 
 
-def _limit(item: PlannedJob) -> str:
-    minutes = item.spec.time_limit_min
-    return "none" if minutes is None else f"{minutes:g} min"
-
-
 def total_text(jobs: Sequence[PlannedJob]) -> str:
     return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
 
@@ -305,26 +282,21 @@ def campaign_document(campaign: Campaign, jobs: Sequence[PlannedJob]) -> dict[st
     """The JSON of a campaign; its keys are a contract."""
     by_key = {job.key: job for job in campaign.jobs}
     return {
-        "campaign": campaign.campaign,
-        "source": campaign.source,
+        **fields_of(campaign, "campaign", "source"),
         "gpu_hours": total_gpu_hours(jobs),
         "expected_gpu_hours": total(item.expected_gpu_hours for item in jobs),
-        "jobs": [_job_document(item, by_key[item.job.key]) for item in jobs],
-    }
-
-
-def _job_document(item: PlannedJob, job: CampaignJob) -> dict[str, Any]:
-    return {
-        "key": job.key,
-        **fields_of(item.recipe, "workload", "size", "dtype", "gpu_type", "scale"),
-        "origin": item.order.plan.origin.document(),
-        "proxy": bool(item.recipe.proxy_text),
-        **fields_of(item, "gpu_hours", "expected_gpu_hours"),
-        "nodes": item.spec.placement.nodes,
-        "time_limit_min": item.spec.time_limit_min,
-        **fields_of(job, "repeat", "profiled", "state", "job_id", "reason"),
-        "asked_by": job.where,
-        "run_dir": job.folder,
+        "jobs": [
+            {
+                "key": item.job.key,
+                **fields_of(item.recipe, "workload", "size", "dtype", "gpu_type", "scale"),
+                "origin": item.order.plan.origin.document(),
+                "proxy": bool(item.recipe.proxy_text),
+                **fields_of(item, "gpu_hours", "expected_gpu_hours", "spec.placement.nodes", "spec.time_limit_min"),
+                **fields_of(by_key[item.job.key], "repeat", "profiled", "state", "job_id", "reason"),
+                **fields_of(by_key[item.job.key], "asked_by: where", "run_dir: folder"),
+            }
+            for item in jobs
+        ],
     }
 
 
@@ -366,18 +338,14 @@ def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] |
     speeds = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
     return {
         "title": watch_title(plan, job),
-        "path": job.run_dir,
-        "job_id": job.job_id,
-        **fields_of(seen, "state", "reason", "nodes", "attempt"),
-        "steps_done": seen.done,
-        "steps_total": seen.total,
+        **fields_of(job, "path: run_dir", "job_id"),
+        **fields_of(seen, "state", "reason", "nodes", "attempt", "steps_done: done", "steps_total: total"),
         "since_last_step_s": seen.since_last_s,
         "last_steps": [_step_document(step) for step in seen.steps[-MOST_STEPS:]],
-        "pace": seen.pace and asdict(seen.pace),
-        **(fields_of(speed, *speeds) if speed else dict.fromkeys(speeds)),
+        "pace": seen.pace,
+        **fields_of(speed, *speeds),
         "forecast": _time_left(seen),
-        "time_limit_left_s": seen.limit_left_s,
-        "expectation": seen.comparison and asdict(seen.comparison),
+        **fields_of(seen, "time_limit_left_s: limit_left_s", "expectation: comparison"),
         "result": result,
     }
 

@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
-from llmb.catalogue.records import Window
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.configuration import INFERRED_RELEASE
 from llmb.readers.logs.outcome import LogOutcome, Status
-from llmb.reports.formats import as_text, cell, interval_of, number, shortened, sparkline
-from llmb.reports.table import Column, Table, csv_text, fields_of, number_column, table_of
+from llmb.reports.formats import as_text, cell, formatted, interval_of, number, shortened, sparkline
+from llmb.reports.table import Column, Table, csv_text, fields_of, getter, numbers, table_of, texts
 from llmb.runs.analyzed_run import AnalyzedRun
 
 if TYPE_CHECKING:  # they load the catalogue, which few logs need
@@ -96,53 +95,45 @@ def all_statistics(statistics: Statistics) -> dict[str, Any]:
     return fields_of(statistics, "mean", "median", "std", "cv", "ci95", "min", "max")
 
 
-VALUES: Mapping[str, Callable[[AnalyzedRun], Any]] = {
-    "status": lambda run: run.outcome.status,
-    "time_mean_seconds": lambda run: time_fields(run.outcome).get("mean"),
-    "time_std_dev_seconds": lambda run: time_fields(run.outcome).get("std"),
-    "tflops_per_gpu_mean": lambda run: run.outcome.tflops_per_gpu and run.outcome.tflops_per_gpu.mean,
-    "tflops_per_gpu_std_dev": lambda run: run.outcome.tflops_per_gpu and run.outcome.tflops_per_gpu.std,
-    "max_iteration": lambda run: run.outcome.max_step,
-    "reason": lambda run: run.outcome.reason,
-    "window_first": lambda run: run.outcome.window and run.outcome.window.first,
-    "window_last": lambda run: run.outcome.window and run.outcome.window.last,
-    "steps": lambda run: run.outcome.steps,
-    "time_median_seconds": lambda run: time_fields(run.outcome).get("median"),
-    "time_cv": lambda run: time_fields(run.outcome).get("cv"),
-    "time_ci95_low_seconds": lambda run: (time_fields(run.outcome).get("ci95") or (None, None))[0],
-    "time_ci95_high_seconds": lambda run: (time_fields(run.outcome).get("ci95") or (None, None))[1],
-    "loss_first": lambda run: run.outcome.loss_first,
-    "loss_last": lambda run: run.outcome.loss_last,
-    "weights": lambda run: run.origin and run.origin.weights.text,
-    "data": lambda run: run.origin and run.origin.data.text,
-    "run": lambda run: run.id,
-    "workload": lambda run: run.text("workload"),
-    "size": lambda run: run.text("size"),
-    "dtype": lambda run: run.text("dtype"),
-    "gpu_type": lambda run: run.text("gpu_type"),
-    "gpus": lambda run: run.gpus,
-    "layout": lambda run: run.layout_text or None,
-    "program": lambda run: run.text("program"),
-    "nodes": lambda run: run.node_count,
-    "date": date_of,
-    "mfu_pct": lambda run: one_mfu(run)[0],
-    "mfu_convention": lambda run: one_mfu(run)[1],
-    "tokens_per_s_per_gpu": lambda run: run.tokens_per_s_per_gpu,
-    "figures": lambda run: run.figures,
-    "label": lambda run: run.label,
-    "path": lambda run: text_of(run.log_path),
-}
+def _time(name: str) -> Callable[[AnalyzedRun], Any]:
+    return lambda run: getter(name)(time_fields(run.outcome))
+
+
+def _text(name: str) -> Column[AnalyzedRun]:
+    return Column(name, lambda run: run.text(name))
+
+
+COLUMNS: Sequence[Column[AnalyzedRun]] = (
+    *texts("outcome.status"),
+    Column("time_mean_seconds", _time("mean")),
+    Column("time_std_dev_seconds", _time("std")),
+    *texts("tflops_per_gpu_mean: outcome.tflops_per_gpu.mean", "tflops_per_gpu_std_dev: outcome.tflops_per_gpu.std"),
+    *texts("max_iteration: outcome.max_step", "outcome.reason"),
+    *texts("window_first: outcome.window.first", "window_last: outcome.window.last", "outcome.steps"),
+    Column("time_median_seconds", _time("median")),
+    Column("time_cv", _time("cv")),
+    Column("time_ci95_low_seconds", _time("ci95.0")),
+    Column("time_ci95_high_seconds", _time("ci95.1")),
+    *texts("outcome.loss_first", "outcome.loss_last", "weights: origin.weights.text", "data: origin.data.text"),
+    *texts("run: id"),
+    *map(_text, ("workload", "size", "dtype", "gpu_type")),
+    *texts("gpus"),
+    Column("layout", lambda run: run.layout_text or None),
+    _text("program"),
+    *texts("nodes: node_count"),
+    Column("date", date_of),
+    Column("mfu_pct", lambda run: one_mfu(run)[0]),
+    Column("mfu_convention", lambda run: one_mfu(run)[1]),
+    *texts("tokens_per_s_per_gpu", "figures", "label"),
+    Column("path", lambda run: text_of(run.log_path)),
+)
 """Values of a run: all of them, in this order, in CSV; some, under the same names, in tables and JSON."""
-
-
-def named_values(run: AnalyzedRun, *names: str) -> dict[str, Any]:
-    return {name: VALUES[name](run) for name in names}
+VALUES = {column.header: column.of for column in COLUMNS}
 
 
 def parse_csv(report: ParseReport) -> str:
     """A header and a line for each file."""
-    rows = ({"filename": report.name(run), **named_values(run, *VALUES)} for run in report.runs)
-    return csv_text(("filename", *VALUES), rows)
+    return csv_text((Column("filename", report.name), *COLUMNS), report.runs)
 
 
 def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path, str]:
@@ -220,51 +211,47 @@ def _measured_table(report: ParseReport, runs: Sequence[AnalyzedRun], *, wide: b
 
 
 def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[AnalyzedRun]]:
+    short = formatted("{:.2f}", number(None))
     return [
         *([Column("file", report.name)] if report.full_names else []),
         Column("run", lambda run: names[run.log_path]),
         Column("recipe", lambda run: run.recipe_text or report.name(run)),
-        Column("GPUs", VALUES["gpus"], right=True, optional=True),
+        *texts("GPUs: gpus", right=True, optional=True),
         Column("layout", VALUES["layout"], optional=True),
-        number_column("time (s)", _time_cell, str),
-        Column(
-            "CV %", VALUES["time_cv"], lambda cv: _short(None if cv is None else 100 * cv), right=True, optional=True
-        ),
-        Column("TFLOPS", VALUES["tflops_per_gpu_mean"], number, right=True, optional=True),
-        Column("MFU %", VALUES["mfu_pct"], _short, right=True, optional=True),
-        _steps_column(),
+        Column("time (s)", _time_cell, right=True),
+        Column("CV %", VALUES["time_cv"], lambda cv: short(cv and 100 * cv), right=True, optional=True),
+        *numbers("TFLOPS: outcome.tflops_per_gpu.mean", optional=True),
+        Column("MFU %", VALUES["mfu_pct"], short, right=True, optional=True),
+        _STEPS,
     ]
 
 
-def _steps_column() -> Column[AnalyzedRun]:
-    """A line of the step times of the window."""
-    return Column(
-        "[window]", lambda run: sparkline(run.outcome.step_times_s, STEP_CELLS), wrap=False, optional=True, drop=1
-    )
+_STEPS = Column[AnalyzedRun](
+    "[window]", lambda run: sparkline(run.outcome.step_times_s, STEP_CELLS), wrap=False, optional=True, drop=1
+)
+"""A line of the step times of the window."""
 
 
 def _wide_columns(report: ParseReport) -> list[Column[AnalyzedRun]]:
     return [
         Column("file", report.name),
         *(Column(name, VALUES[name]) for name in ("run", "workload", "size", "dtype")),
-        number_column("GPUs", VALUES["gpus"], as_text),
+        *texts("GPUs: gpus", right=True),
         Column("type", VALUES["gpu_type"]),
         *(Column(name, VALUES[name]) for name in ("layout", "program")),
-        number_column("nodes", VALUES["nodes"], as_text),
+        *texts("nodes: node_count", right=True),
         Column("date (UTC)", date_of, lambda date: as_text(date).replace("T", " ")[:_DATE_LETTERS]),
-        Column("label", VALUES["label"], optional=True),
-        Column("data", lambda run: run.origin and run.origin.data.short, optional=True),
-        Column("window", lambda run: run.outcome.window, _window),
-        number_column("time (s)", _time_cell, str),
-        _steps_column(),
-        number_column("median (s)", VALUES["time_median_seconds"]),
-        number_column("std (s)", VALUES["time_std_dev_seconds"]),
-        number_column("CV (%)", VALUES["time_cv"], lambda cv: number(None if cv is None else 100 * cv)),
-        number_column("ci95 (s)", lambda run: time_fields(run.outcome).get("ci95"), interval_of),
-        number_column("TFLOPS/GPU", VALUES["tflops_per_gpu_mean"]),
-        number_column("std", VALUES["tflops_per_gpu_std_dev"]),
-        number_column("MFU (%)", VALUES["mfu_pct"]),
-        Column("figures", VALUES["figures"]),
+        *texts("label", "data: origin.data.short", optional=True),
+        *texts("window: outcome.window", form=lambda window: f"{window.first}-{window.last}" if window else ""),
+        Column("time (s)", _time_cell, right=True),
+        _STEPS,
+        Column("median (s)", VALUES["time_median_seconds"], number),
+        Column("std (s)", VALUES["time_std_dev_seconds"], number),
+        Column("CV (%)", lambda run: (cv := VALUES["time_cv"](run)) and 100 * cv, number),
+        Column("ci95 (s)", _time("ci95"), interval_of, right=True),
+        *numbers("TFLOPS/GPU: outcome.tflops_per_gpu.mean", "std: outcome.tflops_per_gpu.std"),
+        Column("MFU (%)", VALUES["mfu_pct"], number),
+        *texts("figures"),
         Column("note", note_of, optional=True),
     ]
 
@@ -293,12 +280,9 @@ def _anomaly_notes(found: Anomalies) -> Iterator[str]:
 
 
 def _others_table(report: ParseReport, runs: Sequence[AnalyzedRun]) -> Table:
-    columns: list[Column[AnalyzedRun]] = [
-        Column("run", lambda run: run.id if run.record else report.name(run)),
-        Column("status", VALUES["status"]),
-        Column("reason", VALUES["reason"], str, max_width=_REASON_WIDTH),
-    ]
-    return table_of("No result", runs, columns)
+    name = Column[AnalyzedRun]("run", lambda run: run.id if run.record else report.name(run))
+    reason = texts("outcome.reason", form=str, max_width=_REASON_WIDTH)
+    return table_of("No result", runs, [name, *texts("outcome.status"), *reason])
 
 
 def _is_hidden(run: AnalyzedRun) -> bool:
@@ -309,14 +293,6 @@ def _is_hidden(run: AnalyzedRun) -> bool:
 def _time_cell(run: AnalyzedRun) -> str:
     error = run.outcome.clock_error_s
     return number(VALUES["time_mean_seconds"](run)) + (f" ±{error:.2g}" if error else "")
-
-
-def _short(percent: float | None) -> str:
-    return number(None) if percent is None else f"{percent:.2f}"
-
-
-def _window(window: Window | None) -> str:
-    return f"{window.first}-{window.last}" if window else ""
 
 
 def parse_document(
@@ -339,27 +315,18 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
         "run": run.id,
         "filename": name,
         "path": text_of(run.log_path),
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "copy_of": run.copy_of,
+        **fields_of(run, "outcome.status", "outcome.reason", "copy_of"),
         **{key: run.text(key) for key in ("workload", "size", "dtype", "gpu_type", "program")},
         **fields_of(run, "gpus", "layout", "layout_source", "release", "label", "figures"),
         "release_source": _release_source(run),
-        "identity": run.key,
-        "nodes": run.node_count,
-        "node_names": list(run.nodes),
+        **fields_of(run, "identity: key", "nodes: node_count", "node_names: nodes"),
         "date": date_of(run),
         "date_source": None if run.started_s is None else "record" if run.record else "file",
-        "window": outcome.window and outcome.window.model_dump(),
-        **fields_of(outcome, "format", "steps", "attempts"),
-        "max_iteration": outcome.max_step,
+        **fields_of(outcome, "window", "format", "steps", "attempts", "max_iteration: max_step"),
         "step_time_s": time_fields(outcome) or None,
-        "clock_error_s": outcome.clock_error_s,
-        "warnings": list(outcome.warnings),
-        "anomalies": run.anomalies and asdict(run.anomalies),
+        **fields_of(run, "outcome.clock_error_s", "outcome.warnings", "anomalies"),
         "tflops_per_gpu": outcome.tflops_per_gpu and all_statistics(outcome.tflops_per_gpu),
-        "mfu_pct": dict(run.mfu_pct),
-        **fields_of(run, "tokens_per_s_per_gpu", "days_per_1t_tokens"),
+        **fields_of(run, "mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens"),
         "origin": run.origin and run.origin.document(),
         "network": run.network and {"faults": [], **run.network.model_dump(mode="json")},
         "loss": losses if any(value is not None for value in losses.values()) else None,
@@ -381,77 +348,63 @@ def _median_mfu(group: "RunGroup") -> float | None:
     return one_mfu(by_mean[len(by_mean) // 2])[0]
 
 
-def _of_first(value: Callable[[AnalyzedRun], Any]) -> "Callable[[RunGroup], Any]":
-    return lambda group: value(group.first)
+def _of_first(name: str) -> "Column[RunGroup]":
+    return Column(name, lambda group: VALUES[name](group.first))
 
 
 _RECIPE = ("workload", "size", "dtype", "gpu_type")
-GROUP_VALUES: "Mapping[str, Callable[[RunGroup], Any]]" = {
-    **{name: _of_first(VALUES[name]) for name in (*_RECIPE, "gpus", "layout", "program")},
-    "identity": lambda group: group.first.key,
-    "runs": lambda group: len(group.runs),
-    "time_median_seconds": lambda group: group.run_means_s.median,
-    "time_mean_seconds": lambda group: group.run_means_s.mean,
-    "time_std_dev_seconds": lambda group: group.run_means_s.std,
-    "spread_pct": lambda group: group.spread_pct,
-    "mfu_pct": _median_mfu,
-    "differs": lambda group: "; ".join(group.differs),
-}
+GROUP_COLUMNS: "Sequence[Column[RunGroup]]" = (
+    *map(_of_first, (*_RECIPE, "gpus", "layout", "program")),
+    *texts("identity: first.key"),
+    Column("runs", lambda group: len(group.runs)),
+    *texts("time_median_seconds: run_means_s.median", "time_mean_seconds: run_means_s.mean"),
+    *texts("time_std_dev_seconds: run_means_s.std", "spread_pct"),
+    Column("mfu_pct", _median_mfu),
+    Column("differs", lambda group: "; ".join(group.differs)),
+)
 """Groups in CSV."""
-
-
-_PUBLISHED = ("published_s", "published_efficiency_pct", "published_days_per_1t_tokens", "published_source")
-SCALE_VALUES: "Mapping[str, Callable[[ScalingRow], Any]]" = {
-    "gpus": lambda row: row.gpus,
-    "layout": lambda row: row.layout_text,
-    "gbs": lambda row: row.gbs,
-    "runs": lambda row: [run.id for run in row.group.runs] if row.group else [],
-    "median_s": lambda row: row.step_time_s,
-    "efficiency_pct": lambda row: row.efficiency_pct,
-    "days_per_1t_tokens": lambda row: row.days_per_1t_tokens,
-    "published_s": lambda row: row.published and row.published.step_time_s,
-    "published_efficiency_pct": lambda row: row.published_efficiency_pct,
-    "published_days_per_1t_tokens": lambda row: row.published and row.published.days_per_1t_tokens,
-    "published_source": lambda row: row.published and row.published.source,
-}
-"""A scale in JSON; CSV has the number of runs, and units in words."""
+_MEASURED = ("step_time_s", "efficiency_pct", "days_per_1t_tokens")
+_PUBLISHED = ("published.step_time_s", "published_efficiency_pct", "published.days_per_1t_tokens")
+_SCALE = (
+    *("median_s: step_time_s", "efficiency_pct", "days_per_1t_tokens", f"published_s: {_PUBLISHED[0]}"),
+    *(_PUBLISHED[1], f"published_days_per_1t_tokens: {_PUBLISHED[2]}", "published_source: published.source"),
+)
+_SCALING = ("recipe: recipe_text", "gpu_type", "program", "scaling: kind")
 
 
 def groups_table(report: ParseReport, groups: "Sequence[RunGroup]") -> Table:
     columns: list[Column[RunGroup]] = [
         Column("recipe", lambda group: group.first.recipe_text or report.name(group.first)),
-        number_column("GPUs", GROUP_VALUES["gpus"], as_text),
-        Column("layout", GROUP_VALUES["layout"]),
-        number_column("n", GROUP_VALUES["runs"], str),
-        number_column("median (s)", GROUP_VALUES["time_median_seconds"]),
-        number_column("spread (%)", GROUP_VALUES["spread_pct"]),
-        number_column("MFU (%)", GROUP_VALUES["mfu_pct"]),
-        Column("differs in", _differs, optional=True),
+        *texts("GPUs: first.gpus", right=True),
+        Column("layout", lambda group: group.first.layout_text or None),
+        *texts("n: runs", form=_count, right=True),
+        *numbers("median (s): run_means_s.median", "spread (%): spread_pct"),
+        Column("MFU (%)", _median_mfu, number),
+        *texts("differs in: differs", form=_differs, optional=True),
     ]
-    table = table_of(f"Repeats, window {report.rule}", groups, columns)
     left_out = len(report.runs) - sum(len(group.runs) for group in groups)
-    table.caption = "median of the runs' means; spread from the fastest to the slowest run, in percent of the median"
+    caption = "median of the runs' means; spread from the fastest to the slowest run, in percent of the median"
     if left_out:
-        table.caption += f"\n{left_out} of {len(report.runs)} files are no success; without --group they are listed"
-    return table
+        caption += f"\n{left_out} of {len(report.runs)} files are no success; without --group they are listed"
+    return table_of(f"Repeats, window {report.rule}", groups, columns, caption=caption)
 
 
-def _differs(group: "RunGroup | None") -> str:
-    return ", ".join(map(shortened, group.differs)) if group else ""
+def _differs(keys: Iterable[str] | None) -> str:
+    return ", ".join(map(shortened, keys or ()))
+
+
+def _count(runs: Sequence[AnalyzedRun] | None) -> str:
+    return str(len(runs)) if runs else ""
 
 
 def groups_document(groups: "Iterable[RunGroup]") -> list[dict[str, Any]]:
     return [
         {
-            **named_values(group.first, *_RECIPE, "program", "gpus"),
-            "layout": group.first.layout,
-            "identity": group.first.key,
-            "differs": list(group.differs),
+            **{name: VALUES[name](group.first) for name in (*_RECIPE, "program", "gpus")},
+            **fields_of(group, "first.layout", "identity: first.key", "differs"),
             "runs": [run.id for run in group.runs],
             "run_means_s": [VALUES["time_mean_seconds"](run) for run in group.runs],
-            "median_s": group.run_means_s.median,
-            "std_s": group.run_means_s.std,
-            "spread_pct": group.spread_pct,
+            **fields_of(group, "median_s: run_means_s.median", "std_s: run_means_s.std", "spread_pct"),
             "mfu_pct": _median_mfu(group),
         }
         for group in groups
@@ -459,7 +412,7 @@ def groups_document(groups: "Iterable[RunGroup]") -> list[dict[str, Any]]:
 
 
 def groups_csv(groups: "Iterable[RunGroup]") -> str:
-    return csv_text(GROUP_VALUES, ({name: value(group) for name, value in GROUP_VALUES.items()} for group in groups))
+    return csv_text(GROUP_COLUMNS, groups)
 
 
 def scaling_tables(report: ParseReport, scalings: "Sequence[Scaling]") -> list[Table]:
@@ -473,54 +426,43 @@ def scaling_tables(report: ParseReport, scalings: "Sequence[Scaling]") -> list[T
 def _scaling_table(report: ParseReport, scaling: "Scaling") -> Table:
     on = f" on {scaling.gpu_type}" if scaling.gpu_type else ""
     title = f"{scaling.recipe_text}{on}, {scaling.kind or 'one scale'}{' scaling' if scaling.kind else ''}"
-    values, published = SCALE_VALUES, any(row.published for row in scaling.rows)
-    columns: list[Column[ScalingRow]] = [
-        number_column("GPUs", values["gpus"], str),
-        Column("layout", values["layout"]),
-        number_column("n", lambda row: row.group and len(row.group.runs), as_text),
-        *_speed_columns("step (s)", "median_s", "efficiency_pct", "days_per_1t_tokens"),
-        *(_speed_columns("publ. (s)", *_PUBLISHED[:3]) if published else ()),
-        Column("differs in", lambda row: _differs(row.group), optional=True),
+    published = any(row.published for row in scaling.rows)
+    speeds = [("step (s)", _MEASURED), *([("publ. (s)", _PUBLISHED)] if published else [])]
+    named = (zip((time, "eff. (%)", "days/1T"), paths, strict=True) for time, paths in speeds)
+    columns = [
+        *numbers("GPUs: gpus", form=str),
+        *texts("layout: layout_text"),
+        *texts("n: group.runs", form=_count, right=True),
+        *(Column[Any](header, path, cell) for columns in named for header, path in columns),
+        *texts("differs in: group.differs", form=_differs, optional=True),
     ]
-    table = table_of(f"{title}, window {report.rule}", scaling.rows, columns)
     notes = ["eff.: throughput of a GPU relative to that at the smallest scale; step: median of the runs' means"]
     if scaling.kind == "mixed":
         notes.append("the global batch size grows, but not with the GPUs")
-    notes += [f"published: {source}" for source in _sources(scaling)]
-    table.caption = "\n".join(notes)
-    return table
-
-
-def _speed_columns(time: str, *keys: str) -> "Iterator[Column[ScalingRow]]":
-    for header, key in zip((time, "eff. (%)", "days/1T"), keys, strict=True):
-        yield number_column(header, SCALE_VALUES[key], cell)
-
-
-def _sources(scaling: "Scaling") -> list[str]:
     figures = (row.published for row in scaling.rows)
-    return list(dict.fromkeys(f"{one.source}, window {one.window}" for one in figures if one))
+    notes += dict.fromkeys(f"published: {one.source}, window {one.window}" for one in figures if one)
+    return table_of(f"{title}, window {report.rule}", scaling.rows, columns, caption=notes)
 
 
 def scaling_document(scalings: "Iterable[Scaling]") -> list[dict[str, Any]]:
-    return [{**_recipe(scaling), "scales": [_scale(row) for row in scaling.rows]} for scaling in scalings]
+    return [
+        {**fields_of(scaling, *_SCALING), "scales": [_scale_document(row) for row in scaling.rows]}
+        for scaling in scalings
+    ]
 
 
-def _recipe(scaling: "Scaling") -> dict[str, Any]:
-    return {
-        "recipe": scaling.recipe_text,
-        "gpu_type": scaling.gpu_type,
-        "program": scaling.program,
-        "scaling": scaling.kind,
-    }
-
-
-def _scale(row: "ScalingRow") -> dict[str, Any]:
-    return {name: value(row) for name, value in SCALE_VALUES.items()}
+def _scale_document(row: "ScalingRow") -> dict[str, Any]:
+    runs = [run.id for run in row.group.runs] if row.group else []
+    return {**fields_of(row, "gpus", "layout: layout_text", "gbs"), "runs": runs, **fields_of(row, *_SCALE)}
 
 
 def scaling_csv(scalings: "Iterable[Scaling]") -> str:
-    renamed = {"median_s": "time_median_seconds", "published_s": "published_seconds"}
-    names = ("recipe", "gpu_type", "program", "scaling", *(renamed.get(name, name) for name in SCALE_VALUES))
-    rows = ({**_recipe(scaling), **_scale(row)} for scaling in scalings for row in scaling.rows)
-    shown = ({renamed.get(name, name): value for name, value in row.items()} for row in rows)
-    return csv_text(names, ({**row, "runs": len(row["runs"])} for row in shown))
+    columns: list[Column[dict[str, Any]]] = [
+        *texts("recipe", "gpu_type", "program", "scaling", "gpus", "layout", "gbs"),
+        Column("runs", lambda row: len(row["runs"])),
+        *texts("time_median_seconds: median_s", "efficiency_pct", "days_per_1t_tokens"),
+        *texts("published_seconds: published_s", "published_efficiency_pct", "published_days_per_1t_tokens"),
+        *texts("published_source"),
+    ]
+    rows = ({**fields_of(one, *_SCALING), **_scale_document(row)} for one in scalings for row in one.rows)
+    return csv_text(columns, rows)

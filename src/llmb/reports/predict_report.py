@@ -2,7 +2,7 @@
 """Predictions, and the memory of ranks, as tables and JSON."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from llmb.base.errors import LlmbError
@@ -13,13 +13,10 @@ from llmb.catalogue.throughput import MFU, Throughput, throughput
 from llmb.prediction.prediction import COLUMNS, PredictedRow, Prediction
 from llmb.prediction.scale import PUBLISHED_GPUS, Curve, Goodput
 from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
-from llmb.reports.formats import cell, duration, interval_of, number
+from llmb.reports.formats import cell, duration, formatted, interval_of, number, whole
 from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
-from llmb.reports.table import Column, Shown, Table, csv_text, fields_of, number_column, result_table, table_of
-from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, CollectiveCount, MemoryUse, RankAccount, RankMemory
-
-SHOWN = ("kind", "group", "count", "bytes")
-"""Columns of collectives."""
+from llmb.reports.table import Column, Shown, Table, csv_text, fields_of, numbers, rows_table, table_of, texts
+from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, MemoryUse, RankAccount, RankMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,84 +30,59 @@ class RunMemory(Shown):
     def tables(self) -> Iterator[Table]:
         return memory_tables(self)
 
-    def to_dict(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return memory_document(self)
 
 
 def memory_document(counted: RunMemory) -> dict[str, Any]:
     """The JSON of ``llmb memory``; its keys are a contract."""
-    use = counted.use
     return {
         **identity_document(counted.recipe),
-        **fields_of(use, "method", "capacity_gib", "needed_gib", "fits"),
+        **fields_of(counted.use, "method", "capacity_gib", "needed_gib", "fits"),
         "margin_gib": MARGIN_GIB,
-        "assumptions": list(use.assumptions),
-        "remedies": [asdict(each) for each in counted.remedies],
-        "ranks": [_rank_document(each) for each in use.ranks],
+        **fields_of(counted, "use.assumptions", "remedies"),
+        "ranks": [_rank_document(each) for each in counted.use.ranks],
     }
 
 
 def _rank_document(memory: RankMemory) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "rank": memory.rank,
-        "pp_stage": memory.pp_stage,
+    document = {
+        **fields_of(memory, "rank", "pp_stage"),
         "peak_gib": memory.peak_bytes / GIB,
         **{f"{owner}_gib": memory.bytes_by_owner[owner] / GIB for owner in OWNERS},
     }
     if isinstance(memory, RankAccount):  # an estimate is of memory alone
-        document |= {
-            "flops": memory.flops,
-            "collectives": [each.model_dump(include=set(SHOWN)) for each in memory.collectives],
-        }
+        collectives = [fields_of(each, "kind", "group", "count", "bytes") for each in memory.collectives]
+        document |= {"flops": memory.flops, "collectives": collectives}
     return document
 
 
 def memory_tables(counted: RunMemory) -> Iterator[Table]:
-    use = counted.use
+    use, fullest = counted.use, counted.use.fullest
     columns = [
-        Column[RankMemory]("rank", lambda each: each.rank, right=True),
-        Column[RankMemory]("stage", lambda each: each.pp_stage, right=True),
-        number_column("peak GiB", lambda each: each.peak_bytes / GIB),
-        *(_owner_column(owner) for owner in OWNERS),
+        *texts("rank", "stage: pp_stage", right=True),
+        *numbers("peak GiB: peak_bytes", *(f"{owner}: bytes_by_owner.{owner}" for owner in OWNERS), form=_in_gib),
+        *(numbers("TFLOPs: flops", form=lambda flops: number(flops / 1e12)) if use.method == "exact" else ()),
     ]
-    if use.method == "exact":
-        columns.append(
-            number_column("TFLOPs", lambda each: each.flops / 1e12 if isinstance(each, RankAccount) else None)
-        )
-    memory = table_of(counted.recipe.title(), use.ranks, columns)
-    memory.caption = "\n".join([fits_text(use), *(f"assumed: {each}" for each in use.assumptions)])
-    yield memory
+    notes = [fits_text(use), *(f"assumed: {each}" for each in use.assumptions)]
+    yield table_of(counted.recipe.title(), use.ranks, columns, caption=notes)
     if use.fits is False:
-        yield _remedy_table(counted.remedies)
-    fullest = use.fullest
+        columns = [
+            *texts("with: options"),
+            *numbers("needs about GiB: needed_gib"),
+            *numbers("step: slower_pct", form=formatted("{:+.1f} %")),
+            *texts("at the cost of: cost"),
+        ]
+        none = "no three options are known with which it would; more GPUs may help"
+        yield table_of("it would fit", counted.remedies, columns, caption="" if counted.remedies else none)
     if isinstance(fullest, RankAccount) and fullest.collectives:
-        yield table_of(
-            f"collectives of rank {fullest.rank} in a step",
-            fullest.collectives,
-            [
-                Column[CollectiveCount]("kind", lambda each: each.kind),
-                Column[CollectiveCount]("group", lambda each: each.group),
-                number_column("number", lambda each: each.count),
-                number_column("GB", lambda each: each.bytes / 1e9),
-            ],
-        )
+        columns = [*texts("kind", "group"), *numbers("number: count")]
+        columns += numbers("GB: bytes", form=lambda size: number(size / 1e9))
+        yield table_of(f"collectives of rank {fullest.rank} in a step", fullest.collectives, columns)
 
 
-def _owner_column(owner: str) -> Column[RankMemory]:
-    return number_column(owner, lambda each: each.bytes_by_owner[owner] / GIB)
-
-
-def _remedy_table(found: Sequence[Remedy]) -> Table:
-    columns = [
-        Column[Remedy]("with", lambda each: each.options),
-        number_column("needs about GiB", lambda each: each.needed_gib),
-        Column[Remedy]("step", lambda each: "" if each.slower_pct is None else f"{each.slower_pct:+.1f} %", right=True),
-        Column[Remedy]("at the cost of", lambda each: each.cost),
-    ]
-    table = table_of("it would fit", found, columns)
-    if not found:
-        table.caption = "no three options are known with which it would; more GPUs may help"
-    return table
+def _in_gib(size: int) -> str:
+    return number(size / GIB)
 
 
 def fits_text(use: MemoryUse) -> str:
@@ -166,7 +138,7 @@ class RunPrediction(Shown):
     def tables(self) -> Iterator[Table]:
         return predict_tables(self)
 
-    def to_dict(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return predict_document(self)
 
     @property
@@ -179,123 +151,96 @@ def predict_document(predicted: RunPrediction) -> dict[str, Any]:
     """The JSON of ``llmb predict``; its keys are a contract."""
     prediction, figures = predicted.prediction, predicted.throughput
     memory = predicted.memory
-    known = None if isinstance(memory, Missing) else memory
     return {
         **identity_document(prediction.plan.recipe),
-        "step_time_s": prediction.seconds,
-        "ci95_s": prediction.interval_s,
-        "error_pct": prediction.error_pct,
-        "errors": {name: each.model_dump() for name, each in prediction.errors.items()},
+        **fields_of(prediction, "step_time_s: seconds", "ci95_s: interval_s", "error_pct", "errors"),
         "breakdown_s": dict(prediction.terms),
         **fields_of(figures, "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"),
         **fields_of(figures, "days_per_1t_tokens", "reasons"),
         "memory": {
-            "peak_gib": known and known.fullest.peak_bytes / GIB,
-            "needed_gib": known and known.needed_gib,
-            "capacity_gib": known and known.capacity_gib,
-            "fits": known and known.fits,
+            "peak_gib": None if isinstance(memory, Missing) else memory.fullest.peak_bytes / GIB,
+            **fields_of(memory or None, "needed_gib", "capacity_gib", "fits"),
             "reason": memory.reason if isinstance(memory, Missing) else None,
         },
         "energy_j_per_token_at_most": predicted.energy_j_per_token,
-        "scaling": predicted.curve and _curve_document(predicted.curve),
-        "goodput": predicted.goodput and asdict(predicted.goodput),
-        "calibration": prediction.calibration.text,
-        "unvalidated": list(prediction.unvalidated),
+        "scaling": (curve := predicted.curve)
+        and {"scales": [fields_of(each, *SCALE) for each in curve.scales], "ends": curve.ends},
+        **fields_of(predicted, "goodput", "calibration: prediction.calibration.text", "prediction.unvalidated"),
         "published": [fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations],
     }
 
 
-def _curve_document(curve: Curve) -> dict[str, Any]:
-    scales = [
-        {
-            "gpus": each.gpus,
-            "gbs": each.prediction.plan.recipe.layout.gbs,
-            "step_time_s": each.prediction.seconds,
-            "ci95_s": each.prediction.interval_s,
-            "efficiency": each.efficiency,
-            "grew": each.grew and each.grew[0],
-        }
-        for each in curve.scales
-    ]
-    return {"scales": scales, "ends": curve.ends}
+SCALE = (
+    *("gpus", "prediction.plan.recipe.layout.gbs", "step_time_s: prediction.seconds"),
+    *("ci95_s: prediction.interval_s", "efficiency", "grew: grew.0"),
+)
 
 
 def predict_tables(predicted: RunPrediction) -> Iterator[Table]:
-    prediction, figures = predicted.prediction, predicted.throughput
-    recipe = prediction.plan.recipe
-    table = result_table(f"PREDICTED {recipe.title()}", "metric", "predicted", "note", right=("predicted",))
-    interval = f"95 % within {interval_of(prediction.interval_s)}, ±{prediction.error_pct:.0f} %"
-    table.add_row("step time s", number(prediction.seconds), interval)
-    for published in recipe.expectations:
-        if published.kind == "table":
-            far = 100 * (prediction.seconds / published.step_time_s - 1)
-            table.add_row("published s", number(published.step_time_s), f"the prediction is {far:+.1f} % from it")
-    table.add_row("tokens/s", f"{figures.tokens_per_s:,.0f}", "")
-    for name, title in CONVENTION_NAMES.items():
-        if (mfu := figures.mfu_pct[name]) is not None:
-            table.add_row("MFU %", number(mfu), title)
-    if MFU in figures.reasons:
-        table.add_row("MFU %", "n/a", figures.reasons[MFU])
-    days = figures.days_per_1t_tokens
-    table.add_row("days per 1T tokens", cell(days), figures.reasons.get("days_per_1t_tokens", ""))
-    memory = predicted.memory
-    table.add_row("memory GiB", *(("n/a", memory.reason) if isinstance(memory, Missing) else _memory_figure(memory)))
-    if predicted.energy_j_per_token is not None:
-        table.add_row("J per token", number(predicted.energy_j_per_token), "at most: GPUs alone, at their power limit")
-    if good := predicted.goodput:
-        failures = f"a failure every {duration(good.between_failures_s)}, checkpoints every {duration(good.interval_s)}"
-        table.add_row("goodput %", f"{100 * good.part:.1f}", failures)
-    table.add_row("calibration", "", prediction.calibration.text)
-    for each in prediction.unvalidated:
-        table.add_row("not validated", "", each)
-    yield table
-    yield waterfall("Where the step goes", prediction.terms)
+    title = f"PREDICTED {predicted.prediction.plan.recipe.title()}"
+    yield rows_table(title, ("metric", "predicted", "note"), _metrics(predicted), right=("predicted",))
+    yield waterfall("Where the step goes", predicted.prediction.terms)
     if predicted.curve:
         yield _curve_table(predicted.curve)
 
 
-def _memory_figure(use: MemoryUse) -> tuple[str, str]:
-    fullest = f"rank {use.fullest.rank} of stage {use.fullest.pp_stage} needs the most"
-    needed = f"{use.needed_gib:.1f} of {cell(use.capacity_gib)}"
-    return needed, f"{'fits' if use.fits else 'does not fit'}: {fullest}"
+def _metrics(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
+    prediction, figures = predicted.prediction, predicted.throughput
+    interval = f"95 % within {interval_of(prediction.interval_s)}, ±{prediction.error_pct:.0f} %"
+    yield "step time s", number(prediction.seconds), interval
+    for published in prediction.plan.recipe.expectations:
+        if published.kind == "table":
+            far = 100 * (prediction.seconds / published.step_time_s - 1)
+            yield "published s", number(published.step_time_s), f"the prediction is {far:+.1f} % from it"
+    yield "tokens/s", f"{figures.tokens_per_s:,.0f}", ""
+    for name, title in CONVENTION_NAMES.items():
+        if (mfu := figures.mfu_pct[name]) is not None:
+            yield "MFU %", number(mfu), title
+    if MFU in figures.reasons:
+        yield "MFU %", "n/a", figures.reasons[MFU]
+    days = figures.days_per_1t_tokens
+    yield "days per 1T tokens", cell(days), figures.reasons.get("days_per_1t_tokens", "")
+    memory = predicted.memory
+    if isinstance(memory, Missing):
+        yield "memory GiB", "n/a", memory.reason
+    else:
+        fits = "fits" if memory.fits else "does not fit"
+        fullest = f"rank {memory.fullest.rank} of stage {memory.fullest.pp_stage} needs the most"
+        yield "memory GiB", f"{memory.needed_gib:.1f} of {cell(memory.capacity_gib)}", f"{fits}: {fullest}"
+    if predicted.energy_j_per_token is not None:
+        yield "J per token", number(predicted.energy_j_per_token), "at most: GPUs alone, at their power limit"
+    if good := predicted.goodput:
+        failures = f"a failure every {duration(good.between_failures_s)}, checkpoints every {duration(good.interval_s)}"
+        yield "goodput %", f"{100 * good.part:.1f}", failures
+    yield "calibration", "", prediction.calibration.text
+    for each in prediction.unvalidated:
+        yield "not validated", "", each
 
 
 def _curve_table(curve: Curve) -> Table:
-    table = table_of(
-        "PREDICTED scaling",
-        curve.scales,
-        [
-            number_column("GPUs", lambda each: each.gpus, lambda gpus: f"{gpus:,}"),
-            number_column("batch", lambda each: each.prediction.plan.recipe.layout.gbs, lambda batch: f"{batch:,}"),
-            number_column("step s", lambda each: each.prediction.seconds),
-            Column("efficiency %", lambda each: f"{100 * each.efficiency:.1f}", right=True),
-            Column(
-                "grew most",
-                lambda each: f"{term_title(each.grew[0])}, +{100 * each.grew[1]:.1f} %" if each.grew else "",
-            ),
-        ],
-    )
+    columns = [
+        *numbers("GPUs: gpus", "batch: prediction.plan.recipe.layout.gbs", form=whole),
+        *numbers("step s: prediction.seconds"),
+        *numbers("efficiency %: efficiency", form=lambda share: f"{100 * share:.1f}"),
+        *texts("grew most: grew", form=lambda grew: f"{term_title(grew[0])}, +{100 * grew[1]:.1f} %" if grew else ""),
+    ]
     above = f"; above {PUBLISHED_GPUS:,} GPUs no published step checks it" if curve.goes_beyond else ""
-    table.caption = f"no further: {curve.ends}{above}"
-    return table
+    return table_of("PREDICTED scaling", curve.scales, columns, caption=f"no further: {curve.ends}{above}")
 
 
-def waterfall(title: str, terms: Mapping[str, float]) -> Table:
+def waterfall(title: str, terms: Mapping[str, float], caption: str = "") -> Table:
     """Return a table of the time of a predicted step by cause."""
     seconds = sum(terms.values())
     rows = sorted(((name, each) for name, each in terms.items() if each >= LEAST * seconds), key=lambda row: -row[1])
     if len(rows) < len(terms):
         rows.append(("others", seconds - sum(each for _, each in rows)))
-    return table_of(
-        title,
-        rows,
-        [
-            Column("cause", lambda row: term_title(row[0])),
-            Column("s", lambda row: number(row[1]), right=True),
-            Column("%", lambda row: f"{100 * row[1] / seconds:.1f}", right=True),
-            Column("", lambda row: "█" * max(1, round(BAR * row[1] / rows[0][1]))),
-        ],
-    )
+    columns = [
+        *texts("cause: 0", form=term_title),
+        *numbers("s: 1"),
+        *numbers("%: 1", form=lambda part: f"{100 * part / seconds:.1f}"),
+        *texts(": 1", form=lambda part: "█" * max(1, round(BAR * part / rows[0][1]))),
+    ]
+    return table_of(title, rows, columns, caption=caption)
 
 
 def rows_document(rows: Iterable[PredictedRow]) -> list[dict[str, Any]]:
@@ -314,7 +259,7 @@ def rows_document(rows: Iterable[PredictedRow]) -> list[dict[str, Any]]:
 
 def rows_csv(rows: Iterable[PredictedRow]) -> str:
     names = (*COLUMNS, "step_time_s", "low_s", "high_s", "tokens_per_s", "reason")
-    return csv_text(names, rows_document(rows))
+    return csv_text(texts(*names), rows_document(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +278,7 @@ class LayoutPlan(Shown):
     def tables(self) -> Iterator[Table]:
         return plan_tables(self)
 
-    def to_dict(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return plan_document(self)
 
     @property
@@ -375,31 +320,23 @@ def plan_document(found: LayoutPlan) -> dict[str, Any]:
     own = found.own
     return {
         **identity_document(found.recipe),
-        "goal": found.goal,
-        "constraints": dict(found.constraints),
+        **fields_of(found, "goal", "constraints"),
         "layouts": [_layout_document(found, each) for each in found.layouts],
         "recipe_layout": {**_layout_document(found, own), "fits": own.memory.fits} if own else None,
         "recipe_left_out": own.reason if isinstance(own, Missing) else None,
-        "searched": found.searched,
-        "left_out": dict(found.left_out),
-        "error_pct": found.first.error_pct,
+        **fields_of(found, "searched", "left_out", "first.error_pct"),
         "tied": len(found.tied),
-        "better_than_recipe_pct": found.ahead_pct,
-        "calibration": found.first.calibration.text,
-        "unvalidated": list(found.first.unvalidated),
+        **fields_of(found, "better_than_recipe_pct: ahead_pct", "calibration: first.calibration.text"),
+        "unvalidated": found.first.unvalidated,
     }
 
 
 def _layout_document(found: LayoutPlan, one: Candidate) -> dict[str, Any]:
-    layout, plan = one.plan.recipe.layout, one.plan
     names = ("gpus", *PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
     return {
-        **fields_of(layout, *names),
-        "recompute": plan.recompute,
-        "dp_sharding": plan.parallelism.dp_sharding,
-        "step_time_s": one.prediction.seconds,
-        "ci95_s": one.prediction.interval_s,
-        "breakdown_s": dict(one.prediction.terms),
+        **fields_of(one.plan.recipe.layout, *names),
+        **fields_of(one.plan, "recompute", "parallelism.dp_sharding"),
+        **fields_of(one.prediction, "step_time_s: seconds", "ci95_s: interval_s", "breakdown_s: terms"),
         "tokens_per_s_per_gpu": _tokens_per_gpu(one),
         "peak_gib": one.memory.fullest.peak_bytes / GIB,
         "needed_gib": one.memory.needed_gib,
@@ -417,25 +354,22 @@ def plan_tables(found: LayoutPlan) -> Iterator[Table]:
     rows = [(str(place), each) for place, each in enumerate(found.layouts, start=1)]
     if own:
         rows.append((_own_name(recipe), own))
+    varying = ("gpus", "seq_len", "ep", "etp")
+    fixed = [name for name in varying if len({_size(one, name) for _, one in rows}) < 2]
+    sizes = [name for name in ("gpus", "seq_len", *PARALLEL, "mbs") if name not in fixed]
     columns: list[Column[tuple[str, Candidate]]] = [
-        Column("", lambda row: row[0], right=True),
-        *(_size_column(name) for name in ("gpus", "seq_len", *PARALLEL, "mbs")),
-        Column("recompute", lambda row: row[1].plan.recompute),
-        Column("sharding", lambda row: row[1].plan.parallelism.dp_sharding),
-        number_column("step s", lambda row: row[1].prediction.seconds),
-        number_column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1])),
+        *texts(": 0", right=True),
+        *texts(*(f"{name}: 1.plan.recipe.layout.{name}" for name in sizes), right=True),
+        *texts("recompute: 1.plan.recompute", "sharding: 1.plan.parallelism.dp_sharding"),
+        *numbers("step s: 1.prediction.seconds"),
+        Column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1]), number),
         Column("GiB", lambda row: _gib_text(found, row[1])),
     ]
-    varied = {name for name in ("gpus", "seq_len", "ep", "etp") if len({_size(row[1], name) for row in rows}) > 1}
-    fixed = {"gpus", "seq_len", "ep", "etp"} - varied
-    columns = [each for each in columns if each.header not in fixed]
     if found.price is not None:
-        columns.append(number_column("price/1T tokens", lambda row: found.price_per_1t(row[1])))
+        columns.append(Column("price/1T tokens", lambda row: found.price_per_1t(row[1]), number))
     title = f"PREDICTED layouts of {recipe.model_name} {recipe.dtype} on {recipe.layout.gpus} x {recipe.gpu_type}"
     options = "".join(f", --{name.replace('_', '-')} {value}" for name, value in found.constraints.items())
-    table = table_of(f"{title}{options}", rows, columns)
-    table.caption = "\n".join(_plan_notes(found))
-    yield table
+    yield table_of(f"{title}{options}", rows, columns, caption=_plan_notes(found))
     if found.layouts and own:
         yield _differences(found.layouts[0].prediction, own.prediction)
 
@@ -477,10 +411,6 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
         yield from (f"{_own_name(found.recipe)}: {note}" for note in found.recipe.decisions)
 
 
-def _size_column(name: str) -> Column[tuple[str, Candidate]]:
-    return Column(name, lambda row: _size(row[1], name), right=True)
-
-
 def _size(one: Candidate, name: str) -> int | None:
     value: int | None = getattr(one.plan.recipe.layout, name)
     return value
@@ -496,8 +426,8 @@ def _differences(best: Prediction, own: Prediction) -> Table:
         [*rows, "step"],
         [
             Column("cause", term_title),
-            number_column("recipe s", lambda name: _of(own, name)),
-            number_column("first s", lambda name: _of(best, name)),
+            Column("recipe s", lambda name: _of(own, name), number),
+            Column("first s", lambda name: _of(best, name), number),
             Column("difference s", lambda name: f"{_of(best, name) - _of(own, name):+.3f}", right=True),
         ],
     )

@@ -20,7 +20,7 @@ from llmb.catalogue.throughput import (
     unpacked_reason,
 )
 from llmb.reports.formats import number, unknown
-from llmb.reports.table import Column, Table, facts_table, fields_of, number_column, result_table, rows_table, table_of
+from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, result_table, rows_table, table_of, texts
 from llmb.runs.checkpoints.origin import Origin, OriginHere
 from llmb.runs.choices import keeps_logits, logits_gb, logits_text
 from llmb.runs.conditions import title_of
@@ -160,14 +160,12 @@ def _expectation_table(expectations: Sequence[Expectation], reason: str | None) 
     if not expectations:
         return table_of("Published", [unknown(reason or "no published figure")], [Column("")])
     columns: list[Column[Expectation]] = [
-        Column("kind", lambda item: item.kind),
-        number_column("step time s", lambda item: item.step_time_s),
-        number_column("tokens/s", lambda item: item.tokens_per_s),
-        number_column("MFU %", lambda item: item.mfu_pct),
-        Column("convention", lambda item: item.convention),
+        *texts("kind"),
+        *numbers("step time s: step_time_s", "tokens/s: tokens_per_s", "MFU %: mfu_pct"),
+        *texts("convention"),
         Column("window", _window_text),
-        Column("source", lambda item: item.source),
-        number_column("line", lambda item: item.line, str),
+        *texts("source"),
+        *numbers("line", form=str),
     ]
     return table_of("Published", expectations, columns)
 

@@ -3,7 +3,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from llmb.base.missing import Missing
@@ -21,7 +20,7 @@ from llmb.reports.formats import cell, interval_of, number, window_sparkline
 from llmb.reports.plan_report import plan_title, predicted_text
 from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.reports.sweep_report import titles_of
-from llmb.reports.table import Column, Table, number_column, rows_table, table_of
+from llmb.reports.table import Column, Table, fields_of, numbers, rows_table, table_of, texts
 from llmb.reports.trace_report import network_text, shown_parts
 from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
@@ -56,15 +55,11 @@ def run_document(run: EndedRun) -> dict[str, Any]:
     plan, result = run.plan, run.result
     return {
         **identity_document(plan.recipe),
-        "id": run.record.id,
-        "label": run.record.label,
-        "run_dir": str(run.folder.path),
+        **fields_of(run, "record.id", "record.label", "run_dir: folder.path"),
         "origin": plan.origin.document(),
         **result.document(),
-        "window": (result.window or plan.window).model_dump(mode="json"),
-        "expectations": [expectation.model_dump(mode="json") for expectation in plan.recipe.expectations],
-        "expectations_reason": plan.recipe.expectations_reason,
-        "predicted": plan.predicted and plan.predicted.model_dump(mode="json"),
+        "window": result.window or plan.window,
+        **fields_of(plan, "recipe.expectations", "recipe.expectations_reason", "predicted"),
     }
 
 
@@ -350,7 +345,7 @@ def repeats_document(recipes: Sequence[Sequence[EndedRun]]) -> dict[str, Any]:
         "recipes": [
             {
                 "title": runs[0].plan.recipe.title(),
-                "run_means_s": asdict(spread) if (spread := _spread(runs)) else None,
+                "run_means_s": _spread(runs),
                 "runs": [run_document(run) for run in runs],
             }
             for runs in filter(None, recipes)
@@ -361,13 +356,12 @@ def repeats_document(recipes: Sequence[Sequence[EndedRun]]) -> dict[str, Any]:
 def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
     """One table for each recipe that has a run."""
     columns: list[Column[EndedRun]] = [
-        Column("run", lambda run: run.record.id),
-        Column("status", lambda run: run.result.status),
-        number_column("step s", lambda run: run.mean_s, cell),
-        number_column("CV %", lambda run: None if run.mean_s is None else cv_pct(run.result.step_time_s), cell),
-        Column("compute s", _compute_s, cell, right=True, optional=True),
-        Column("peak GiB", _rank_peak_gib, cell, right=True, optional=True),
-        Column("verdict", lambda run: run.result.verdict_name, optional=True),
+        *texts("run: record.id", "status: result.status"),
+        *numbers("step s: mean_s", form=cell),
+        Column("CV %", lambda run: None if run.mean_s is None else cv_pct(run.result.step_time_s), cell),
+        *numbers("compute s: result.pretended.compute_time_s.mean", form=cell, optional=True),
+        *numbers("peak GiB: result.pretended.peak_memory_gib", form=cell, optional=True),
+        *texts("verdict: result.verdict_name", optional=True),
         Column("reason", _reason, optional=True),
     ]
     some = [runs for runs in recipes if runs]
@@ -380,15 +374,6 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
 def cv_pct(times: Statistics | Missing | None) -> float | None:
     """The coefficient of variation in percent."""
     return 100 * times.cv if times and times.cv is not None else None
-
-
-def _compute_s(run: EndedRun) -> float | None:
-    times = run.result.pretended.compute_time_s if run.result.pretended else None
-    return times.mean if times else None
-
-
-def _rank_peak_gib(run: EndedRun) -> float | None:
-    return run.result.pretended.peak_memory_gib if run.result.pretended else None
 
 
 def _reason(run: EndedRun) -> str | None:

@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from llmb.launch.programs.conclude import EndedRun
-from llmb.reports.formats import cell, number
-from llmb.reports.table import Column, Table, number_column, table_of
+from llmb.reports.formats import cell, formatted, number
+from llmb.reports.table import Column, Table, numbers, table_of, texts
 from llmb.runs.conditions import identity_of_plan
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE
@@ -80,8 +80,8 @@ def _row(runs: Sequence[EndedRun]) -> dict[str, Any]:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean; None unless all values are known."""
-    numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers and len(numbers) == len(values) else None
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
 
 
 def sweep_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -95,20 +95,16 @@ def sweep_table(rows: Sequence[dict[str, Any]]) -> Table:
 
     columns: list[Column[dict[str, Any]]] = [
         Column("recipe", name),
-        Column("run", lambda row: row["run"] or "", optional=True, drop=3),
-        *([number_column("runs", lambda row: row["runs"])] if any(row["runs"] > 1 for row in rows) else ()),
-        *([Column("status", lambda row: row["status"])] if any(row["status"] != "success" for row in rows) else ()),
-        number_column("step s", lambda row: row["step_time_s"], cell),
-        number_column("to first %", lambda row: row["to_first_pct"], _change),
-        number_column("tokens/s", lambda row: row["tokens_per_s"], cell),
-        number_column("peak GiB", lambda row: row["peak_memory_gib"], cell, drop=2),
-        number_column("last loss", lambda row: row["loss_last"], cell, drop=1),
-    ]  # fmt: skip
+        *texts("run", optional=True, drop=3),
+        *(numbers("runs") if any(row["runs"] > 1 for row in rows) else ()),
+        *(texts("status") if any(row["status"] != "success" for row in rows) else ()),
+        *numbers("step s: step_time_s", form=cell),
+        *numbers("to first %: to_first_pct", form=formatted("{:.1f}")),
+        *numbers("tokens/s: tokens_per_s", form=cell),
+        *numbers("peak GiB: peak_memory_gib", form=cell, drop=2),
+        *numbers("last loss: loss_last", form=cell, drop=1),
+    ]
     return table_of(f"Side by side: {' '.join(common.values())}", rows, columns)
-
-
-def _change(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 def fp8_sentences(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from html import escape
 from itertools import zip_longest
 from typing import Any, Generic, Literal, TypeVar
 
+from pydantic_core import to_jsonable_python
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from llmb.base.missing import Missing
 from llmb.base.shown_text import csv_value, printable, printable_lines
-from llmb.reports.formats import as_text, number
+from llmb.reports.formats import as_text, cell, number, whole
 
 GAP = "  "
 
@@ -47,10 +48,16 @@ def getter(path: str) -> Callable[[Any], Any]:
     return value_of
 
 
-def fields_of(record: object, *paths: str, **renamed: str) -> dict[str, Any]:
-    """Values of a record by their paths, for a document; the key is the last name of the path."""
-    named = {path.rpartition(".")[2]: path for path in paths} | renamed
-    return {key: getter(path)(record) for key, path in named.items()}
+def fields_of(record: object, *names: str) -> dict[str, Any]:
+    """Values of a record for a document, each named by its path, or by what is before a colon."""
+    return {name: getter(path)(record) for name, path in _named(names)}
+
+
+def _named(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield names and paths."""
+    for text in names:
+        name, is_renamed, path = text.partition(": ")
+        yield (name, path) if is_renamed else (text.rpartition(".")[2], text)
 
 
 Row = TypeVar("Row")
@@ -80,6 +87,12 @@ class Column(Generic[Row]):
     """Its place in the order in which columns are left out on a narrow terminal; 0 for one that always stays."""
     label: bool = True
     """If it is the first column, it is only wrapped if it is very wide."""
+
+    def __post_init__(self) -> None:
+        self.right = self.right or self.form in (number, cell, whole)
+
+    def of(self, row: Row) -> Any:  # noqa: ANN401 (a value of any kind)
+        return (getter(self.value) if isinstance(self.value, str) else self.value)(row)
 
 
 @dataclass(slots=True)
@@ -114,8 +127,7 @@ def table_of(
     listed = list(rows)
     shown: list[tuple[Column[Any], list[str]]] = []
     for column in columns:
-        value = getter(column.value) if isinstance(column.value, str) else column.value
-        cells = [column.form(value(row)) for row in listed]
+        cells = [column.form(column.of(row)) for row in listed]
         if column.common and len({*cells}) == 1:
             title = ", ".join(filter(None, (title, printable(cells[0]))))
         elif not (column.optional or drop_empty) or not {*cells} <= _NOTHING:
@@ -136,7 +148,7 @@ def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Tabl
 def rows_table(
     title: str,
     headers: Sequence[str],
-    rows: Iterable[tuple[str, ...]],
+    rows: Iterable[tuple[str, ...]] = (),
     *,
     right: Sequence[str] = (),
     caption: str | Iterable[str] = (),
@@ -154,36 +166,26 @@ def facts_table(title: str, facts: Iterable[tuple[str, object]]) -> Table:
     return rows_table(title, ("", ""), ((name, str(value)) for name, value in facts if value is not None))
 
 
-def number_column(
-    header: str,
-    value: Callable[[Row], Any] | str,
-    form: Callable[[Any], str] = number,
-    *,
-    wrap: bool = True,
-    drop: int = 0,
-) -> Column[Row]:
-    return Column(header, value, form, right=True, wrap=wrap, drop=drop)
+def texts(*names: str, form: Callable[[Any], str] = as_text, **options: Any) -> list[Column[Any]]:  # noqa: ANN401
+    """Columns of text, each with the path of its value as its header, or with what is before a colon."""
+    return [Column(header, path, form, **options) for header, path in _named(names)]
 
 
-def texts(*names: str) -> list[Column[Any]]:
-    """Columns of text: each its header, and behind a colon the path of its value if that is another."""
-    return [Column(header, path or header) for header, _, path in (name.partition(": ") for name in names)]
-
-
-def numbers(*names: str, form: Callable[[Any], str] = number) -> list[Column[Any]]:
+def numbers(*names: str, form: Callable[[Any], str] = number, **options: Any) -> list[Column[Any]]:  # noqa: ANN401
     """Columns of numbers, named as those of text."""
-    return [replace(column, form=form, right=True) for column in texts(*names)]
+    return texts(*names, form=form, right=True, **options)
 
 
-def csv_text(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """A header and a line for each row; an unknown value is an empty field, and other values are left out."""
+def csv_text(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> str:
+    """A line of headers and one for each row, with values as they are; an unknown value is an empty field."""
     lines = io.StringIO()
-    write_csv_rows(lines, list(names), rows)
+    values = ({column.header: column.of(row) for column in columns} for row in rows)
+    write_csv_rows(lines, [column.header for column in columns], values)
     return lines.getvalue()
 
 
 def write_csv_rows(file: io.TextIOBase, names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
 
@@ -197,9 +199,14 @@ class Shown:
         """Return the tables that the command prints."""
         raise NotImplementedError
 
+    def document(self) -> dict[str, Any]:
+        """Return the document that the command prints, which may have records in it."""
+        raise NotImplementedError
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document that the command prints."""
-        raise NotImplementedError
+        plain: dict[str, Any] = to_jsonable_python(self.document())
+        return plain
 
     def _repr_html_(self) -> str:
         return "".join(map(html_table, self.tables()))

@@ -14,7 +14,7 @@ from llmb.readers.nccl.nccl_tests import Bandwidth, TestRow, TestTable, same_tes
 from llmb.readers.profiles.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.readers.profiles.timeline import NameTime
 from llmb.reports.formats import crop, number, whole
-from llmb.reports.table import Column, Table, fields_of, number_column, result_table, table_of
+from llmb.reports.table import Column, Table, fields_of, numbers, result_table, table_of, texts
 
 PLACES = ("out_of_place", "in_place")
 MOST_ROWS = 40
@@ -43,9 +43,9 @@ def nccl_tables(
         yield _nccl_collectives_table(summary)
         if summary.steps:
             columns: list[Column[StepTraffic]] = [
-                number_column("step", lambda step: step.step, str),
-                number_column("calls per rank", lambda step: step.calls_per_rank),
-                number_column("MiB per rank", lambda step: step.bytes_per_rank, _mib),
+                *numbers("step", form=str),
+                *numbers("calls per rank: calls_per_rank"),
+                *numbers("MiB per rank: bytes_per_rank", form=_mib),
             ]
             yield table_of("By step", summary.steps, columns)
     for group in same_tests(tests):
@@ -58,14 +58,13 @@ def nccl_tables(
 
 def _nccl_collectives_table(summary: NcclSummary) -> Table:
     columns: list[Column[Collective]] = [
-        Column("operation", lambda row: row.operation),
-        Column("datatype", lambda row: row.datatype),
-        number_column("ranks", lambda row: row.ranks, str),
-        number_column("communicators", _communicators, str),
-        number_column("count", _count, str),
-        number_column("MiB per call", lambda row: row.bytes_per_call, _mib),
-        number_column("calls per rank", lambda row: row.calls_per_rank),
-        number_column("MiB per rank", lambda row: row.bytes_per_rank, _mib),
+        *texts("operation", "datatype"),
+        *numbers("ranks", form=str),
+        Column("communicators", _communicators, str, right=True),
+        Column("count", _count, str, right=True),
+        *numbers("MiB per call: bytes_per_call", form=_mib),
+        *numbers("calls per rank: calls_per_rank"),
+        *numbers("MiB per rank: bytes_per_rank", form=_mib),
     ]
     title = f"Collectives: {summary.calls:,} calls of {summary.logged_ranks} ranks"
     table = table_of(title, summary.collectives[:MOST_ROWS], columns)
@@ -96,9 +95,8 @@ def _mib(size: float | None) -> str:
 def _test_table(test: TestTable) -> Table:
     time = {"CPU time us": "cpu_time_us"} if test.is_of_cpu_time else {"time us": "time_us"}
     columns: list[Column[TestRow]] = [
-        number_column("bytes", lambda row: row.size_bytes, whole),
-        Column("type", lambda row: row.datatype),
-        Column("redop", lambda row: row.reduction),
+        *numbers("bytes: size_bytes", form=whole),
+        *texts("type: datatype", "redop: reduction"),
         *_ways(lambda row: row.out_of_place, time),
         *_ways(lambda row: row.in_place, time, " "),
     ]
@@ -117,7 +115,7 @@ def _ways(
 ) -> Iterator[Column[TestRow]]:
     figures = {**time, "algbw GB/s": "algorithm_gb_s", "busbw GB/s": "bus_gb_s", "wrong": "wrong"}
     for header, name in figures.items():
-        yield number_column(f"{header}{end}", partial(_figure, way_of, name), str)
+        yield Column(f"{header}{end}", partial(_figure, way_of, name), right=True)
 
 
 def _figure(way_of: Callable[[TestRow], Bandwidth | None], name: str, row: TestRow) -> str:

@@ -17,16 +17,17 @@ from llmb.reports.table import (
     fields_of,
     markdown_table,
     markdown_text,
-    number_column,
-    result_table,
+    numbers,
+    rows_table,
     table_of,
+    texts,
 )
 from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, by_reason, flaw_of
 from llmb.runs.conditions import Difference, title_of, worth
 from llmb.runs.result import WORST, Condition, Verdict
-from llmb.verdict.compare_runs import Comparison, LeftOutRun, Row, Unmatched
+from llmb.verdict.compare_runs import Comparison, Row, Unmatched
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.explain_run import Cause, Explanation
+from llmb.verdict.explain_run import Explanation
 from llmb.verdict.judge_run import Judged
 from llmb.verdict.judgement import headline, percent
 
@@ -34,6 +35,7 @@ EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted"
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
 READABLE = 24
 """Sentences in a narrower column are hard to read."""
+SIDES = ("", "run", "reference", "effect")
 NOTHING = "nothing that was measured costs 1 % of a step or more"
 
 
@@ -50,18 +52,17 @@ def judge_document(
     first = min((one.verdict for one in judged), key=lambda verdict: WORST.index(verdict.verdict))
     return {
         **first.model_dump(mode="json"),
-        "acceptance": acceptance and acceptance.model_dump(mode="json"),
+        "acceptance": acceptance,
         "judged": [
             {
                 **one.verdict.model_dump(mode="json"),
-                "recipe": one.title,
-                "step_time_s": one.compared_s,
-                "runs": [{**fields_of(run, "id", "label"), "path": str(run.path)} for run in one.runs],
-                "explanation": explanation and explanation.model_dump(mode="json"),
+                **fields_of(one, "recipe: title", "step_time_s: compared_s"),
+                "runs": [fields_of(run, "id", "label", "path") for run in one.runs],
+                "explanation": explanation,
             }
             for one, explanation in zip_longest(judged, explanations)
         ],
-        "left_out": [{"run": one.run, "reason": one.reason} for one in left_out],
+        "left_out": left_out,
     }
 
 
@@ -76,47 +77,43 @@ def verdict_tables(
         if explanation:
             yield from explanation_tables(explanation)
         elif explanations:
-            yield result_table(f"why slow: not known, as {', '.join(run.id for run in one.runs)} has no step time", "")
+            yield rows_table(f"why slow: not known, as {', '.join(run.id for run in one.runs)} has no step time", [""])
 
 
 def notebook_table(verdict: Verdict) -> Table:
     """A verdict alone: its sentence, the figures behind it, and what differs."""
-    reference = verdict.reference
-    table = result_table(headline(verdict), "", "run", "reference", "effect")
+    reference, rows = verdict.reference, list[tuple[str, ...]]()
     if reference:
-        table.add_row("reference step time s", "", number(reference.step_time_s), reference.source)
+        rows.append(("reference step time s", "", number(reference.step_time_s), reference.source))
     if verdict.delta_pct is not None:
-        table.add_row("change %", f"{verdict.delta_pct:+.2f}", "", "")
+        rows.append(("change %", f"{verdict.delta_pct:+.2f}", "", ""))
     if verdict.ci95_pct:
-        table.add_row("95 % interval %", " to ".join(f"{limit:+.2f}" for limit in verdict.ci95_pct), "", "")
+        rows.append(("95 % interval %", " to ".join(f"{limit:+.2f}" for limit in verdict.ci95_pct), "", ""))
     if verdict.smallest_visible_change_pct is not None:
         smallest = percent(verdict.smallest_visible_change_pct, 2)
-        table.add_row("smallest change that would have shown %", smallest, "", "")
+        rows.append(("smallest change that would have shown %", smallest, "", ""))
     if verdict.tolerance_pct is not None:
-        table.add_row("tolerance %", "", number(verdict.tolerance_pct), verdict.tolerance_source or "")
-    for condition in verdict.conditions:
-        table.add_row(condition.key, condition.own or "unknown", condition.reference or "unknown", condition.effect)
-    return table
+        rows.append(("tolerance %", "", number(verdict.tolerance_pct), verdict.tolerance_source or ""))
+    rows += ((one.key, one.own or "unknown", one.reference or "unknown", one.effect) for one in verdict.conditions)
+    return rows_table(headline(verdict), SIDES, rows)
 
 
 def verdict_table(judged: Judged) -> Table:
     """The verdict with its sentence first, then recipe and runs, both sides, what differs, and the sources."""
     verdict = judged.verdict
     title = f"{printable(headline(verdict))}\n{printable(judged.title)}, {_counted(judged)}"
-    table = result_table(title, "", "run", "reference", "effect")
-    table.caption = "\n".join(f"{name}: {printable(text)}" for name, text in _sources(judged))
+    caption = [f"{name}: {printable(text)}" for name, text in _sources(judged)]
     reference = verdict.reference
     if reference is None or verdict.verdict == "invalid":
-        table.columns = table.columns[:1]
-        return table
-    table.add_row("step time s", number(judged.compared_s), number(reference.step_time_s))
+        return rows_table(title, SIDES[:1], caption=caption)
+    rows: list[tuple[str, ...]] = [("step time s", number(judged.compared_s), number(reference.step_time_s))]
     own = judged.times.ci95 if judged.times else None
     if own or reference.step_time_s_ci95:
-        table.add_row("95 % interval s", interval_of(own), interval_of(reference.step_time_s_ci95))
+        rows.append(("95 % interval s", interval_of(own), interval_of(reference.step_time_s_ci95)))
     for condition in _two_sided(verdict):
         values = (shortened(value or "unknown") for value in (condition.own, condition.reference))
-        table.add_row(title_of(condition.key), *values, f"{EFFECTS[condition.effect]}{worth(condition)}")
-    return table
+        rows.append((title_of(condition.key), *values, f"{EFFECTS[condition.effect]}{worth(condition)}"))
+    return rows_table(title, SIDES, rows, caption=caption)
 
 
 def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
@@ -125,19 +122,18 @@ def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
     for one in sorted(judged, key=lambda one: WORST.index(one.verdict.verdict)):
         by_recipe.setdefault(one.title, []).append(one)
     columns: list[Column[list[Judged]]] = [
-        Column("recipe", lambda row: row[0].title),
+        *texts("recipe: 0.title"),
         Column("runs", lambda row: listed(run.id for one in row for run in _counted_runs(one))),
         Column("step s", lambda row: _span([one.compared_s for one in row], number), right=True),
         Column("reference", lambda row: _span([reference_s(one) for one in row], number), right=True),
         Column("change %", lambda row: _span([one.verdict.delta_pct for one in row], "{:+.1f}".format), right=True),
         Column("verdict", _verdict_counts),
     ]
-    table = table_of(f"{len(judged)} verdicts: {_verdict_counts(judged)}", by_recipe.values(), columns)
     unsure = [row[0] for row in by_recipe.values() if row[0].verdict.verdict not in ("pass", "improved")]
-    if not verbose:
-        lines = [f"{one.title}: {headline(one.verdict)}" for one in unsure]
-        table.caption = "\n".join([*map(printable, lines), "-v shows each verdict, with what differs"])
-    return table
+    lines = [f"{one.title}: {headline(one.verdict)}" for one in unsure]
+    caption = () if verbose else (*map(printable, lines), "-v shows each verdict, with what differs")
+    title = f"{len(judged)} verdicts: {_verdict_counts(judged)}"
+    return table_of(title, by_recipe.values(), columns, caption=caption)
 
 
 def _verdict_counts(judged: Sequence[Judged]) -> str:
@@ -184,23 +180,20 @@ def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Tab
     passed = [one for one in judged if one.verdict.verdict in ("pass", "improved")]
     title = f"Acceptance {acceptance.name} ({acceptance.title}): {len(passed)} of {len(judged)} recipes pass"
     columns: list[Column[tuple[AcceptanceRecipe, Judged]]] = [
-        Column("recipe", lambda pair: pair[0].name),
-        number_column("GPUs", lambda pair: pair[0].scale, str),
-        number_column("runs", lambda pair: len(pair[1].runs), str),
-        number_column("step s", lambda pair: pair[1].compared_s),
-        number_column("published", lambda pair: reference_s(pair[1])),
-        number_column("%", lambda pair: _throughput_pct(pair[1].verdict), str),
-        Column("verdict", lambda pair: pair[1].verdict.verdict),
+        *texts("recipe: 0.name"),
+        *numbers("GPUs: 0.scale", form=str),
+        *numbers("runs: 1.runs", form=lambda runs: str(len(runs))),
+        *numbers("step s: 1.compared_s", "published: 1.verdict.reference.step_time_s"),
+        *numbers("%: 1.verdict.delta_pct", form=lambda pct: "n/a" if pct is None else f"{100 / (1 + pct / 100):.1f}"),
+        *texts("verdict: 1.verdict.verdict"),
     ]
-    table = table_of(title, zip(acceptance.recipes, judged, strict=True), columns)
     lines = [f"%: of the published throughput; a recipe passes at {acceptance.pass_at_pct:g} %"]
     lines += [f"{one.title}: {printable(one.verdict.sentence)}" for one in judged if one not in passed and one.runs]
     if acceptance.valid_months and len(passed) == len(judged):
         lines.append(f"the cluster is accepted, for {acceptance.valid_months} months from these runs")
     if missing := sum(not one.runs for one in judged):
         lines.append(f"{missing} {'recipe has' if missing == 1 else 'recipes have'} no run among those that were named")
-    table.caption = "\n".join(lines)
-    return table
+    return table_of(title, zip(acceptance.recipes, judged, strict=True), columns, caption=lines)
 
 
 def left_out_lines(left_out: Sequence[ExcludedRun]) -> list[str]:
@@ -223,35 +216,26 @@ def _counted(judged: Judged) -> str:
     return f"{count} {', '.join(run.id for run in runs)}"
 
 
-def _throughput_pct(verdict: Verdict) -> str:
-    return "n/a" if verdict.delta_pct is None else f"{100 / (1 + verdict.delta_pct / 100):.1f}"
-
-
 def explanation_tables(explanation: Explanation) -> list[Table]:
     """The causes with their commands, and what is not known."""
     tables = [_causes_table(explanation)]
     if explanation.not_known:
-        tables.append(_unknown_table(explanation))
-    if explanation.predicted_s:
-        seconds = sum(explanation.predicted_s.values())
-        table = waterfall("what a step was predicted to consist of", explanation.predicted_s)
-        table.caption = f"predicted {number(seconds)} s, measured {number(explanation.step_time_s)} s"
-        tables.append(table)
+        columns = [*texts("cause: title"), *texts("why: reason", "what tells: confirm", min_width=READABLE)]
+        tables.append(table_of("not known from this run", explanation.not_known, columns))
+    if terms := explanation.predicted_s:
+        caption = f"predicted {number(sum(terms.values()))} s, measured {number(explanation.step_time_s)} s"
+        tables.append(waterfall("what a step was predicted to consist of", terms, caption))
     return tables
 
 
 def _causes_table(explanation: Explanation) -> Table:
-    table = result_table("why slow", "cause", "s/step", "%", "evidence", right=("s/step", "%"))
-    for name in ("s/step", "%"):
-        next(column for column in table.columns if column.header == name).wrap = False
+    rows = [] if explanation.causes else [(NOTHING, "", "", "")]
     for cause in explanation.causes:
         between = [] if cause.in_step else ["between steps, not part of the step time"]
         first, *others = [*cause.evidence, *between]
-        table.add_row(cause.title, *_cause_share(cause), printable(first))
-        for line in others:
-            table.add_row("", "", "", printable(line))
-    if not explanation.causes:
-        table.add_row(NOTHING, "", "", "")
+        sign, seconds, pct = SIGNS[cause.bound], cause.share_s, cause.share_pct
+        share = ("?", "?") if seconds is None or pct is None else (f"{sign}{number(seconds)}", f"{sign}{pct:.0f}")
+        rows += [(cause.title, *share, first), *(("", "", "", line) for line in others)]
     notes = [f"a step takes {number(explanation.step_time_s)} s"]
     if explanation.gap_s is not None:
         more = "longer" if explanation.gap_s > 0 else "less"
@@ -260,28 +244,13 @@ def _causes_table(explanation: Explanation) -> Table:
     if explanation.unexplained_s is not None:
         notes.append(f"{number(explanation.unexplained_s)} s of that are not explained")
     notes += [f"to confirm {cause.title}: {printable(cause.confirm)}" for cause in explanation.causes]
-    table.caption = "\n".join(notes)
-    return table
-
-
-def _cause_share(cause: Cause) -> tuple[str, str]:
-    if cause.share_s is None or cause.share_pct is None:
-        return "?", "?"
-    sign = SIGNS[cause.bound]
-    return f"{sign}{number(cause.share_s)}", f"{sign}{cause.share_pct:.0f}"
-
-
-def _unknown_table(explanation: Explanation) -> Table:
-    table = result_table("not known from this run", "cause", "why", "what tells")
-    for column in table.columns[1:]:
-        column.min_width = READABLE
-    for unknown in explanation.not_known:
-        table.add_row(unknown.title, unknown.reason, printable(unknown.confirm))
-    return table
+    columns = [*texts("cause: 0"), *texts("s/step: 1", "%: 2", right=True, wrap=False), *texts("evidence: 3")]
+    return table_of("why slow", rows, columns, caption=notes)
 
 
 CSV_COLUMNS = (
-    *("recipe", "n_before", "n_after", "before_s", "after_s", "delta_pct", "ci95_low_pct", "ci95_high_pct"),
+    *("recipe", "n_before", "n_after", "before_s", "after_s", "delta_pct"),
+    *("ci95_low_pct: ci95_pct.0", "ci95_high_pct: ci95_pct.1"),
     *("noise_pct", "verdict", "tolerance_pct", "measure", "speed_up", "scaling", "more_runs", "reason", "soft"),
     "smallest_visible_change_pct",
 )
@@ -294,25 +263,37 @@ def compare_tables(comparison: Comparison) -> list[Table]:
     """The rows; beneath them what differs, what was run on one side only, and what was left out."""
     columns: list[Column[Row]] = [
         # A recipe is read in parts, too, and the row has to be one in 80 columns.
-        Column("recipe", lambda row: row.recipe, label=False),
-        number_column("runs", lambda row: f"{row.n_before} / {row.n_after}", str),
-        number_column("before (s)", lambda row: row.before_s),
-        number_column("after (s)", lambda row: row.after_s),
-        number_column("change (%)", _change, str),
-        number_column("95 % interval", lambda row: row.ci95_pct, interval_pct),
-        number_column("noise (%)", lambda row: row.noise_pct, _noise),
+        *texts("recipe", label=False),
+        Column("runs", lambda row: f"{row.n_before} / {row.n_after}", str, right=True),
+        *numbers("before (s): before_s", "after (s): after_s"),
+        Column("change (%)", _change, str, right=True),
+        *numbers("95 % interval: ci95_pct", form=interval_pct),
+        *numbers("noise (%): noise_pct", form=_noise),
         Column("verdict", _verdict),
     ]
-    table = table_of(printable(_answer(comparison)), comparison.rows, columns)
-    table.caption = "\n".join(map(printable, _notes(comparison)))
-    tables = [table]
+    notes = map(printable, _notes(comparison))
+    tables = [table_of(printable(_answer(comparison)), comparison.rows, columns, caption=notes)]
     if comparison.differences:
         tables.append(_differences_table(comparison.differences))
     if comparison.unmatched:
-        tables.append(_unmatched_table(comparison.unmatched))
-    if comparison.left_out:
-        tables.append(_left_out_table(comparison.left_out))
+        sides: list[Column[Unmatched]] = [
+            *texts("recipe", "side"),
+            *texts("runs", form=lambda runs: str(len(runs))),
+            Column("differs from the nearest", _unmatched_text, optional=True),
+        ]
+        tables.append(table_of("Recipes without a counterpart", comparison.unmatched, sides))
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in comparison.left_out:
+        groups.setdefault((one.side, one.reason), []).append(one.run)
+    if groups:
+        rows = [(side, listed(runs, MOST_RUNS), reason) for (side, reason), runs in groups.items()]
+        tables.append(table_of("Runs left out", rows, texts("side: 0", "runs: 1", "reason: 2")))
     return tables
+
+
+def _unmatched_text(one: Unmatched) -> str:
+    differs = (f"{key.key} ({shortened(key.before)}, {shortened(key.after)})" for key in one.differs)
+    return one.reason or ", ".join(differs)
 
 
 def _answer(comparison: Comparison) -> str:
@@ -387,42 +368,15 @@ def _row_notes(row: Row) -> Iterator[str]:
 
 def _differences_table(differences: Sequence[Difference]) -> Table:
     """Return a row for each difference between known values; below, values that are known of one side only."""
-    table = result_table("What differs in the records", "key", "before", "after")
-    one_sided = [one for one in differences if one.before is None or one.after is None]
+    columns = [*texts("key"), *texts("before", "after", form=shortened)]
+    both = [one for one in differences if one.before is not None and one.after is not None]
+    single = []
     for one in differences:
-        if one not in one_sided:
-            table.add_row(printable(one.key), shortened(one.before), shortened(one.after))
-    table.caption = "; ".join(_one_sided_text(one) for one in one_sided) or None
-    if table.caption:
-        table.caption = f"Known of one side only: {table.caption}."
-        table.columns = table.columns if table.rows else table.columns[:1]
-    return table
-
-
-def _one_sided_text(one: Difference) -> str:
-    side, value = ("before", one.before) if one.after is None else ("after", one.after)
-    return f"{printable(one.key)} ({side}: {shortened(value)})"
-
-
-def _unmatched_table(unmatched: Iterable[Unmatched]) -> Table:
-    table = result_table("Recipes without a counterpart", "recipe", "side", "runs")
-    for one in unmatched:
-        differs = ", ".join(f"{key.key} ({shortened(key.before)}, {shortened(key.after)})" for key in one.differs)
-        cells = (one.recipe, one.side, str(len(one.runs)), one.reason or differs)
-        table.add_row(*map(printable, filter(None, cells)))
-    if len(table.columns) > 3:
-        table.columns[3].header = "differs from the nearest"
-    return table
-
-
-def _left_out_table(left_out: Iterable[LeftOutRun]) -> Table:
-    table = result_table("Runs left out", "side", "runs", "reason")
-    groups: dict[tuple[str, str], list[str]] = {}
-    for one in left_out:
-        groups.setdefault((one.side, one.reason), []).append(one.run)
-    for (side, reason), runs in groups.items():
-        table.add_row(side, printable(listed(runs, MOST_RUNS)), printable(reason))
-    return table
+        if one not in both:
+            side, value = ("before", one.before) if one.after is None else ("after", one.after)
+            single.append(f"{printable(one.key)} ({side}: {shortened(value)})")
+    caption = f"Known of one side only: {'; '.join(single)}." if single else ""
+    return table_of("What differs in the records", both, columns if both else columns[:1], caption=caption)
 
 
 def compare_markdown(comparison: Comparison) -> str:
@@ -430,18 +384,11 @@ def compare_markdown(comparison: Comparison) -> str:
     rows, *others = compare_tables(comparison)
     parts = [f"**{markdown_text(rows.title)}**\n", markdown_table(rows)]
     parts += [f"{markdown_text(line)}\n" for line in (rows.caption or "").split("\n") if line]
-    for table in others:
-        parts.append(
-            f"<details><summary>{markdown_text(table.title)}</summary>\n\n{markdown_table(table)}\n</details>\n"
-        )
+    folded = "<details><summary>{}</summary>\n\n{}\n</details>\n"
+    parts += [folded.format(markdown_text(table.title), markdown_table(table)) for table in others]
     return "\n".join(parts)
 
 
 def compare_csv(comparison: Comparison) -> str:
     """A header and a line for each row; an unknown value is an empty field."""
-    return csv_text(CSV_COLUMNS, map(_csv_row, comparison.rows))
-
-
-def _csv_row(row: Row) -> dict[str, Any]:
-    low, high = row.ci95_pct or (None, None)
-    return {**dict(row), "ci95_low_pct": low, "ci95_high_pct": high}
+    return csv_text(texts(*CSV_COLUMNS), comparison.rows)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who meets whom in pairwise measurements, and which nodes they convict, in simulated clusters."""
 
+import json
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -28,6 +29,7 @@ from llmb.nodes.bench.pairs import (
     rounds,
 )
 from llmb.reports.bench_report import pairs_document, pairs_tables
+from llmb.reports.output import json_text
 
 RULE = pair_rule("cuda")
 HUNG = "it was not done within 90 s, and was killed"
@@ -248,7 +250,7 @@ def test_the_table_has_the_worst_first_and_the_lists_below() -> None:
     assert text.index("n3 ") < text.index("n6 ") < text.index("n0 ")
     assert "UNFIT" in text and "with n2: " in text and "All 6 fit nodes at once: 44 GB/s" in text
     assert "llmb submit --exclude unfit, or --exclude n[3,6]" in " ".join(text.split())
-    document = pairs_document(result, host_list)
+    document = json.loads(json_text(pairs_document(result, host_list)))
     assert document["unfit_nodes"] == "n[3,6]"
     assert document["nodes"][6] == {"node": "n6", "fit": False, "evidence": [f"alone: {HUNG}"]}
     assert {*document["pairs"][0]} == {"nodes", "round", "tflops", "gb_per_s", "latency_s", "problem"}

@@ -13,13 +13,13 @@ from llmb.base.shown_text import value_text
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.judge_runs import Against, judge_runs
 from llmb.launch.programs.conclude import read_ended_run
-from llmb.reports.formats import cell
+from llmb.reports.formats import cell, number
 from llmb.reports.jobs_report import local_time
 from llmb.reports.page.figures import Figure, history_figure, run_figures, scaling_figures
 from llmb.reports.parse_report import one_mfu
 from llmb.reports.plan_report import plan_title
 from llmb.reports.run_report import cv_pct, machine_table, run_table
-from llmb.reports.table import Column, Table, facts_table, number_column, rows_table, table_of
+from llmb.reports.table import Column, Table, facts_table, numbers, rows_table, table_of, texts
 from llmb.reports.trace_report import network_table
 from llmb.reports.verdict_report import explanation_tables, interval_pct, reference_s, signed_pct, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, by_reason, flaw_of, grouped
@@ -86,13 +86,13 @@ class Section:
 
 HEAD: tuple[Column[Section], ...] = (
     Column("verdict", lambda section: f"{section.symbol} {section.verdict}"),
-    Column("recipe", lambda section: section.title),
-    number_column("now s", lambda section: section.judged.compared_s),
-    number_column("reference s", lambda section: reference_s(section.judged)),
-    number_column("change %", lambda section: section.judged.verdict.delta_pct, signed_pct),
-    number_column("95 % interval", lambda section: section.judged.verdict.ci95_pct, interval_pct),
-    number_column("tokens/s per GPU", lambda section: section.at_pace(section.shown.tokens_per_s_per_gpu)),
-    number_column("MFU %", lambda section: section.at_pace(one_mfu(section.shown)[0])),
+    *texts("recipe: title"),
+    *numbers("now s: judged.compared_s"),
+    Column("reference s", lambda section: reference_s(section.judged), number),
+    *numbers("change %: judged.verdict.delta_pct", form=signed_pct),
+    *numbers("95 % interval: judged.verdict.ci95_pct", form=interval_pct),
+    Column("tokens/s per GPU", lambda section: section.at_pace(section.shown.tokens_per_s_per_gpu), number),
+    Column("MFU %", lambda section: section.at_pace(one_mfu(section.shown)[0]), number),
 )
 """The first table of a page, whatever its form."""
 WIDEST = 3.0
@@ -278,14 +278,14 @@ def _values_table(title: str, values: Mapping[str, Value]) -> Table:
 def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
     """A row for each run, in order of time."""
     columns: list[Column[AnalyzedRun]] = [
-        Column("run", lambda run: run.id),
+        *texts("run: id"),
         Column("started", lambda run: local_time(run.started_s) if run.started_s else "unknown"),
         Column("recipe", lambda run: run.recipe.title() if run.recipe else run.path.name),
         Column("label", lambda run: run.label or run.campaign, optional=True),
         Column("status", lambda run: run.status.replace("_", " ")),
-        number_column("step s", lambda run: run.step_time_s.mean if run.step_time_s else None, cell),
-        number_column("CV %", lambda run: cv_pct(run.step_time_s), cell),
-        number_column("tokens/s", lambda run: _result(run, "tokens_per_s"), cell),
+        Column("step s", lambda run: run.step_time_s.mean if run.step_time_s else None, cell),
+        Column("CV %", lambda run: cv_pct(run.step_time_s), cell),
+        Column("tokens/s", lambda run: _result(run, "tokens_per_s"), cell),
         Column("verdict, published", lambda run: _result(run, "verdict_name"), optional=True),
         Column("reason", flaw_of, optional=True),
     ]
