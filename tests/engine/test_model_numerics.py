@@ -137,18 +137,17 @@ def within(figures: Figures, bounds: Figures) -> bool:
 
 INTRO = f"""# Precisions and kernels, and what they change
 
-Each row trains {STEPS} steps of a tiny model on one CPU process, beside a training in fp32 whose attention keeps all
-scores, whose logits are kept whole, and of which nothing is compiled ([that one](layouts.md) is compared with a plain
-loop). Each cell is a difference from it and, in brackets, its bound: the largest one of any step's loss; the one of
-the mean loss of the last {LAST} steps; and the largest one of any parameter's gradient, relative to the gradient's
-norm, after two steps that leave the parameters where they are: delayed scaling knows no scales in the first.
-Nemotron4 has a third of its own peak learning rate, at which the loss of single steps jumps, however it is computed.
-A token for which two experts are nearly alike goes to the other one where sums are rounded otherwise: hence the bounds
-of the gradient in the model with experts.
+How far bf16, FP8, fused attention, chunked logits and compilation move the loss. Each row trains {STEPS} steps of a
+tiny model on one CPU process, beside fp32 with unfused attention, full logits and no compilation
+([which](layouts.md) is compared with a plain loop). Each cell is a difference from that and, in brackets, its
+bound: the largest of any step's loss; that of the mean loss of the last {LAST} steps; and the largest of any
+parameter's gradient, relative to its norm, after two steps without updates, as delayed scaling has no scales in the
+first. Nemotron4 has a third of its peak learning rate, at which the loss of single steps jumps however it is
+computed. Rounding can send a token to another expert of nearly equal score: hence the wider bounds of gradients in
+the model with experts.
 
-`make numerics` measures the tables again and writes this page; `make test-measured` measures three rows of the first
-table, and checks that the page has all rows and keeps the bounds. Steps that were not finite are counted in every run's
-result, as are FP8 tensors that were saturated or not finite."""
+`make numerics` measures the tables again and writes this page; `make test-measured` checks three rows of the first
+table and the bounds of all."""
 COLUMNS = ("loss of any step", f"mean loss of the last {LAST} steps", "gradient of any parameter")
 
 

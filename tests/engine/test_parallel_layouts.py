@@ -118,33 +118,31 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
-Nothing, but for rounding. Each layout trains {STEPS} steps in fp32 on CPU processes, the tiny model of each
-architecture, as it is and with blocks compiled and recomputed (`--compile --recompute full`). It is compared with a
-training on one process that uses none of the engine's ways to spread a model. Each cell has three figures: the largest
-difference of any step's loss, and, in the first step, that of any parameter's gradient (relative to its norm) and of
-the norm of all gradients (relative). The bounds are {BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and
-{BOUNDS["norm"]:.0e}; initial values have to be equal. In later steps parameters differ by rounding, and the norm of
-gradients amplifies that: it has to stay within {BOUNDS["later"]:.0e}.
+Whether a layout changes the training: only by rounding. Each one trains the tiny model of each architecture for
+{STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed (`--compile --recompute full`), beside
+a plain training on one process. Each cell has the largest difference of any step's loss and, in the first step, of
+any parameter's gradient (relative to its norm) and of the norm of all gradients (relative). The bounds are
+{BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and {BOUNDS["norm"]:.0e}; in later steps, whose rounding adds to it,
+{BOUNDS["later"]:.0e} for the norm. Initial values have to be equal.
 
 `make layouts` measures the tables again and writes this page; `make test-measured` checks the bounds for two of the
-models (compiled ones for {FEW_STEPS} steps), and for two steps of the others. For these tables, blocks are traced and
-differentiated as `--compile` does it, but not made into machine code. SP is sequence parallel, without which experts
-cannot be combined with TP; DP keeps all parameters on every rank (`--dp-sharding none`), and with ZeRO-1 each updates a
-part of them (`--dp-sharding optimizer`)."""
+models (compiled ones for {FEW_STEPS} steps), and for two steps of the others. Blocks are traced and differentiated
+as by `--compile`, but not made into machine code. SP is sequence parallel; DP is `--dp-sharding none`, ZeRO-1
+`optimizer`."""
 
 
 FP8_INTRO = f"""## FP8
 
-Each layout trains {FP8_STEPS} steps with delayed scaling, and is compared with one process of the engine that does the
-same. Each cell has the largest difference of any step's loss, the mean difference of the losses, and that of all
-gradients of the last step together, relative to their norm: in the first step, whose scales are 1, most are zero.
+Each layout trains {FP8_STEPS} steps with delayed scaling, beside one process that does the same. Each cell has the
+largest difference of any step's loss, the mean difference of the losses, and that of all gradients of the last step
+together, relative to their norm (in the first step, whose scales are 1, most are zero).
 
-Ranks that split the layers compute the same. Where they split a batch, gradients and their scales are means taken in
-another order, and rounded otherwise. Where they split products, the parts of a product or of attention are summed in
-bf16. What is rounded otherwise may be cast to the next FP8 number, which lies up to an eighth away.
+Pipeline stages compute the same. Where ranks split a batch, gradients and scales are means in another order; where
+they split a GEMM or attention, its parts are summed in bf16. A value that is rounded differently may be cast to the
+next FP8 number, up to an eighth away.
 
-In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if collectives complete
-as late as they may, when they are waited for: `tests/engine/test_collectives_late.py`."""
+In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if every collective
+completes only when it is waited for: `tests/engine/test_collectives_late.py`."""
 
 
 class Layout(NamedTuple):
