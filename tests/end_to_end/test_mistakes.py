@@ -30,11 +30,11 @@ MISTAKES = [
     ("parse --csv", 2, "no such option: --csv; did you mean --format?"),
     ("show --wrkload x", 2, "no such option: --wrkload; did you mean --workload?"),
     # Values.
-    ("run tiny", 2, "'tiny' is a size, and its workload is missing"),
+    ("run 8b", 2, "'8b' is a size, and its workload is missing"),
     ("show pretrain_deepseek 671b", 2, "there is no recipe of deepseek"),
     (f"show {RECIPE} --gpu-type mi300x", 2, "AMD's are not supported"),
     ("result lattest", 2, "valid: latest"),
-    ("show llama3.1 8b", 2, "unknown workload 'llama3.1'; did you mean 'pretrain_llama3.1'?"),
+    ("show llama3.2 8b", 2, "there is no recipe of llama3.2"),
     (f"show {RECIPE} --scale eight", 2, "valid integer"),
     (f"show {RECIPE} --scale 12", 2, "has no layout for 12 GPUs"),
     (f"{TINY} --steps 0", 2, "--steps is 0; it must be at least 1"),

@@ -7,6 +7,9 @@ from llmb.base.errors import UsageError, unknown
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_workload, sized_workload, sizes_of
 
+FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
+"""The workload that a size means which every workload has."""
+
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
     """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
@@ -39,14 +42,18 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
 
 
 def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    if name in catalogue.workloads:
-        return name, None
+    """Split a name, which may lack the task of its workload, such as ``llama3.1_8b``, or be a size alone."""
     for workload in catalogue.workloads:
-        size = name.removeprefix(f"{workload}_")
-        if size != name:
-            return workload, size
-    if of := [f"{one} {name}" for one, workload in catalogue.workloads.items() if name in sizes_of(workload)]:
-        raise UsageError(f"'{name}' is a size, and its workload is missing", choices=of, do="specify both")
+        for known in (workload, workload.partition("_")[2]):
+            if name == known:
+                return workload, None
+            if name.startswith(f"{known}_"):
+                return workload, name.removeprefix(f"{known}_")
+    if of := [one for one, workload in catalogue.workloads.items() if name in sizes_of(workload)]:
+        if name == SMALLEST or len(of) == 1:
+            return FIRST if name == SMALLEST else of[0], name
+        choices = [f"{one} {name}" for one in of]
+        raise UsageError(f"'{name}' is a size, and its workload is missing", choices=choices, do="specify both")
     with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
     raise unknown("workload", name, [*catalogue.workloads, *with_size])
 

@@ -197,8 +197,8 @@ def request_of(values: Mapping[str, Any]) -> Request:
 def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Split a workload and size in one word. Raises UsageError with the possible names if one is missing."""
     workload, size = values["workload"], values["size"]
-    if workload is not None and size is not None and "_" not in workload.partition("_")[2]:
-        return values  # no size is in the name of the workload: the catalogue is not needed
+    if workload is not None and size is not None and workload.count("_") == 1:
+        return values  # neither is the task missing, nor is a size in the name: the catalogue is not needed
     catalogue = Catalogue()
     if workload is None:
         do = "add --workload; see 'llmb list'"
