@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from llmb.engine.collectives import Group
 from llmb.engine.model.decoder import Decoder, initialize
-from llmb.engine.model.exchange import Bucket, Peers, Reduction, Unit, padded_size, sizes_of, split_flat
+from llmb.engine.model.exchange import Bucket, Peers, Reduction, Unit, enter, padded_size, sizes_of, split_flat
 from llmb.engine.model.linear import (
     GradientSum,
     Joined,
@@ -256,7 +256,5 @@ def overlap_exchange(stages: Sequence[Decoder]) -> None:
                 buckets, [each for each in stage.memory.gradient_sums if parameters.issuperset(each.parameters)]
             )
             reduction.units.append(unit)
-            if layer is None:
-                stage.outer = unit
-            else:
-                stage.block(layer).exchanged = unit, reduction
+            module = stage if layer is None else stage.block(layer)
+            module.register_forward_pre_hook(partial(enter, unit, reduction))

@@ -14,7 +14,7 @@ from llmb.catalogue.records import MixtureOfExperts, Mlp, Model
 from llmb.catalogue.records import Norm as NormName
 from llmb.engine.model.adapter import adapter_deviation, is_of_adapter
 from llmb.engine.model.attention import Attention, Documents, DocumentSegments, Rotary, document_masks, rotary_tables
-from llmb.engine.model.exchange import BlockEntry, Reduction, StageMemory, Unit, await_updates
+from llmb.engine.model.exchange import StageMemory
 from llmb.engine.model.layers import GatedMLP, LayerNorm1P, Norm, RMSNorm, SquaredReluMLP
 from llmb.engine.model.linear import CastOnce, local_tensor
 from llmb.engine.model.loss import Head
@@ -32,8 +32,8 @@ class Block(nn.Module):
     itself is not replaced for that: parameters keep their names, and what FSDP does before and after the module stays
     outside, where the compiler cannot reorder it.
 
-    exchanged: its parameters that other ranks update, too, and what sums their gradients. kept: its layers whose
-    weights are cast once for a step, without those of routed experts, which FSDP gathers later.
+    kept: its layers whose weights are cast once for a step, outside of compiled code and before any part of the block
+    reads them; without those of routed experts, which FSDP gathers later.
     """
 
     def __init__(self, model: Model, layer: int, mlp: nn.Module) -> None:
@@ -43,26 +43,13 @@ class Block(nn.Module):
         self.post_attention_layernorm = build_norm(model)
         self.mlp = mlp
         self.stages: dict[str, Callable[..., Any]] = {"compute": self.compute}
-        self.exchanged: tuple[Unit, Reduction] | None = None
         self.kept: Sequence[CastOnce] = ()
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        output: Tensor = self.stages["compute"](self.enter(hidden), rotary, documents)
-        return output
-
-    def enter(self, hidden: Tensor) -> Tensor:
-        """Everything that comes before a block computes, in its order: other ranks' updates arrive, weights are cast.
-
-        Outside of compiled code, and before any part of the block reads a parameter.
-        """
-        if self.exchanged is not None:
-            await_updates(self.exchanged[0].buckets)
         for layer in self.kept:
             layer.keep_weight()
-        if self.exchanged is None:
-            return hidden
-        entered: Tensor = BlockEntry.apply(hidden, *self.exchanged)
-        return entered
+        output: Tensor = self.stages["compute"](hidden, rotary, documents)
+        return output
 
     def wrap(self, stage: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.stages[stage] = wrapper(self.stages[stage])
@@ -110,7 +97,7 @@ class Decoder(nn.Module):
     ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
     a last stage that is not the first has a replica of it, see ``parallel.pipeline``.
 
-    outer: parameters outside of blocks that other ranks update, too. tables: the rotations of the latest positions.
+    tables: the rotations of the latest positions.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -118,7 +105,6 @@ class Decoder(nn.Module):
         self.model = model
         self.embeds = embedding
         self.memory = StageMemory(self)
-        self.outer: Unit | None = None
         self.tables: Rotary | None = None
         has_embedding = embedding or (head and model.tied_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
@@ -183,8 +169,6 @@ class Decoder(nn.Module):
         alone: by masks, or without them if the ``segments`` of its documents are given. count: divisor of the loss, by
         default its number of labels.
         """
-        if self.outer is not None:
-            await_updates(self.outer.buckets)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         documents: Documents | None = segments

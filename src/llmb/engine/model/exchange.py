@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -260,6 +260,12 @@ def await_updates(buckets: Iterable[Bucket]) -> None:
     """Wait for what other ranks updated in the last step, before any parameter is read."""
     for bucket in buckets:
         bucket.finish_gather()
+
+
+def enter(unit: Unit, reduction: Reduction, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Before the forward pass of the module that has the unit: for a block, also marks where its backward pass ends."""
+    await_updates(unit.buckets)
+    return (BlockEntry.apply(inputs[0], unit, reduction), *inputs[1:]) if unit.buckets[0].layer else inputs
 
 
 class _BlockEntryContext(FunctionCtx):
