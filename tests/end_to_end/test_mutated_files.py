@@ -34,6 +34,7 @@ from llmb.readers.nccl.nccl_summary import Codes, summarize_nccl
 from llmb.readers.nccl.nccl_tests import read_test_tables
 from llmb.readers.profiles.breakdown import StepBreakdown, summarize
 from llmb.readers.profiles.trace_files import find_traces, read_traces
+from llmb.reports.output import json_text
 from llmb.reports.parse_report import parse_document, parse_report
 from llmb.reports.table import Table, plain_lines, terminal_lines
 from llmb.reports.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
@@ -71,7 +72,7 @@ EDITS = st.lists(
 
 def show(document: object, tables: Iterable[Table] = ()) -> None:
     """As the commands print it."""
-    json.dumps(document, allow_nan=False).encode()
+    json_text(document).encode()
     for table in tables:
         "\n".join([*plain_lines(table), *terminal_lines(table, 80)]).encode()
 
@@ -281,7 +282,7 @@ def test_a_damaged_log_takes_no_other_down(tmp_path: Path) -> None:
     found = find_all_logs([tmp_path])
     runs = [run_of_log(parse_file(path, "reference")) for path in found.logs]
     document = parse_document(parse_report([tmp_path], "reference", runs, full_names=False))
-    json.dumps(document, allow_nan=False)
+    json_text(document)
     results = {result["filename"]: result for result in document["results"]}
     assert len(results) == len(list(tmp_path.iterdir()))
     assert results["good"]["step_time_s"]["mean"] == pytest.approx(2.395)

@@ -9,25 +9,25 @@ from shown_tables import shown_lines
 
 from llmb.cli.progress import ByteProgress
 from llmb.reports.formats import interval_of
-from llmb.reports.table import Column, Table, plain_lines, result_table
+from llmb.reports.table import Column, Table, plain_lines, rows_table
 
 
 def numbers() -> Table:
-    table = result_table("Nodes: 2", "node", "runs", "reason", right=("runs",))
+    table = rows_table("Nodes: 2", ("node", "runs", "reason"), right=("runs",))
     table.add_row("node[1-2]", "7", "[red]not markup[/red] :smile:")
     table.add_row("n", "1,234", "日本語 é é")
     return table
 
 
 def with_caption() -> Table:
-    table = result_table("Campaign", "what it is that is counted", "jobs", right=("jobs",))
+    table = rows_table("Campaign", ("what it is that is counted", "jobs"), right=("jobs",))
     table.add_row("all", "20")
     table.caption = "Two kinds of job."
     return table
 
 
 def without_headers() -> Table:
-    table = result_table("Run", "", "")
+    table = rows_table("Run", ("", ""))
     table.add_row("state", "failed\nfor a reason of two lines")
     table.add_row("alone")
     table.add_row("more", "cells", "than columns")
@@ -35,7 +35,7 @@ def without_headers() -> Table:
 
 
 def empty() -> Table:
-    return result_table("Jobs: 0", "job", "state")
+    return rows_table("Jobs: 0", ("job", "state"))
 
 
 @pytest.mark.parametrize("make", [numbers, with_caption, without_headers, empty])
@@ -45,7 +45,7 @@ def test_a_pipe_and_a_wide_terminal_get_the_same_lines(make: Callable[[], Table]
 
 @pytest.mark.parametrize("width", [3, 40])
 def test_a_narrow_terminal_folds_and_loses_nothing(width: int) -> None:
-    table = result_table("Long", "name", "words")
+    table = rows_table("Long", ("name", "words"))
     table.add_row("one", "two words", "x" * 200)
     lines = shown_lines(table, width)
     assert "".join(lines).count("x") == 200
@@ -54,7 +54,7 @@ def test_a_narrow_terminal_folds_and_loses_nothing(width: int) -> None:
 
 def test_names_stay_whole_where_they_fit_in_a_line() -> None:
     name = "pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_ep1_mbs1_gbs128"
-    table = result_table("Step times", "run", "status", "time (s)", "reason", right=("time (s)",))
+    table = rows_table("Step times", ("run", "status", "time (s)", "reason"), right=("time (s)",))
     table.add_row(name, "success", "12.34", "steps 35-44 of 50, as the window of the document says")
     for width in (100, 120):
         lines = shown_lines(table, width)

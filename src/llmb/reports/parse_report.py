@@ -193,7 +193,6 @@ def _measured_table(report: ParseReport, runs: Sequence[AnalyzedRun], *, wide: b
     jobs = found if len({*found.values()}) == len(found) else {}
     ids = {run.log_path: jobs.get(run.log_path, run.id) for run in runs}
     columns = _wide_columns(report) if wide else _columns(report, ids)
-    table = table_of(f"Step times, window {report.rule}", runs, columns)
     conventions = sorted({convention for run in runs if (convention := one_mfu(run)[1])})
     notes = [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
     assumed = sum(run.layout_source == "recipe" for run in runs)
@@ -206,8 +205,7 @@ def _measured_table(report: ParseReport, runs: Sequence[AnalyzedRun], *, wide: b
     noted = [f"{ids[run.log_path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
     notes += noted[:MOST_NOTES]
     notes += [f"{len(noted) - MOST_NOTES} more have a note: --wide"] if len(noted) > MOST_NOTES else []
-    table.caption = "\n".join(notes) or None
-    return table
+    return table_of(f"Step times, window {report.rule}", runs, columns, caption=notes)
 
 
 def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[AnalyzedRun]]:

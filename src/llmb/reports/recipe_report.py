@@ -20,7 +20,7 @@ from llmb.catalogue.throughput import (
     unpacked_reason,
 )
 from llmb.reports.formats import number, unknown
-from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, result_table, rows_table, table_of, texts
+from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, rows_table, table_of, texts
 from llmb.runs.checkpoints.origin import Origin, OriginHere
 from llmb.runs.choices import keeps_logits, logits_gb, logits_text
 from llmb.runs.conditions import title_of
@@ -36,8 +36,10 @@ CONVENTION_NAMES = {
 """Names of FLOP conventions in tables, where "published" is only used for figures."""
 SCALE_LAYOUT = ("layers", "tp", "pp", "cp", "vp", "dp", "gbs", "ga")
 SHOWN = ("layers", "tp", "pp", "cp", "vp", "gbs")
-FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "days_per_1t_tokens")
-HEADERS = ("step s", "tokens/s", "MFU %", "days/1T")
+FIGURES = (
+    *("step s: figure.step_time_s", "tokens/s: figure.tokens_per_s", "MFU %: figure.mfu_pct"),
+    "days/1T: figure.days_per_1t_tokens",
+)
 
 
 def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[str, Any]:
@@ -47,26 +49,21 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
     return {
         **identity_document(recipe),
         "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
-        "document": recipe.document and recipe.document.model_dump(mode="json"),
+        "document": recipe.document,
         "layout": fields_of(layout, "gpus", *PARALLEL, "dp", "mbs", "gbs", "ga", "seq_len", "layers"),
         "stage_layers": [len(stage) for stage in stage_layers(layout)],
-        "sequence_parallel": layout.sequence_parallel,
-        "training": recipe.training.model_dump(mode="json"),
-        "lora": recipe.lora and recipe.lora.model_dump(mode="json"),
-        "flops_per_sequence": {item.value: flops_per_sequence(recipe, item) for item in Convention},
-        "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),
-        "capacity_factor": recipe.capacity_factor,
-        "packing": recipe.packing and recipe.packing.model_dump(mode="json"),
-        "peak_tflops": recipe.peak_tflops,
+        **fields_of(recipe, "layout.sequence_parallel", "training", "lora"),
+        "flops_per_sequence": {item: flops_per_sequence(recipe, item) for item in Convention},
+        **fields_of(recipe, "published_flops", "capacity_factor", "packing", "peak_tflops"),
         "logits": {"size_gb": logits_gb(recipe), "kept": keeps_logits(recipe)},
         "checkpoint_size_gb": checkpoint_size_gb(recipe),
-        "checkpoint": recipe.checkpoint and recipe.checkpoint.model_dump(mode="json"),
+        "checkpoint": recipe.checkpoint,
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
         "expectations_reason": recipe.expectations_reason,
         "conditions": [condition.model_dump(mode="json") for condition in recipe.conditions],
         "origin": here.origin.document(),
         "not_prepared": here.problem,
-        "job": job.model_dump(mode="json"),
+        "job": job,
         "notes": [*recipe.decisions, *recipe.notes],
     }
 
@@ -77,7 +74,7 @@ def identity_document(recipe: Recipe) -> dict[str, Any]:
     return {
         "title": recipe.title(),
         "recipe": {**fields_of(recipe, *IDENTITY), **(layers if recipe.proxy else {})},
-        "unspecified": [asdict(choice) for choice in recipe.unspecified],
+        "unspecified": recipe.unspecified,
     }
 
 
@@ -86,14 +83,15 @@ def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterato
     yield _summary(recipe, here)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
     if recipe.conditions:
-        slower = "{:g} to {:g} % slower"
-        rows = (
-            (title_of(one.key), one.value, slower.format(*one.slower_pct) if one.slower_pct else "", one.source)
-            for one in recipe.conditions
-        )
+        columns = [
+            *texts(": key", form=title_of),
+            *texts(": value"),
+            *texts("without it: slower_pct", form=lambda by: "{:g} to {:g} % slower".format(*by) if by else ""),
+            *texts("source"),
+        ]
         caption = "What of it a run does not share, its verdict names: llmb docs what-is-the-same"
-        yield rows_table("How the published runs trained", ("", "", "without it", "source"), rows, caption=[caption])
-    yield _job_table(job)
+        yield table_of("How the published runs trained", recipe.conditions, columns, caption=caption)
+    yield rows_table("On a cluster", ("", "", "source"), _job_rows(job))
     of_figures = (note for item in recipe.expectations for note in item.notes)
     notes = list(dict.fromkeys([*recipe.decisions, *recipe.notes, *of_figures]))
     if recipe.published_flops:
@@ -163,25 +161,18 @@ def _expectation_table(expectations: Sequence[Expectation], reason: str | None) 
         *texts("kind"),
         *numbers("step time s: step_time_s", "tokens/s: tokens_per_s", "MFU %: mfu_pct"),
         *texts("convention"),
-        Column("window", _window_text),
+        Column("window", lambda item: item.window + (f", a mean of {n}" if (n := item.averaged_steps) != 1 else "")),
         *texts("source"),
         *numbers("line", form=str),
     ]
     return table_of("Published", expectations, columns)
 
 
-def _window_text(item: Expectation) -> str:
-    return item.window if item.averaged_steps == 1 else f"{item.window}, a mean of {item.averaged_steps}"
-
-
-def _job_table(job: JobDefaults) -> Table:
-    """The defaults of a job on a cluster."""
-    rows = [
-        ("time limit", f"{job.time_limit_min} min", job.time_limit_source),
-        *(("variable", f"{one.name}={one.value}", one.source) for one in job.variables),
-        *([] if job.vboost is None else [("with --vboost recipe", f"level {job.vboost}", job.vboost_source or "")]),
-    ]
-    return rows_table("On a cluster", ("", "", "source"), rows)
+def _job_rows(job: JobDefaults) -> Iterator[tuple[str, str, str]]:
+    yield "time limit", f"{job.time_limit_min} min", job.time_limit_source
+    yield from (("variable", f"{one.name}={one.value}", one.source) for one in job.variables)
+    if job.vboost is not None:
+        yield "with --vboost recipe", f"level {job.vboost}", job.vboost_source or ""
 
 
 def metrics_document(recipe: Recipe, step_time_s: float, result: Throughput) -> dict[str, Any]:
@@ -192,63 +183,55 @@ def metrics_document(recipe: Recipe, step_time_s: float, result: Throughput) -> 
 def throughput_table(recipe: Recipe, step_time_s: float, result: Throughput) -> Table:
     counted = [item for item in Convention if item != Convention.PACKED or recipe.task != "pretrain"]
     conventions = tuple(CONVENTION_NAMES[item] for item in counted)
-    table = result_table(recipe.title(), "metric", *conventions, right=conventions)
-    table.add_row("step time s", number(step_time_s))
+    rows: list[tuple[str, ...]] = [("step time s", number(step_time_s))]
     packing = recipe.packing
     padded = ", padded" if packing else ""
-    table.add_row(f"tokens/s{padded}", number(result.tokens_per_s))
-    table.add_row(f"tokens/s per GPU{padded}", number(result.tokens_per_s_per_gpu))
+    rows.append((f"tokens/s{padded}", number(result.tokens_per_s)))
+    rows.append((f"tokens/s per GPU{padded}", number(result.tokens_per_s_per_gpu)))
     if packing:
-        table.add_row("tokens/s, real", number(result.real_tokens_per_s))
-    table.add_row("TFLOPS per GPU", *(number(result.tflops_per_gpu[item]) for item in counted))
-    table.add_row("MFU %", *(number(result.mfu_pct[item]) for item in counted))
-    table.add_row("days per 1T tokens", number(result.days_per_1t_tokens))
+        rows.append(("tokens/s, real", number(result.real_tokens_per_s)))
+    rows.append(("TFLOPS per GPU", *(number(result.tflops_per_gpu[item]) for item in counted)))
+    rows.append(("MFU %", *(number(result.mfu_pct[item]) for item in counted)))
+    rows.append(("days per 1T tokens", number(result.days_per_1t_tokens)))
+    caption = ""
     if packing:
         real = f"{number(packing.tokens)} of {recipe.layout.seq_len} tokens of a sequence are real"
-        table.caption = f"assumed: {real}, squared lengths {number(packing.sum_of_squares)}: {packing.source}"
+        caption = f"assumed: {real}, squared lengths {number(packing.sum_of_squares)}: {packing.source}"
     for name, reason in result.reasons.items():
         if name != Convention.PACKED or recipe.task != "pretrain":
-            table.add_row(f"{name}: {unknown(reason)}")
-    return table
+            rows.append((f"{name}: {unknown(reason)}",))
+    return rows_table(recipe.title(), ("metric", *conventions), rows, right=conventions, caption=caption)
 
 
 def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
     """Return the published figures of each scale; null with a reason if there is none."""
-    figures = [(recipe, recipe.figure) for recipe in recipes]
-    return {
-        "scales": [
-            {
-                **fields_of(recipe, *(name for name in IDENTITY if name != "task")),
-                "layout": fields_of(recipe.layout, *SCALE_LAYOUT),
-                "published": figure and figure.model_dump(mode="json"),
-                "published_reason": recipe.expectations_reason,
-            }
-            for recipe, figure in figures
-        ]
-    }
+    scales = [
+        {
+            **fields_of(recipe, *(name for name in IDENTITY if name != "task")),
+            "layout": fields_of(recipe.layout, *SCALE_LAYOUT),
+            **fields_of(recipe, "published: figure", "published_reason: expectations_reason"),
+        }
+        for recipe in recipes
+    ]
+    return {"scales": scales}
 
 
 def scales_table(recipes: Sequence[Recipe]) -> Table:
     """One line for each scale of a dtype, as wide as a terminal of 80 columns."""
     first = recipes[0]
-    figures = [recipe.figure for recipe in recipes]
-    what = "published figures" if any(figures) else "layouts; no figure is published"
+    figures = [recipe.figure for recipe in recipes if recipe.figure]
+    what = "published figures" if figures else "layouts; no figure is published"
     title = f"{first.workload} {first.size} {first.dtype} on {first.gpu_type}, {what}"
-    headers = HEADERS if any(figures) else ()
-    names = [name if name == "layers" else name.upper() for name in SHOWN]
-    table = result_table(title, "GPUs", *names, *headers, "", right=("GPUs", *names, *headers))
-    for column in table.columns:
-        column.wrap = False
-    for recipe, figure in zip(recipes, figures, strict=True):
-        values = [_published(getattr(figure, name) if figure else None) for name in FIGURES] if headers else []
-        layout = [str(getattr(recipe.layout, name)) for name in SHOWN]
-        table.add_row(str(recipe.scale), *layout, *values, "PROXY" if recipe.proxy else "")
-    found = dict.fromkeys(f"{figure.source}, {figure.kind}, line {figure.line}" for figure in figures if figure)
-    notes = [f"source: {source}" for source in found]
+    names = (f"{name if name == 'layers' else name.upper()}: layout.{name}" for name in SHOWN)
+    columns = [
+        *texts("GPUs: scale", *names, right=True, wrap=False),
+        *(numbers(*FIGURES, form=_published, wrap=False) if figures else ()),
+        *texts(": proxy", form=lambda proxy: "PROXY" if proxy else "", wrap=False),
+    ]
+    notes = [*dict.fromkeys(f"source: {figure.source}, {figure.kind}, line {figure.line}" for figure in figures)]
     if any(recipe.proxy for recipe in recipes):
         notes.append("PROXY: fewer layers than the model has; its figures are not those of the model")
-    table.caption = "\n".join(notes)
-    return table
+    return table_of(title, recipes, columns, caption=notes)
 
 
 def _published(value: float | None) -> str:
@@ -282,47 +265,35 @@ def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
             size: {
                 "releases": releases_of(workload, size),
                 "gpu_types": gpu_types_of(workload, size),
-                "layouts": [_table_document(table) for table in _layout_tables(workload, size)],
+                "layouts": [
+                    {
+                        **fields_of(table, "release", "gpu_types", "dtypes"),
+                        "scales": [row.gpus for row in table.rows if not row.proxy],
+                        "proxy_scales": [row.gpus for row in table.rows if row.proxy],
+                        "above_largest": table.above_largest,
+                    }
+                    for table in _layout_tables(workload, size)
+                ],
             }
             for size in sizes_of(workload)
         },
     }
 
 
-def _table_document(table: LayoutTable) -> dict[str, Any]:
-    return {
-        "release": table.release,
-        "gpu_types": list(table.gpu_types),
-        "dtypes": list(table.dtypes),
-        "scales": [row.gpus for row in table.rows if not row.proxy],
-        "proxy_scales": [row.gpus for row in table.rows if row.proxy],
-        "above_largest": table.above_largest,
-    }
-
-
 def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str]) -> Table:
     """``gpu_types`` are all that the catalogue has."""
-    table = result_table("Recipes", "workload", "size", "release", "GPU types", "dtypes", "scales")
+    groups: dict[tuple[str, str, str, str, str], list[str]] = {}
     for workload in workloads:
         for size in sizes_of(workload):
-            for (release, dtypes, scales), gpus in _grouped_types(_layout_tables(workload, size)).items():
-                table.add_row(workload.workload, size, release, _types_text(gpus, gpu_types), dtypes, scales)
-    table.caption = LEGEND
-    return table
-
-
-def _types_text(types: Sequence[str], known: Collection[str]) -> str:
-    rest = [name for name in types if name not in known]
-    return " ".join(["all", *rest] if {*known} <= {*types} else types)
-
-
-def _grouped_types(tables: Iterable[LayoutTable]) -> dict[tuple[str, str, str], list[str]]:
-    """GPU types grouped by release, dtypes and scales."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for table in tables:
-        key = (table.release or "llmb", " ".join(table.dtypes), _scales_text(table))
-        groups.setdefault(key, []).extend(table.gpu_types)
-    return groups
+            for table in _layout_tables(workload, size):
+                key = (workload.workload, size, table.release or "llmb", " ".join(table.dtypes), _scales_text(table))
+                groups.setdefault(key, []).extend(table.gpu_types)
+    rows = []
+    for (name, size, release, dtypes, scales), types in groups.items():
+        rest = [each for each in types if each not in gpu_types]
+        every = " ".join(["all", *rest] if {*gpu_types} <= {*types} else types)
+        rows.append((name, size, release, every, dtypes, scales))
+    return rows_table("Recipes", ("workload", "size", "release", "GPU types", "dtypes", "scales"), rows, caption=LEGEND)
 
 
 def _layout_tables(workload: WorkloadFile, size: str) -> list[LayoutTable]:

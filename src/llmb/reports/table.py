@@ -140,11 +140,6 @@ def _caption(lines: str | Iterable[str]) -> str | None:
     return (lines if isinstance(lines, str) else "\n".join(lines)) or None
 
 
-def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
-    """An empty table in the common style; ``right`` names the columns of numbers, which are right-aligned."""
-    return Table(title, [Column(name, right=name in right) for name in columns])
-
-
 def rows_table(
     title: str,
     headers: Sequence[str],
@@ -154,10 +149,9 @@ def rows_table(
     caption: str | Iterable[str] = (),
 ) -> Table:
     """A table of rows that may be shorter than its headers; ``right`` names the columns of numbers."""
-    table = result_table(title, *headers, right=tuple(right))
+    table = Table(title, [Column(name, right=name in right) for name in headers], caption=_caption(caption))
     for row in rows:
         table.add_row(*row)
-    table.caption = _caption(caption)
     return table
 
 

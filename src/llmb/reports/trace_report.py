@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces: the time of steps by activity, and NCCL's collectives and tests; as tables, JSON documents and a picture."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from html import escape
@@ -9,29 +9,23 @@ from typing import Any
 
 from llmb.base.shown_text import counted, listed, printable
 from llmb.readers.nccl.nccl_network import Network, NodesNetwork
-from llmb.readers.nccl.nccl_summary import Collective, NcclSummary, StepTraffic
+from llmb.readers.nccl.nccl_summary import Collective, NcclSummary
 from llmb.readers.nccl.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
-from llmb.readers.profiles.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
+from llmb.readers.profiles.breakdown import RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.readers.profiles.timeline import NameTime
 from llmb.reports.formats import crop, number, whole
-from llmb.reports.table import Column, Table, fields_of, numbers, result_table, table_of, texts
+from llmb.reports.table import Column, Table, fields_of, getter, numbers, rows_table, table_of, texts
 
 PLACES = ("out_of_place", "in_place")
 MOST_ROWS = 40
 MIB = 2**20
-Key = tuple[int, str, str | None]
-"""Key that matches lines of several files: size, datatype and reduction."""
 
 
 def nccl_document(
     summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> dict[str, Any]:
     """The JSON document; ``log`` is null without calls, ``network`` if no line names one."""
-    return {
-        "network": network and network.model_dump(mode="json"),
-        "log": summary and asdict(summary),
-        "tests": [asdict(table) for table in tests],
-    }
+    return {"network": network, "log": summary, "tests": tests}
 
 
 def nccl_tables(
@@ -42,12 +36,8 @@ def nccl_tables(
     if summary:
         yield _nccl_collectives_table(summary)
         if summary.steps:
-            columns: list[Column[StepTraffic]] = [
-                *numbers("step", form=str),
-                *numbers("calls per rank: calls_per_rank"),
-                *numbers("MiB per rank: bytes_per_rank", form=_mib),
-            ]
-            yield table_of("By step", summary.steps, columns)
+            traffic = [*numbers("calls per rank: calls_per_rank"), *numbers("MiB per rank: bytes_per_rank", form=_mib)]
+            yield table_of("By step", summary.steps, [*numbers("step", form=str), *traffic])
     for group in same_tests(tests):
         places = [place for place in PLACES if all(getattr(row, place) for test in group for row in test.rows)]
         if len(group) > 1 and places:
@@ -67,15 +57,14 @@ def _nccl_collectives_table(summary: NcclSummary) -> Table:
         *numbers("MiB per rank: bytes_per_rank", form=_mib),
     ]
     title = f"Collectives: {summary.calls:,} calls of {summary.logged_ranks} ranks"
-    table = table_of(title, summary.collectives[:MOST_ROWS], columns)
     hidden = len(summary.collectives) - MOST_ROWS
     notes = [f"{hidden} smaller rows are left out, see --json."] if hidden > 0 else []
     if summary.coarse:
         notes.append("There are too many sizes; they are grouped by powers of two.")
     if any(row.communicators_from == "number of ranks" for row in summary.collectives):
         notes.append("~ assumes that the log is of all ranks of each communicator.")
-    table.caption = "\n".join([*notes, *(f"{printable(note)}." for note in summary.notes)]) or None
-    return table
+    notes += (f"{printable(note)}." for note in summary.notes)
+    return table_of(title, summary.collectives[:MOST_ROWS], columns, caption=notes)
 
 
 def _communicators(row: Collective) -> str:
@@ -94,32 +83,23 @@ def _mib(size: float | None) -> str:
 
 def _test_table(test: TestTable) -> Table:
     time = {"CPU time us": "cpu_time_us"} if test.is_of_cpu_time else {"time us": "time_us"}
+    figures = {**time, "algbw GB/s": "algorithm_gb_s", "busbw GB/s": "bus_gb_s", "wrong": "wrong"}
     columns: list[Column[TestRow]] = [
         *numbers("bytes: size_bytes", form=whole),
         *texts("type: datatype", "redop: reduction"),
-        *_ways(lambda row: row.out_of_place, time),
-        *_ways(lambda row: row.in_place, time, " "),
+        *(numbers(f"{header}: out_of_place", form=partial(_figure, name))[0] for header, name in figures.items()),
+        *(numbers(f"{header} : in_place", form=partial(_figure, name))[0] for header, name in figures.items()),
     ]
     ranks = f" on {test.ranks} ranks" if test.ranks else ""
-    table = table_of(f"{test.name or 'nccl-tests'}{ranks}, {test.source}", test.rows, columns)
     average = test.not_finite.get("average_bus_gb_s", number(test.average_bus_gb_s))
     notes = [f"Left: out of place, right: in place. Average bus bandwidth: {printable(average)} GB/s."]
     notes += [f"Wrong results in {counted(_wrong_rows(test), 'row')}."] if _wrong_rows(test) else []
     notes += ["Times and bandwidths are of the host, not of the GPU."] if test.is_of_cpu_time else []
-    table.caption = " ".join(notes)
-    return table
+    title = f"{test.name or 'nccl-tests'}{ranks}, {test.source}"
+    return table_of(title, test.rows, columns, caption=" ".join(notes))
 
 
-def _ways(
-    way_of: Callable[[TestRow], Bandwidth | None], time: Mapping[str, str], end: str = ""
-) -> Iterator[Column[TestRow]]:
-    figures = {**time, "algbw GB/s": "algorithm_gb_s", "busbw GB/s": "bus_gb_s", "wrong": "wrong"}
-    for header, name in figures.items():
-        yield Column(f"{header}{end}", partial(_figure, way_of, name), right=True)
-
-
-def _figure(way_of: Callable[[TestRow], Bandwidth | None], name: str, row: TestRow) -> str:
-    way = way_of(row)
+def _figure(name: str, way: Bandwidth | None) -> str:
     return "n/a" if way is None else printable(way.not_finite.get(name, number(getattr(way, name))))
 
 
@@ -128,12 +108,12 @@ def _comparison(tests: Sequence[TestTable], place: str) -> Table:
     sources = [test.source for test in tests]
     right = ("bytes", *sources, *(f"{source} / first" for source in sources[1:]))
     title = f"{tests[0].name}: bus bandwidth in GB/s, {place.replace('_', ' ')}"
-    table = result_table(title, "bytes", "type", "redop", *right[1:], right=right)
-    by_key = [{_key(row): row for row in test.rows} for test in tests]
-    for key in sorted({key for rows in by_key for key in rows}, key=lambda key: (key[1], key[2] or "", key[0])):
-        values = [_bus(rows.get(key), place) for rows in by_key]
+    bandwidth, rows = getter(f"{place}.bus_gb_s"), []
+    by_key = [{(row.size_bytes, row.datatype, row.reduction): row for row in test.rows} for test in tests]
+    for key in sorted({key for rows_of in by_key for key in rows_of}, key=lambda key: (key[1], key[2] or "", key[0])):
+        values = [bandwidth(rows_of.get(key)) for rows_of in by_key]
         ratios = [value / values[0] if value is not None and values[0] else None for value in values[1:]]
-        table.add_row(f"{key[0]:,}", key[1], key[2] or "", *map(number, values), *map(number, ratios))
+        rows.append((f"{key[0]:,}", key[1], key[2] or "", *map(number, values), *map(number, ratios)))
     averages = ", ".join(f"{test.source} {number(test.average_bus_gb_s)}" for test in tests)
     wrong = [test.source for test in tests if _wrong_rows(test)]
     notes = [f"Average bus bandwidth, GB/s: {averages}."]
@@ -141,17 +121,7 @@ def _comparison(tests: Sequence[TestTable], place: str) -> Table:
         notes.append(f"Wrong results in {', '.join(wrong)}.")
     if len({test.ranks for test in tests} - {None}) > 1:
         notes.append(f"Ranks: {', '.join(f'{test.source} {number(test.ranks)}' for test in tests)}.")
-    table.caption = " ".join(notes)
-    return table
-
-
-def _key(row: TestRow) -> Key:
-    return row.size_bytes, row.datatype, row.reduction
-
-
-def _bus(row: TestRow | None, place: str) -> float | None:
-    way: Bandwidth | None = getattr(row, place) if row else None
-    return way.bus_gb_s if way else None
+    return rows_table(title, ("bytes", "type", "redop", *right[1:]), rows, right=right, caption=" ".join(notes))
 
 
 def _wrong_rows(test: TestTable) -> int:
@@ -203,16 +173,16 @@ def trace_document(summary: TraceSummary) -> dict[str, Any]:
                 "steps": [step_document(step) for step in rank.steps],
                 "longest": [_name_document(item) for item in rank.names],
                 "unclassified": [_name_document(item) for item in rank.unclassified],
-                "notes": list(rank.notes),
+                "notes": rank.notes,
             }
             for rank in summary.ranks
         ],
-        "slowest_rank": summary.slowest and asdict(summary.slowest),
+        "slowest_rank": summary.slowest,
     }
 
 
 def _name_document(item: NameTime) -> dict[str, Any]:
-    return {"name": item.name, "activity": item.activity, "calls": item.calls, "total_s": item.total_ns / 1e9}
+    return {**fields_of(item, "name", "activity", "calls"), "total_s": item.total_ns / 1e9}
 
 
 def step_document(step: StepBreakdown) -> dict[str, Any]:
@@ -231,9 +201,8 @@ def trace_tables(summary: TraceSummary) -> Iterator[Table]:
     unknown = max(summary.ranks, key=lambda rank: sum(item.total_ns for item in rank.unclassified))
     if unknown.unclassified:
         title = f"Unclassified kernels of {printable(unknown.label)}, all steps"
-        table = _names_table(title, unknown, unknown.unclassified)
-        table.caption = "Their names are in no rule of llmb, so it is unknown what they do."
-        yield table
+        caption = "Their names are in no rule of llmb, so it is unknown what they do."
+        yield _names_table(title, unknown, unknown.unclassified, caption)
 
 
 def shown_parts(steps: Iterable[StepBreakdown]) -> dict[str, str]:
@@ -247,70 +216,54 @@ def shown_parts(steps: Iterable[StepBreakdown]) -> dict[str, str]:
 
 
 def _steps_table(summary: TraceSummary) -> Table:
-    parts = shown_parts(step for rank in summary.ranks for step in rank.steps)
-    headers = tuple(f"{name} %" for name in parts.values())
-    right = ("step", "ms", *headers, "hidden communication ms", "longest idle ms")
-    table = result_table("Where the time of each step went", "rank", *right, right=right)
-    for rank in summary.ranks:
-        for step in rank.steps:
-            table.add_row(
-                printable(rank.label),
-                str(step.step),
-                number(1e3 * step.duration_s),
-                *(f"{100 * share:.1f}" for part, share in shares(step).items() if part in parts),
-                number(1e3 * step.communication_hidden_s),
-                number(1e3 * step.idle_longest_s),
-            )
-    table.caption = "\n".join([*_slowest(summary), *_notes(summary)]) or None
-    return table
-
-
-def _slowest(summary: TraceSummary) -> Iterator[str]:
-    if slowest := summary.slowest:
-        yield (
-            f"Slowest: {printable(slowest.label)}, {number(1e3 * slowest.local_s)} ms per step without exposed"
-            f" communication; the others {number(1e3 * slowest.others_local_s)} ms (median)."
-        )
-
-
-def _notes(summary: TraceSummary) -> list[str]:
-    """List the parts of traces that could not be read, with the ranks."""
+    rows = [(rank, step, shares(step)) for rank in summary.ranks for step in rank.steps]
+    parts = shown_parts(step for _, step, _ in rows)
+    columns = [
+        *texts("rank: 0.label"),
+        *numbers("step: 1.step", form=str),
+        *numbers("ms: 1.duration_s", form=_ms),
+        *numbers(*(f"{name} %: 2.{part}" for part, name in parts.items()), form=lambda share: f"{100 * share:.1f}"),
+        *numbers("hidden communication ms: 1.communication_hidden_s", "longest idle ms: 1.idle_longest_s", form=_ms),
+    ]
     notes = [f"{printable(rank.label)}: {printable(note)}." for rank in summary.ranks for note in rank.notes]
     more = len(notes) - MOST_NOTES
-    return notes[:MOST_NOTES] + ([f"{more} more notes, see --json."] if more > 0 else [])
+    notes = notes[:MOST_NOTES] + ([f"{more} more notes, see --json."] if more > 0 else [])
+    if slowest := summary.slowest:
+        text = "Slowest: {}, {} ms per step without exposed communication; the others {} ms (median).".format
+        notes.insert(0, text(printable(slowest.label), _ms(slowest.local_s), _ms(slowest.others_local_s)))
+    return table_of("Where the time of each step went", rows, columns, caption=notes)
+
+
+def _ms(seconds: float) -> str:
+    return number(1e3 * seconds)
 
 
 def _collectives_table(summary: TraceSummary) -> Table:
-    right = ("calls", "total ms", "exposed ms", "hidden ms")
-    title = "Communication in each rank's step of median length"
-    table = result_table(title, "rank", "step", "collective", "group", *right, right=("step", *right))
-    for rank in summary.ranks:
-        step = rank.typical
-        for item in step.collectives:
-            table.add_row(printable(rank.label), str(step.step), item.kind, _group(item), *_times(item))
-    return table
-
-
-def _group(item: CollectiveTime) -> str:
-    return printable(item.group or "n/a (not in the trace)")
-
-
-def _times(item: CollectiveTime) -> list[str]:
-    return [str(item.calls), *(number(1e3 * value) for value in (item.total_s, item.exposed_s, item.hidden_s))]
+    rows = ((rank.label, rank.typical.step, item) for rank in summary.ranks for item in rank.typical.collectives)
+    columns = [
+        *texts("rank: 0"),
+        *numbers("step: 1", form=str),
+        *texts("collective: 2.kind"),
+        *texts("group: 2.group", form=lambda group: printable(group or "n/a (not in the trace)")),
+        *numbers("calls: 2.calls", form=str),
+        *numbers("total ms: 2.total_s", "exposed ms: 2.exposed_s", "hidden ms: 2.hidden_s", form=_ms),
+    ]
+    return table_of("Communication in each rank's step of median length", rows, columns)
 
 
 def _what(rank: RankTrace) -> str:
     return "kernel" if rank.device == "gpu" else "operator"
 
 
-def _names_table(title: str, rank: RankTrace, names: Iterable[NameTime]) -> Table:
-    right = ("calls", "ms", "ms per step")
-    table = result_table(title, _what(rank), "kind", *right, right=right)
-    for item in names:
-        name, milliseconds = printable(crop(item.name, LONGEST_NAME)), item.total_ns / 1e6
-        kind, calls = item.activity.value.replace("_", " "), str(item.calls)
-        table.add_row(name, kind, calls, number(milliseconds), number(milliseconds / len(rank.steps)))
-    return table
+def _names_table(title: str, rank: RankTrace, names: Iterable[NameTime], caption: str = "") -> Table:
+    columns = [
+        *texts(f"{_what(rank)}: name", form=lambda name: printable(crop(name, LONGEST_NAME))),
+        *texts("kind: activity.value", form=lambda kind: kind.replace("_", " ")),
+        *numbers("calls", form=str),
+        *numbers("ms: total_ns", form=lambda ns: number(ns / 1e6)),
+        *numbers("ms per step: total_ns", form=lambda ns: number(ns / 1e6 / len(rank.steps))),
+    ]
+    return table_of(title, names, columns, caption=caption)
 
 
 def trace_picture(summary: TraceSummary) -> str:
@@ -399,7 +352,7 @@ def network_text(network: Network) -> str:
 
 def network_table(network: Network) -> Table:
     """A row for each figure; what differs between nodes has a row for each kind of node."""
-    table = result_table("Network", "what", "value", "note")
+    rows = []
     plugin = " ".join(filter(None, (network.plugin, network.plugin_version)))
     for name, text, key in (
         ("NCCL", network.nccl_version, "nccl_version"),
@@ -409,15 +362,13 @@ def network_table(network: Network) -> Table:
         ("CollNet", _yes(network.collnet), "collnet"),
         ("channels", _channels(network), "channels"),
     ):
-        table.add_row(name, text or "n/a", "" if text else network.reasons.get(key, ""))
+        rows.append((name, text or "n/a", "" if text else network.reasons.get(key, "")))
     for nodes in network.nodes:
         where = _list(nodes.nodes)
         for name, text, key in _node_rows(nodes):
-            table.add_row(name, text or "n/a", where if text else f"{where}: {network.reasons.get(key, '')}")
-    if network.unread_lines:
-        lines = counted(network.unread_lines, "line")
-        table.caption = f"{lines} left out: the process that wrote it cannot be read."
-    return table
+            rows.append((name, text or "n/a", where if text else f"{where}: {network.reasons.get(key, '')}"))
+    unread = f"{counted(network.unread_lines, 'line')} left out: the process that wrote it cannot be read."
+    return rows_table("Network", ("what", "value", "note"), rows, caption=unread if network.unread_lines else "")
 
 
 def _node_rows(nodes: NodesNetwork) -> Iterator[tuple[str, str | None, str]]:

@@ -19,9 +19,9 @@ from llmb.reports.page.figures import Figure, history_figure, run_figures, scali
 from llmb.reports.parse_report import one_mfu
 from llmb.reports.plan_report import plan_title
 from llmb.reports.run_report import cv_pct, machine_table, run_table
-from llmb.reports.table import Column, Table, facts_table, numbers, rows_table, table_of, texts
+from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, rows_table, table_of, texts
 from llmb.reports.trace_report import network_table
-from llmb.reports.verdict_report import explanation_tables, interval_pct, reference_s, signed_pct, verdict_table
+from llmb.reports.verdict_report import explanation_tables, interval_pct, signed_pct, verdict_table
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, by_reason, flaw_of, grouped
 from llmb.runs.conditions import Value
 from llmb.runs.folder import RunFolder
@@ -88,7 +88,7 @@ HEAD: tuple[Column[Section], ...] = (
     Column("verdict", lambda section: f"{section.symbol} {section.verdict}"),
     *texts("recipe: title"),
     *numbers("now s: judged.compared_s"),
-    Column("reference s", lambda section: reference_s(section.judged), number),
+    *numbers("reference s: judged.verdict.reference.step_time_s"),
     *numbers("change %: judged.verdict.delta_pct", form=signed_pct),
     *numbers("95 % interval: judged.verdict.ci95_pct", form=interval_pct),
     Column("tokens/s per GPU", lambda section: section.at_pace(section.shown.tokens_per_s_per_gpu), number),
@@ -120,10 +120,9 @@ class Contents:
 
     @property
     def head(self) -> Table:
-        table = table_of("Verdicts", self.sections, HEAD)
         counted_by = sorted({name for section in self.sections if (name := one_mfu(section.shown)[1])})
-        table.caption = f"MFU: FLOPs counted by the convention {' or '.join(counted_by)}" if counted_by else None
-        return table
+        caption = f"MFU: FLOPs counted by the convention {' or '.join(counted_by)}" if counted_by else ""
+        return table_of("Verdicts", self.sections, HEAD, caption=caption)
 
     @property
     def span_pct(self) -> float:
@@ -248,26 +247,20 @@ def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
     yield _values_table("Configuration: equal in all runs of this recipe", run.identity.configuration)
     yield _values_table("Conditions: may differ between runs", run.conditions)
     if run.record is not None:
-        record = run.record
+        record, result = run.record, run.record.result
         facts = {
-            "run": record.id,
-            "program": record.program,
-            "started": record.started_at,
-            "ended": record.ended_at,
-            "exit code": record.exit_code,
+            **fields_of(record, "run: id", "program", "started: started_at", "ended: ended_at", "exit code: exit_code"),
             "command": " ".join(record.command),
-            "image": record.image,
-            "weights": record.origin.weights.text,
-            "data": record.origin.data.text,
-            "scheduler's job": record.job.job_id if record.job else None,
+            **fields_of(record, "image", "weights: origin.weights.text", "data: origin.data.text"),
+            **fields_of(record, "scheduler's job: job.job_id"),
             "attempts": len(record.attempts) or None,
         }
         variables = {f"variable {name}": value for name, value in record.variables.items()}
         yield facts_table("Record", {**facts, **variables}.items())
-        if run.record.result and (network := run.record.result.network):
-            yield network_table(network)
-        if run.record.result and (machine := run.record.result.machine):
-            yield machine_table(machine)
+        if result and result.network:
+            yield network_table(result.network)
+        if result and result.machine:
+            yield machine_table(result.machine)
 
 
 def _values_table(title: str, values: Mapping[str, Value]) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
+from typing import Any
 
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted
@@ -35,7 +36,7 @@ from llmb.reports.page.charts import (
     parts_chart,
     series_chart,
 )
-from llmb.reports.table import Table, result_table
+from llmb.reports.table import Column, Table, numbers, rows_table, table_of, texts
 from llmb.reports.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
 from llmb.runs.conditions import definite_differences, rule_of
@@ -45,6 +46,8 @@ from llmb.runs.trace_reports import read_breakdown
 from llmb.verdict.judgement import percent
 
 STEP = "step"
+SIX = "{:.6g}".format
+"""With six significant digits."""
 BASELINE = ORANGE
 """The color of what runs are judged against."""
 Points = Sequence[tuple[float, float]]
@@ -66,11 +69,10 @@ class Figure:
         return self.drawing.name
 
 
-def add_first(table: Table, rows: Sequence[tuple[str, ...]]) -> None:
-    """Add the rows that fit on a page; the table says if there are more."""
-    table.rows.extend(rows[:MOST_POINTS])
-    if len(rows) > MOST_POINTS:
-        table.caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all"
+def first_rows(title: str, rows: Sequence[Any], columns: Sequence[Column[Any]]) -> Table:
+    """Return a table of the rows that fit on a page, which says if there are more."""
+    caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all" if len(rows) > MOST_POINTS else ""
+    return table_of(title, rows[:MOST_POINTS], columns, caption=caption)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +183,13 @@ def step_times_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -
         level=mean if steps else None,
         beside={one.name: one.step_time_s for one in others if one.step_time_s and _is_near(one.step_time_s, mean)},
     )
-    table = result_table(f"Steps of run {run.id}", STEP, "step time s", "note", right=(STEP, "step time s"))
     rows = []
     for step, seconds in times:
         notes = [label for label, (_, _, which) in groups.items() if step in which]
         inside = bool(steps) and window is not None and int(step) in window
-        rows.append((f"{step:.0f}", f"{seconds:.6g}", ", ".join(["window"] * inside + notes)))
-    add_first(table, rows)
+        rows.append((step, seconds, ", ".join(["window"] * inside + notes)))
+    columns = [*numbers(f"{STEP}: 0", form="{:.0f}".format), *numbers("step time s: 1", form=SIX), *texts("note: 2")]
+    table = first_rows(f"Steps of run {run.id}", rows, columns)
     against = [f"against run {of_other[0].id}"] if of_other and other_times else []
     caption = _step_times_caption(run, len(steps), odd, others) if steps else f"{run.id}: the steps of the window"
     return Figure("Step times", "; ".join([caption, *against]), drawing, table)
@@ -229,8 +231,8 @@ def loss_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figu
         return Missing("no step has a loss that is known and finite" if steps else NO_STEPS)
     lines = _lines("loss", GREEN, finite, other, (run, of_other[0] if of_other else None))
     drawing = series_chart(f"loss-{section}", lines, (STEP, "loss"))
-    table = result_table(f"Loss of run {run.id}", STEP, "loss", "gradient norm", right=(STEP, "loss", "gradient norm"))
-    add_first(table, [(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}") for step in steps])
+    columns = [*numbers(STEP, form=str), *numbers("loss", "gradient norm: grad_norm", form=SIX)]
+    table = first_rows(f"Loss of run {run.id}", steps, columns)
     caption = f"from {number(steps[0].loss)} to {number(steps[-1].loss)}"
     if len(finite) < len(steps):
         caption += f"; {counted(len(steps) - len(finite), 'step')} not finite and not drawn"
@@ -251,9 +253,7 @@ def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     colors = {"idle": MUTED, "unclassified": ORANGE}
     parts = [(name, colors.get(part, COLORS[part]), 100 * of_step[part]) for part, name in names.items()]
     drawing = parts_chart(f"breakdown-{section}", parts)
-    table = result_table(f"Step {step.step}", "part", "%", right=("%",))
-    for name, _, share in parts:
-        table.add_row(name, number(share))
+    table = table_of(f"Step {step.step}", parts, [*texts("part: 0"), *numbers("%: 2")])
     caption = f"step {step.step} of rank {step.rank}, {number(1e3 * step.duration_s)} ms"
     return Figure("Where the time of a step went", caption, drawing, table)
 
@@ -347,20 +347,16 @@ def _slowest_text(rank: _Rank) -> str:
 
 
 def _ranks_table(run: str, ranks: Sequence[_Rank]) -> Table:
-    headers = ("rank", "median ms", "beyond the others %", "at most %", "in step", "slowest in % of steps")
-    table = result_table(f"Forward pass of a layer by rank, run {run}, the slowest first", *headers, right=headers)
-    for rank in ranks[:MOST_LISTED]:
-        table.add_row(
-            str(rank.number),
-            number(rank.layer_us / 1000),
-            f"{rank.typical_pct:+.2f}",
-            f"{rank.longest_pct:+.2f}",
-            str(rank.longest_step),
-            f"{100 * rank.slowest_share:.0f}",
-        )
-    if len(ranks) > MOST_LISTED:
-        table.caption = f"the {MOST_LISTED} slowest of {len(ranks):,}; rank_times.jsonl has all, step by step"
-    return table
+    columns = [
+        *numbers("rank: number", form=str),
+        *numbers("median ms: layer_us", form=lambda time: number(time / 1000)),
+        *numbers("beyond the others %: typical_pct", "at most %: longest_pct", form="{:+.2f}".format),
+        *numbers("in step: longest_step", form=str),
+        *numbers("slowest in % of steps: slowest_share", form=lambda share: f"{100 * share:.0f}"),
+    ]
+    more = f"the {MOST_LISTED} slowest of {len(ranks):,}; rank_times.jsonl has all, step by step"
+    title = f"Forward pass of a layer by rank, run {run}, the slowest first"
+    return table_of(title, ranks[:MOST_LISTED], columns, caption=more if len(ranks) > MOST_LISTED else "")
 
 
 FEWEST = 2
@@ -385,14 +381,15 @@ def _scaling_figure(place: int, recipe: str, scales: Mapping[int, AnalyzedRun]) 
     others = {gpus: {one.name: one for one in figures_beside(run)} for gpus, run in scales.items()}
     first, (last, value) = points[0][1], points[-1]
     batches = {run.recipe.layout.gbs for run in scales.values() if run.recipe}
-    right = ("GPUs", "tokens/s per GPU", "efficiency %", *BESIDE, "global batch size")
-    table = result_table(f"Scaling of {recipe}", *right, "run", "sources", right=right)
+    rows = []
     for (gpus, tokens), run in zip(points, scales.values(), strict=True):
         found = others[int(gpus)]
         beside = [cell(found[kind].tokens_per_s_per_gpu) if kind in found else "" for kind in BESIDE]
         figures = (number(tokens), percent(100 * tokens / first), *beside)
         batch = str(run.recipe.layout.gbs) if run.recipe else "unknown"
-        table.add_row(f"{gpus:g}", *figures, batch, run.id, "; ".join(map(_source, found.values())))
+        rows.append((f"{gpus:g}", *figures, batch, run.id, "; ".join(map(_source, found.values()))))
+    right = ("GPUs", "tokens/s per GPU", "efficiency %", *BESIDE, "global batch size")
+    table = rows_table(f"Scaling of {recipe}", (*right, "run", "sources"), rows, right=right)
     marked = [Marked("", "o", BLUE, points), *_marks(others)]
     axes, lines = ("GPUs", "tokens/s per GPU"), [Line("measured", BLUE, points)]
     drawing = series_chart(f"scaling-{place}", lines, axes, marked=marked, level=first, doubling=True)
@@ -443,12 +440,13 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence
     }
     colors = [BASELINE if side else BLUE for side in sides]
     drawing = history_chart(f"history-{section}", _estimates(measured), colors, changes, levels)
-    headers = ("run", "started", "step time s", "95 % interval", "side" if baseline else "changed", "step")
-    table = result_table("Runs of this recipe", *headers, right=("step time s",))
+    rows = []
     for place, (run, times) in enumerate(measured):
         started = local_time(run.started_s) if run.started_s else "unknown"
         note = changes[place] if not baseline else "baseline" if sides[place] else "judged"
-        table.add_row(run.id, started, number(times.mean), interval_of(times.ci95), note, steps.get(place, ""))
+        rows.append((run.id, started, number(times.mean), interval_of(times.ci95), note, steps.get(place, "")))
+    headers = ("run", "started", "step time s", "95 % interval", "side" if baseline else "changed", "step")
+    table = rows_table("Runs of this recipe", headers, rows, right=("step time s",))
     captions = [f"{len(measured)} runs with the 95 % interval of their mean"]
     if baseline:
         captions.append(f"{sides.count(True)} of the baseline are orange, {sides.count(False)} that are judged blue")
