@@ -10,6 +10,7 @@ from fake_steps import steps_of
 from step_series import step_times
 
 from llmb.base.missing import Missing
+from llmb.catalogue.records import Window
 from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import EngineProgram
 from llmb.launch.programs.port import End
@@ -109,7 +110,7 @@ def test_the_result_has_the_window_and_is_shown_with_it(record: RunRecord, tmp_p
     folder.log.write_text("")
     result = EngineProgram().result(folder, record, End(0))
     assert result.step_time_s.mean == pytest.approx(sum(times[8:]) / 42)
-    assert run_document(EndedRun(folder, record, result))["window"] == {"first": 8, "last": 49, "rule": "auto"}
+    assert run_document(EndedRun(folder, record, result))["window"] == Window(first=8, last=49, rule="auto")
     assert "steps 8-49 of 50" in run_table(record.plan, result).title
     ended = record.model_copy(update={"result": result, "status": "success"})
     assert (ended.window.first, ended.window.last) == (8, 49)
