@@ -20,17 +20,9 @@ from llmb.cli.root import agree, can_ask, say
 from llmb.cli.shared_options import takes, value_options
 from llmb.launch.scheduler_lookup import SCHEDULERS
 from llmb.launch.scheduler_port import Choice, Question
-from llmb.reports.install_report import (
-    answers_table,
-    install_document,
-    next_text,
-    removal_document,
-    removal_plan_document,
-    removal_table,
-    steps_table,
-)
+from llmb.reports.install_report import answers_table, install_document, steps_table
 from llmb.reports.output import bold, print_output, table_lines
-from llmb.reports.table import rows_table
+from llmb.reports.table import rows_table, table_of, texts
 from llmb.setup.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, parse_answers
 from llmb.setup.install.cluster_file import read_answers, write_answers
 from llmb.setup.install.images import ImageRequest, import_image
@@ -182,7 +174,7 @@ def install(
         return
     print_output(steps_table(root, done.results))
     if all(item.state != "open" for item in done.results):
-        print_output(next_text(commands))
+        print_output("\n" + "".join(f"# {purpose}:\n{command}\n" for purpose, command in commands))
 
 
 def _answers(given: Answers, around: Surroundings, *, asks: bool, confirm: bool) -> Answers:
@@ -224,7 +216,8 @@ def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) 
         return
     paths = planned_removal(root, results=results)
     if dry_run:
-        print_output(removal_plan_document(root, paths) if json else "".join(f"{path}\n" for path in paths))
+        planned = {"status": "planned", "path": root, "would_remove": paths}
+        print_output(planned if json else "".join(f"{path}\n" for path in paths))
         return
     if not yes:
         also = ", with all results" if results else ""
@@ -234,4 +227,7 @@ def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) 
 
 
 def _print_removal(root: Path, removal: Removal, *, json: bool) -> None:
-    print_output(removal_document(root, removal) if json else removal_table(root, removal))
+    document = {"status": "removed", "path": root, "removed": removal.removed, "kept": removal.remaining}
+    states = {"removed": removal.removed, "kept: changed since, or not empty": removal.remaining}
+    rows = [(path, state) for state, paths in states.items() for path in paths]
+    print_output(document if json else table_of(f"Removed from {root}", rows, texts("path: 0", "state: 1")))

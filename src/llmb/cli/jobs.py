@@ -32,7 +32,6 @@ from llmb.reports.jobs_report import (
     job_table,
     jobs_document,
     jobs_table,
-    nodes_document,
     nodes_table,
     pace_warning,
     watch_line,
@@ -341,7 +340,7 @@ def nodes(
     since_s = parse_since(since, time.time()) if since else None
     with read_history(install_here(), say) as store:
         records = node_records(store.jobs(Filter(workload=workload, since_s=since_s)))
-    print_output(nodes_document(records) if json else nodes_table(records))
+    print_output({"nodes": records} if json else nodes_table(records))
 
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb list``, ``llmb show`` and ``llmb metrics``: the content of the catalogue, without running anything."""
 
+from dataclasses import asdict
 from itertools import chain
 from typing import Annotated
 
@@ -19,9 +20,9 @@ from llmb.cli.shared_options import COMPLETIONS, only_value, recipe_options, tak
 from llmb.readers.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.reports.output import print_output
 from llmb.reports.recipe_report import (
+    identity_document,
     list_document,
     list_table,
-    metrics_document,
     recipe_document,
     recipe_tables,
     scales_document,
@@ -139,5 +140,6 @@ def metrics(
         raise UsageError(
             f"no step of {recipe.title()} can take {step_time:g} s: {why}", do="check --step-time and the recipe"
         )
-    shown = metrics_document(recipe, step_time, result) if json else throughput_table(recipe, step_time, result)
+    document = {**identity_document(recipe), "step_time_s": step_time, **asdict(result)}
+    shown = document if json else throughput_table(recipe, step_time, result)
     print_for_recipe(recipe.unspecified, shown)

@@ -51,10 +51,9 @@ from llmb.reports.jobs_report import (
     campaign_document,
     campaign_table,
     flags_text,
+    queued_document,
     script_document,
-    submit_document,
     submit_text,
-    total_text,
 )
 from llmb.reports.junit import campaign_cases, write_junit
 from llmb.reports.output import print_output
@@ -173,7 +172,7 @@ def _confirm_campaign(proposal: Proposal, *, yes: bool) -> None:
     name, remaining, count = proposal.campaign.campaign, proposal.remaining, len(proposal.jobs)
     if proposal.resumed:
         sys.stderr.write(f"campaign {name} is resumed: {count - len(remaining)} of {count} are queued\n")
-    what = f"{total_text(remaining)}, {number(total_gpu_hours(remaining))} GPU-hours at most"
+    what = f"{counted(len(remaining), 'job')}, {number(total_gpu_hours(remaining))} GPU-hours at most"
     if yes:
         sys.stderr.write(f"campaign {name}: {what}\n")
         return
@@ -303,7 +302,8 @@ def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> No
             ended = wait_for_one(context.install, queued, context.environ, say, Watch(progress.job, progress.step))
         print_result(read_ended_run(RunFolder(Path(ended.run_dir))), json=queueing.json)
     else:
-        print_output(submit_document(order.plan.origin, [queued]) if queueing.json else submit_text([queued]))
+        document = {"origin": order.plan.origin.document(), **queued_document([queued])}
+        print_output(document if queueing.json else submit_text([queued]))
 
 
 OPTIONS = value_options(

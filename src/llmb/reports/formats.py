@@ -143,7 +143,8 @@ def step_chart(
     margin = max(map(len, limits.values()))
     lines = []
     for row in range(rows):
-        blocks = (_block_in_row(height, rows - 1 - row, rows) for height in heights)
+        parts_of_row = (height * rows - (rows - 1 - row) for height in heights)
+        blocks = (_block(min(part, 1)) if part > 0 or row == rows - 1 else " " for part in parts_of_row)
         lines.append(f"{limits.get(row, ''):>{margin}} |{''.join(blocks)}".rstrip())
     in_window = (any(step.step in window for step in part) for part in parts)
     lines.append(f"{'':{margin}} |{''.join('=' if is_in else ' ' for is_in in in_window)}".rstrip())
@@ -151,14 +152,6 @@ def step_chart(
     each = "" if share == 1 else f", the slowest of up to {share} a column"
     lines.append(f"steps {steps[0].step}-{steps[-1].step}{each}; = is the window {window.first}-{window.last}")
     return lines
-
-
-def _block_in_row(height: float, row: int, rows: int) -> str:
-    """Return the character of a column in a row, counted from the lowest: none, a block, or the full height."""
-    part = height * rows - row
-    if part >= 1:
-        return BLOCKS[-1]
-    return _block(part) if part > 0 or row == 0 else " "
 
 
 def _parts(values: Sequence[Value], cells: int) -> Iterator[Sequence[Value]]:

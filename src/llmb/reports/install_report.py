@@ -11,12 +11,11 @@ from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.launch.documents.launch_scripts import CheckedFile
 from llmb.reports.formats import formatted, number, unknown, whole
 from llmb.reports.recipe_report import lora_text
-from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, rows_table, table_of, texts
+from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, table_of, texts
 from llmb.runs.checkpoint_use import base_text
 from llmb.runs.checkpoints.checkpoint import SavedCheckpoint
 from llmb.setup.install.answers import OPTIONS, Answers
 from llmb.setup.install.images import ImportedImage
-from llmb.setup.install.installation import Removal
 from llmb.setup.install.installing import StepResult
 from llmb.setup.install.python_environment import python_of
 from llmb.setup.prepare.dataset import PackedFolder, PreparedDataset
@@ -46,16 +45,6 @@ def install_document(
     }
 
 
-def removal_document(root: Path, removal: Removal) -> dict[str, Any]:
-    """The JSON of ``llmb install --remove``; its keys are a contract."""
-    return {"status": "removed", "path": root, "removed": removal.removed, "kept": removal.remaining}
-
-
-def removal_plan_document(root: Path, paths: Sequence[str]) -> dict[str, Any]:
-    """The JSON of ``llmb install --remove --dry-run``; its keys are a contract."""
-    return {"status": "planned", "path": root, "would_remove": paths}
-
-
 def answers_table(answers: Answers) -> Table:
     """Return every answer with its option."""
     columns: list[Column[tuple[str, Any]]] = [
@@ -79,19 +68,6 @@ def steps_table(root: Path, results: Sequence[StepResult]) -> Table:
         Column("result", lambda item: "" if item.state == "kept" else item.text),
     ]
     return table_of(f"{'Would install' if planned else 'Installed'} in {root}", results, columns)
-
-
-def next_text(commands: Sequence[tuple[str, str]]) -> str:
-    """Format commands to copy, each below its purpose."""
-    return "\n" + "".join(f"# {purpose}:\n{command}\n" for purpose, command in commands)
-
-
-def removal_table(root: Path, removal: Removal) -> Table:
-    rows = [
-        *((printable(path), "removed") for path in removal.removed),
-        *((printable(path), "kept: changed since, or not empty") for path in removal.remaining),
-    ]
-    return rows_table(f"Removed from {root}", ("path", "state"), rows)
 
 
 def image_document(found: ImportedImage, runtime: str) -> dict[str, Any]:

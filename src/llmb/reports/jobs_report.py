@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.base.shown_text import printable
+from llmb.base.shown_text import counted, printable
 from llmb.catalogue.throughput import throughput
 from llmb.jobs.campaigns.campaign import Campaign, PlannedJob, total, total_gpu_hours
 from llmb.jobs.find_jobs import NodeRecord
@@ -18,7 +18,6 @@ from llmb.jobs.pace import PaceComparison, RunView
 from llmb.reports.formats import cell, crop, duration, formatted, number, sparkline
 from llmb.reports.recipe_report import identity_document
 from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, table_of, texts
-from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, RunRecord
@@ -111,7 +110,7 @@ def job_document(
 
 def job_table(job: Job, record: RunRecord | None, imported: ImportOrigin | None = None) -> Table:
     attempts = record.attempts if record and len(record.attempts) > 1 else ()
-    times = {"submitted": job.submitted_s, "started": job.started_s, "ended": job.ended_s}
+    times = fields_of(job, "submitted: submitted_s", "started: started_s", "ended: ended_s")
     is_run = job.kind == "run"
     facts = [
         ("verdict", _verdict(record)),
@@ -123,15 +122,10 @@ def job_table(job: Job, record: RunRecord | None, imported: ImportOrigin | None 
         *((name, None if time_s is None else local_time(time_s)) for name, time_s in times.items()),
         ("cluster", job.cluster),
         ("id of the run", job.id if is_run else None),
-        ("label", job.label),
-        ("campaign", job.campaign),
-        ("nodes", job.nodes),
-        ("exit code", job.exit_code),
-        ("signal", job.signal),
+        *fields_of(job, "label", "campaign", "nodes", "exit code: exit_code", "signal").items(),
         ("restarts", job.restarts or None),
         ("step time s", None if job.step_time_s is None else number(job.step_time_s)),
-        ("cause", job.fault),
-        ("nodes at fault", job.bad_nodes),
+        *fields_of(job, "cause: fault", "nodes at fault: bad_nodes").items(),
         ("retries left", job.retries or None),
         ("repeats", job.retry_of),
         ("imported", _origin_text(imported) if imported else None),
@@ -157,15 +151,14 @@ def _origin_text(origin: ImportOrigin) -> str:
     return f"from {origin.archive}, made at {origin.created_at}{job}"
 
 
-def nodes_document(records: Sequence[NodeRecord]) -> dict[str, Any]:
-    """The JSON of ``llmb jobs nodes``; its keys are a contract."""
-    return {"nodes": records}
-
-
 def nodes_table(records: Sequence[NodeRecord]) -> Table:
     counts = numbers("runs", "failures", "at fault: blamed", form=str)
     columns = [*texts("node"), *counts, *numbers("slowdown", form=formatted("{:.3f}", "n/a"))]
     return table_of(f"Nodes: {len(records)}", records, columns)
+
+
+def _utc(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
 
 
 def local_time(time_s: float) -> str:
@@ -193,11 +186,6 @@ def script_document(order: Order, script: str) -> dict[str, Any]:
     }
 
 
-def submit_document(origin: Origin, jobs: Sequence[Job]) -> dict[str, Any]:
-    """The JSON of ``llmb submit``; its keys are a contract."""
-    return {"origin": origin.document(), **queued_document(jobs)}
-
-
 def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
     """Jobs that were queued, of any kind."""
     return {
@@ -205,7 +193,7 @@ def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
             {
                 **fields_of(job, "job_id", "cluster", "run_dir"),
                 "script": RunFolder(Path(job.run_dir)).batch_script,
-                "submitted_at": datetime.fromtimestamp(job.submitted_s, UTC).isoformat(timespec="seconds"),
+                "submitted_at": _utc(job.submitted_s),
             }
             for job in jobs
         ]
@@ -251,7 +239,7 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
     ]
     table = table_of("Campaign", rows, columns)
     expected = total(item.expected_gpu_hours for item in jobs)
-    table.add_row("", total_text(jobs), *[""] * 7, number(total_gpu_hours(jobs)), number(expected))
+    table.add_row("", counted(len(jobs), "job"), *[""] * 7, number(total_gpu_hours(jobs)), number(expected))
     return table
 
 
@@ -272,10 +260,6 @@ def _settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
             yield from _settings(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
-
-
-def total_text(jobs: Sequence[PlannedJob]) -> str:
-    return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
 
 
 def campaign_document(campaign: Campaign, jobs: Sequence[PlannedJob]) -> dict[str, Any]:
@@ -332,7 +316,10 @@ def pace_warning(comparison: PaceComparison) -> str:
 
 def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] | None) -> dict[str, Any]:
     """The JSON of ``llmb watch``; its keys are a contract. ``result`` is that of a run that has ended."""
-    speed = None
+    speed = left = None
+    if seen.remaining_s is not None:
+        ends_at = _utc(seen.at_s + seen.remaining_s)
+        left = {"steps_left": seen.total - seen.done, "remaining_s": seen.remaining_s, "ends_at": ends_at}
     if seen.pace and plan.recipe.pretended_rank is None and seen.pace.step_time_s.mean > 0:
         speed = throughput(plan.recipe, seen.pace.step_time_s.mean, lora=plan.lora)
     speeds = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
@@ -344,7 +331,7 @@ def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] |
         "last_steps": [_step_document(step) for step in seen.steps[-MOST_STEPS:]],
         "pace": seen.pace,
         **fields_of(speed, *speeds),
-        "forecast": _time_left(seen),
+        "forecast": left,
         **fields_of(seen, "time_limit_left_s: limit_left_s", "expectation: comparison"),
         "result": result,
     }
@@ -356,10 +343,3 @@ def _step_document(step: StepNews) -> dict[str, Any]:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in step._asdict().items()
     }
-
-
-def _time_left(seen: RunView) -> dict[str, Any] | None:
-    if seen.remaining_s is None:
-        return None
-    ends = datetime.fromtimestamp(seen.at_s + seen.remaining_s, UTC).isoformat(timespec="seconds")
-    return {"steps_left": seen.total - seen.done, "remaining_s": seen.remaining_s, "ends_at": ends}

@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from llmb.base.errors import EnvironmentProblem
 from llmb.base.shown_text import printable_lines
 from llmb.reports.formats import PLAIN_BLOCKS
-from llmb.reports.table import Table, plain_lines
+from llmb.reports.table import Table, plain_lines, terminal_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
@@ -55,11 +55,7 @@ def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value, or a record)
 
 def table_lines(table: Table, width: int | None) -> Iterable[str]:
     """Lines for a terminal of ``width`` columns; without a width, as wide as needed."""
-    if width is None:
-        return plain_lines(table)
-    from llmb.reports.table import terminal_lines  # a pipe needs nothing of rich
-
-    return terminal_lines(table, width)
+    return plain_lines(table) if width is None else terminal_lines(table, width)
 
 
 def bold(text: str) -> str:
@@ -112,11 +108,11 @@ def _write(text: str, *, is_safe: bool = False) -> None:
 def log_writer() -> Callable[[bytes], None]:
     """Return a writer for the bytes of a log: unchanged, or on a terminal as text with control characters escaped."""
     if not sys.stdout.isatty():
-        return _write_bytes
+
+        def write(block: bytes) -> None:
+            sys.stdout.buffer.write(block)
+            sys.stdout.buffer.flush()
+
+        return write
     decoder = getincrementaldecoder("utf-8")("backslashreplace")
     return lambda block: _write(decoder.decode(block).replace("\r\n", "\n"))
-
-
-def _write_bytes(block: bytes) -> None:
-    sys.stdout.buffer.write(block)
-    sys.stdout.buffer.flush()

@@ -28,21 +28,38 @@ class RunMemory(Shown):
     remedies: Sequence[Remedy] = ()
 
     def tables(self) -> Iterator[Table]:
-        return memory_tables(self)
+        use, fullest = self.use, self.use.fullest
+        owners = (f"{owner}: bytes_by_owner.{owner}" for owner in OWNERS)
+        columns = [
+            *texts("rank", "stage: pp_stage", right=True),
+            *numbers("peak GiB: peak_bytes", *owners, form=lambda size: number(size / GIB)),
+            *(numbers("TFLOPs: flops", form=lambda flops: number(flops / 1e12)) if use.method == "exact" else ()),
+        ]
+        notes = [fits_text(use), *(f"assumed: {each}" for each in use.assumptions)]
+        yield table_of(self.recipe.title(), use.ranks, columns, caption=notes)
+        if use.fits is False:
+            columns = [
+                *texts("with: options"),
+                *numbers("needs about GiB: needed_gib"),
+                *numbers("step: slower_pct", form=formatted("{:+.1f} %")),
+                *texts("at the cost of: cost"),
+            ]
+            none = "no three options are known with which it would; more GPUs may help"
+            yield table_of("it would fit", self.remedies, columns, caption="" if self.remedies else none)
+        if isinstance(fullest, RankAccount) and fullest.collectives:
+            columns = [*texts("kind", "group"), *numbers("number: count")]
+            columns += numbers("GB: bytes", form=lambda size: number(size / 1e9))
+            yield table_of(f"collectives of rank {fullest.rank} in a step", fullest.collectives, columns)
 
     def document(self) -> dict[str, Any]:
-        return memory_document(self)
-
-
-def memory_document(counted: RunMemory) -> dict[str, Any]:
-    """The JSON of ``llmb memory``; its keys are a contract."""
-    return {
-        **identity_document(counted.recipe),
-        **fields_of(counted.use, "method", "capacity_gib", "needed_gib", "fits"),
-        "margin_gib": MARGIN_GIB,
-        **fields_of(counted, "use.assumptions", "remedies"),
-        "ranks": [_rank_document(each) for each in counted.use.ranks],
-    }
+        """The JSON of ``llmb memory``; its keys are a contract."""
+        return {
+            **identity_document(self.recipe),
+            **fields_of(self.use, "method", "capacity_gib", "needed_gib", "fits"),
+            "margin_gib": MARGIN_GIB,
+            **fields_of(self, "use.assumptions", "remedies"),
+            "ranks": [_rank_document(each) for each in self.use.ranks],
+        }
 
 
 def _rank_document(memory: RankMemory) -> dict[str, Any]:
@@ -55,34 +72,6 @@ def _rank_document(memory: RankMemory) -> dict[str, Any]:
         collectives = [fields_of(each, "kind", "group", "count", "bytes") for each in memory.collectives]
         document |= {"flops": memory.flops, "collectives": collectives}
     return document
-
-
-def memory_tables(counted: RunMemory) -> Iterator[Table]:
-    use, fullest = counted.use, counted.use.fullest
-    columns = [
-        *texts("rank", "stage: pp_stage", right=True),
-        *numbers("peak GiB: peak_bytes", *(f"{owner}: bytes_by_owner.{owner}" for owner in OWNERS), form=_in_gib),
-        *(numbers("TFLOPs: flops", form=lambda flops: number(flops / 1e12)) if use.method == "exact" else ()),
-    ]
-    notes = [fits_text(use), *(f"assumed: {each}" for each in use.assumptions)]
-    yield table_of(counted.recipe.title(), use.ranks, columns, caption=notes)
-    if use.fits is False:
-        columns = [
-            *texts("with: options"),
-            *numbers("needs about GiB: needed_gib"),
-            *numbers("step: slower_pct", form=formatted("{:+.1f} %")),
-            *texts("at the cost of: cost"),
-        ]
-        none = "no three options are known with which it would; more GPUs may help"
-        yield table_of("it would fit", counted.remedies, columns, caption="" if counted.remedies else none)
-    if isinstance(fullest, RankAccount) and fullest.collectives:
-        columns = [*texts("kind", "group"), *numbers("number: count")]
-        columns += numbers("GB: bytes", form=lambda size: number(size / 1e9))
-        yield table_of(f"collectives of rank {fullest.rank} in a step", fullest.collectives, columns)
-
-
-def _in_gib(size: int) -> str:
-    return number(size / GIB)
 
 
 def fits_text(use: MemoryUse) -> str:
@@ -119,6 +108,8 @@ def term_title(name: str) -> str:
 
 
 SECONDS_PER_HOUR = 3600
+SIZES = (*PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
+SIGNED = "{:+.3f}".format
 BAR = 24
 """Characters of the longest bar."""
 LEAST = 0.001
@@ -136,10 +127,42 @@ class RunPrediction(Shown):
     goodput: Goodput | None = None
 
     def tables(self) -> Iterator[Table]:
-        return predict_tables(self)
+        title = f"PREDICTED {self.prediction.plan.recipe.title()}"
+        yield rows_table(title, ("metric", "self", "note"), _metrics(self), right=("self",))
+        yield waterfall("Where the step goes", self.prediction.terms)
+        if curve := self.curve:
+            columns = [
+                *numbers("GPUs: gpus", "batch: prediction.plan.recipe.layout.gbs", form=whole),
+                *numbers("step s: prediction.seconds"),
+                *numbers("efficiency %: efficiency", form=lambda share: f"{100 * share:.1f}"),
+                *texts("grew most: grew", form=lambda by: f"{term_title(by[0])}, +{100 * by[1]:.1f} %" if by else ""),
+            ]
+            above = f"; above {PUBLISHED_GPUS:,} GPUs no published step checks it" if curve.goes_beyond else ""
+            yield table_of("PREDICTED scaling", curve.scales, columns, caption=f"no further: {curve.ends}{above}")
 
     def document(self) -> dict[str, Any]:
-        return predict_document(self)
+        """The JSON of ``llmb predict``; its keys are a contract."""
+        prediction, figures = self.prediction, self.throughput
+        memory = self.memory
+        return {
+            **identity_document(prediction.plan.recipe),
+            **fields_of(prediction, "step_time_s: seconds", "ci95_s: interval_s", "error_pct", "errors"),
+            "breakdown_s": dict(prediction.terms),
+            **fields_of(figures, "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"),
+            **fields_of(figures, "days_per_1t_tokens", "reasons"),
+            "memory": {
+                "peak_gib": None if isinstance(memory, Missing) else memory.fullest.peak_bytes / GIB,
+                **fields_of(memory or None, "needed_gib", "capacity_gib", "fits"),
+                "reason": memory.reason if isinstance(memory, Missing) else None,
+            },
+            "energy_j_per_token_at_most": self.energy_j_per_token,
+            "scaling": (curve := self.curve)
+            and {"scales": [fields_of(each, *SCALE) for each in curve.scales], "ends": curve.ends},
+            **fields_of(self, "goodput", "calibration: prediction.calibration.text", "prediction.unvalidated"),
+            "published": [
+                fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations
+            ],
+        }
 
     @property
     def throughput(self) -> Throughput:
@@ -147,41 +170,10 @@ class RunPrediction(Shown):
         return throughput(plan.recipe, self.prediction.seconds, lora=plan.lora)
 
 
-def predict_document(predicted: RunPrediction) -> dict[str, Any]:
-    """The JSON of ``llmb predict``; its keys are a contract."""
-    prediction, figures = predicted.prediction, predicted.throughput
-    memory = predicted.memory
-    return {
-        **identity_document(prediction.plan.recipe),
-        **fields_of(prediction, "step_time_s: seconds", "ci95_s: interval_s", "error_pct", "errors"),
-        "breakdown_s": dict(prediction.terms),
-        **fields_of(figures, "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"),
-        **fields_of(figures, "days_per_1t_tokens", "reasons"),
-        "memory": {
-            "peak_gib": None if isinstance(memory, Missing) else memory.fullest.peak_bytes / GIB,
-            **fields_of(memory or None, "needed_gib", "capacity_gib", "fits"),
-            "reason": memory.reason if isinstance(memory, Missing) else None,
-        },
-        "energy_j_per_token_at_most": predicted.energy_j_per_token,
-        "scaling": (curve := predicted.curve)
-        and {"scales": [fields_of(each, *SCALE) for each in curve.scales], "ends": curve.ends},
-        **fields_of(predicted, "goodput", "calibration: prediction.calibration.text", "prediction.unvalidated"),
-        "published": [fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations],
-    }
-
-
 SCALE = (
     *("gpus", "prediction.plan.recipe.layout.gbs", "step_time_s: prediction.seconds"),
     *("ci95_s: prediction.interval_s", "efficiency", "grew: grew.0"),
 )
-
-
-def predict_tables(predicted: RunPrediction) -> Iterator[Table]:
-    title = f"PREDICTED {predicted.prediction.plan.recipe.title()}"
-    yield rows_table(title, ("metric", "predicted", "note"), _metrics(predicted), right=("predicted",))
-    yield waterfall("Where the step goes", predicted.prediction.terms)
-    if predicted.curve:
-        yield _curve_table(predicted.curve)
 
 
 def _metrics(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
@@ -215,17 +207,6 @@ def _metrics(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
     yield "calibration", "", prediction.calibration.text
     for each in prediction.unvalidated:
         yield "not validated", "", each
-
-
-def _curve_table(curve: Curve) -> Table:
-    columns = [
-        *numbers("GPUs: gpus", "batch: prediction.plan.recipe.layout.gbs", form=whole),
-        *numbers("step s: prediction.seconds"),
-        *numbers("efficiency %: efficiency", form=lambda share: f"{100 * share:.1f}"),
-        *texts("grew most: grew", form=lambda grew: f"{term_title(grew[0])}, +{100 * grew[1]:.1f} %" if grew else ""),
-    ]
-    above = f"; above {PUBLISHED_GPUS:,} GPUs no published step checks it" if curve.goes_beyond else ""
-    return table_of("PREDICTED scaling", curve.scales, columns, caption=f"no further: {curve.ends}{above}")
 
 
 def waterfall(title: str, terms: Mapping[str, float], caption: str = "") -> Table:
@@ -276,10 +257,43 @@ class LayoutPlan(Shown):
     price: float | None = None
 
     def tables(self) -> Iterator[Table]:
-        return plan_tables(self)
+        own, recipe = self.own, self.recipe
+        rows = [(str(place), each) for place, each in enumerate(self.layouts, start=1)]
+        if own:
+            rows.append((_own_name(recipe), own))
+        varying = ("gpus", "seq_len", "ep", "etp")
+        fixed = [name for name in varying if len({getattr(one.plan.recipe.layout, name) for _, one in rows}) < 2]
+        sizes = [name for name in ("gpus", "seq_len", *PARALLEL, "mbs") if name not in fixed]
+        columns: list[Column[tuple[str, Candidate]]] = [
+            *texts(": 0", right=True),
+            *texts(*(f"{name}: 1.plan.recipe.layout.{name}" for name in sizes), right=True),
+            *texts("recompute: 1.plan.recompute", "sharding: 1.plan.parallelism.dp_sharding"),
+            *numbers("step s: 1.prediction.seconds"),
+            Column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1]), number),
+            Column("GiB", lambda row: f"{row[1].memory.needed_gib:.0f}{self._limit(row[1])}"),
+        ]
+        if self.price is not None:
+            columns.append(Column("price/1T tokens", lambda row: self.price_per_1t(row[1]), number))
+        title = f"PREDICTED layouts of {recipe.model_name} {recipe.dtype} on {recipe.layout.gpus} x {recipe.gpu_type}"
+        options = "".join(f", --{name.replace('_', '-')} {value}" for name, value in self.constraints.items())
+        yield table_of(f"{title}{options}", rows, columns, caption=_plan_notes(self))
+        if self.layouts and own:
+            yield _differences(self.layouts[0].prediction, own.prediction)
 
     def document(self) -> dict[str, Any]:
-        return plan_document(self)
+        """The JSON of ``llmb plan``; its keys are a contract."""
+        own = self.own
+        return {
+            **identity_document(self.recipe),
+            **fields_of(self, "goal", "constraints"),
+            "layouts": [_layout_document(self, each) for each in self.layouts],
+            "recipe_layout": {**_layout_document(self, own), "fits": own.memory.fits} if own else None,
+            "recipe_left_out": own.reason if isinstance(own, Missing) else None,
+            **fields_of(self, "searched", "left_out", "first.error_pct"),
+            "tied": len(self.tied),
+            **fields_of(self, "better_than_recipe_pct: ahead_pct", "calibration: first.calibration.text"),
+            "unvalidated": self.first.unvalidated,
+        }
 
     @property
     def first(self) -> Prediction:
@@ -307,6 +321,10 @@ class LayoutPlan(Shown):
         needed = one.memory.needed_gib
         return one.memory.fits is False or needed > self.constraints.get("max_memory_gib", needed)
 
+    def _limit(self, one: Candidate) -> str:
+        capacity = one.memory.capacity_gib
+        return f"{'' if capacity is None else f'/{capacity:g}'}{' does not fit' if self.exceeds(one) else ''}"
+
     def price_per_1t(self, one: Candidate) -> float | None:
         """Return the price of a trillion tokens."""
         if self.price is None:
@@ -315,26 +333,9 @@ class LayoutPlan(Shown):
         return self.price * layout.gpus * seconds / SECONDS_PER_HOUR / (layout.gbs * layout.seq_len) * 1e12
 
 
-def plan_document(found: LayoutPlan) -> dict[str, Any]:
-    """The JSON of ``llmb plan``; its keys are a contract."""
-    own = found.own
-    return {
-        **identity_document(found.recipe),
-        **fields_of(found, "goal", "constraints"),
-        "layouts": [_layout_document(found, each) for each in found.layouts],
-        "recipe_layout": {**_layout_document(found, own), "fits": own.memory.fits} if own else None,
-        "recipe_left_out": own.reason if isinstance(own, Missing) else None,
-        **fields_of(found, "searched", "left_out", "first.error_pct"),
-        "tied": len(found.tied),
-        **fields_of(found, "better_than_recipe_pct: ahead_pct", "calibration: first.calibration.text"),
-        "unvalidated": found.first.unvalidated,
-    }
-
-
 def _layout_document(found: LayoutPlan, one: Candidate) -> dict[str, Any]:
-    names = ("gpus", *PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
     return {
-        **fields_of(one.plan.recipe.layout, *names),
+        **fields_of(one.plan.recipe.layout, "gpus", *SIZES),
         **fields_of(one.plan, "recompute", "parallelism.dp_sharding"),
         **fields_of(one.prediction, "step_time_s: seconds", "ci95_s: interval_s", "breakdown_s: terms"),
         "tokens_per_s_per_gpu": _tokens_per_gpu(one),
@@ -349,40 +350,9 @@ def _tokens_per_gpu(one: Candidate) -> float:
     return layout.gbs * layout.seq_len / one.prediction.seconds / layout.gpus
 
 
-def plan_tables(found: LayoutPlan) -> Iterator[Table]:
-    own, recipe = found.own, found.recipe
-    rows = [(str(place), each) for place, each in enumerate(found.layouts, start=1)]
-    if own:
-        rows.append((_own_name(recipe), own))
-    varying = ("gpus", "seq_len", "ep", "etp")
-    fixed = [name for name in varying if len({_size(one, name) for _, one in rows}) < 2]
-    sizes = [name for name in ("gpus", "seq_len", *PARALLEL, "mbs") if name not in fixed]
-    columns: list[Column[tuple[str, Candidate]]] = [
-        *texts(": 0", right=True),
-        *texts(*(f"{name}: 1.plan.recipe.layout.{name}" for name in sizes), right=True),
-        *texts("recompute: 1.plan.recompute", "sharding: 1.plan.parallelism.dp_sharding"),
-        *numbers("step s: 1.prediction.seconds"),
-        Column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1]), number),
-        Column("GiB", lambda row: _gib_text(found, row[1])),
-    ]
-    if found.price is not None:
-        columns.append(Column("price/1T tokens", lambda row: found.price_per_1t(row[1]), number))
-    title = f"PREDICTED layouts of {recipe.model_name} {recipe.dtype} on {recipe.layout.gpus} x {recipe.gpu_type}"
-    options = "".join(f", --{name.replace('_', '-')} {value}" for name, value in found.constraints.items())
-    yield table_of(f"{title}{options}", rows, columns, caption=_plan_notes(found))
-    if found.layouts and own:
-        yield _differences(found.layouts[0].prediction, own.prediction)
-
-
 def _own_name(recipe: Recipe) -> str:
     """The name of the recipe's row: options may have changed its work."""
     return "adapted" if recipe.overridden or any(note.startswith(CUSTOM) for note in recipe.decisions) else "recipe"
-
-
-def _gib_text(found: LayoutPlan, one: Candidate) -> str:
-    capacity = one.memory.capacity_gib
-    of = "" if capacity is None else f"/{capacity:g}"
-    return f"{one.memory.needed_gib:.0f}{of}{' does not fit' if found.exceeds(one) else ''}"
 
 
 def left_out_text(found: LayoutPlan) -> str:
@@ -411,26 +381,14 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
         yield from (f"{_own_name(found.recipe)}: {note}" for note in found.recipe.decisions)
 
 
-def _size(one: Candidate, name: str) -> int | None:
-    value: int | None = getattr(one.plan.recipe.layout, name)
-    return value
-
-
 def _differences(best: Prediction, own: Prediction) -> Table:
     """Return the differences by term."""
     changes = {name: abs(_of(best, name) - _of(own, name)) for name in (*own.terms, *best.terms)}
     shown = [name for name, change in changes.items() if change >= LEAST * own.seconds]
-    rows = sorted(shown, key=changes.__getitem__, reverse=True)
-    return table_of(
-        "The first beside the layout of the recipe",
-        [*rows, "step"],
-        [
-            Column("cause", term_title),
-            Column("recipe s", lambda name: _of(own, name), number),
-            Column("first s", lambda name: _of(best, name), number),
-            Column("difference s", lambda name: f"{_of(best, name) - _of(own, name):+.3f}", right=True),
-        ],
-    )
+    names = [*sorted(shown, key=changes.__getitem__, reverse=True), "step"]
+    rows = [(term_title(name), was := _of(own, name), now := _of(best, name), now - was) for name in names]
+    columns = [*texts("cause: 0"), *numbers("recipe s: 1", "first s: 2"), *numbers("difference s: 3", form=SIGNED)]
+    return table_of("The first beside the layout of the recipe", rows, columns)
 
 
 def _of(prediction: Prediction, name: str) -> float:
@@ -440,13 +398,9 @@ def _of(prediction: Prediction, name: str) -> float:
 def campaign_text(found: LayoutPlan, repeats: int) -> str:
     """Return a file for ``llmb bulk`` that measures which of the layouts is the fastest."""
     lines = [f"# The layouts that 'llmb plan' proposes for {found.recipe.title()}, the best first."]
-    lines += [_campaign_line(each, repeats) for each in found.layouts]
-    return "\n".join(lines) + "\n"
-
-
-def _campaign_line(one: Candidate, repeats: int) -> str:
-    recipe, plan = one.plan.recipe, one.plan
-    names = (*PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
-    sizes = " ".join(f"{name}={value}" for name in names if (value := _size(one, name)) is not None)
-    ways = f"recompute={plan.recompute} dp_sharding={plan.parallelism.dp_sharding} repeats={repeats}"
-    return f"{recipe.workload} {recipe.size} {recipe.dtype} {recipe.scale} {sizes} {ways}"
+    for plan in (one.plan for one in found.layouts):
+        recipe, layout = plan.recipe, fields_of(plan.recipe.layout, *SIZES)
+        sizes = " ".join(f"{name}={value}" for name, value in layout.items() if value is not None)
+        ways = f"recompute={plan.recompute} dp_sharding={plan.parallelism.dp_sharding} repeats={repeats}"
+        lines.append(f"{recipe.workload} {recipe.size} {recipe.dtype} {recipe.scale} {sizes} {ways}")
+    return "\n".join([*lines, ""])

@@ -2,7 +2,6 @@
 """Recipes, their published figures and their metrics as tables and JSON documents."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from llmb.catalogue.catalogue import JobDefaults
@@ -173,11 +172,6 @@ def _job_rows(job: JobDefaults) -> Iterator[tuple[str, str, str]]:
     yield from (("variable", f"{one.name}={one.value}", one.source) for one in job.variables)
     if job.vboost is not None:
         yield "with --vboost recipe", f"level {job.vboost}", job.vboost_source or ""
-
-
-def metrics_document(recipe: Recipe, step_time_s: float, result: Throughput) -> dict[str, Any]:
-    """The JSON of ``llmb metrics``; its keys are a contract."""
-    return {**identity_document(recipe), "step_time_s": step_time_s, **asdict(result)}
 
 
 def throughput_table(recipe: Recipe, step_time_s: float, result: Throughput) -> Table:
