@@ -33,6 +33,8 @@ def test_a_dry_run_names_the_commands_and_their_time(capsys: pytest.CaptureFixtu
         (["--set", "h100"], "acceptance set h100 is for h100, and this is cpu"),
         (["--dtype", "fp8"], "a recipe has a workload and a size"),
         (["--set", "h10"], "unknown acceptance set 'h10'"),
+        (["--checks", "kernl"], "unknown area or check 'kernl'"),
+        (["--junit", "nowhere/cases.xml"], "the folder of --junit does not exist"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ from llmb.nodes.acceptance.acceptance import accept as accept_place
 from llmb.nodes.acceptance.parts import AcceptanceResult, PartsFolder
 from llmb.nodes.acceptance.recipe_choice import ChosenRecipe, choose_recipes
 from llmb.nodes.bench.bench_job import job_nodes
+from llmb.nodes.doctor.rules import parse_checks
 from llmb.readers.samples.host import host_name
 from llmb.reports.accept_report import accept_cases, accept_table, planned_table
 from llmb.reports.junit import write_junit
@@ -142,6 +143,7 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
         raise UsageError("--set names its recipes", do="omit -w, -s, --dtype and --scale")
     if started_rank(os.environ):
         raise UsageError("RANK and WORLD_SIZE are set, and an acceptance starts its ranks itself", do="unset them")
+    parse_checks([duration.checks or ""])
     if not cluster.nodes and cluster.words:
         raise UsageError(f"{cluster.words[0]} is for nodes of a cluster", do="add --nodes")
     place = _nodes_of_cluster(catalogue, install, cluster) if cluster.nodes else _this_machine(catalogue)

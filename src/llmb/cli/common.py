@@ -23,9 +23,23 @@ from llmb.base.shown_text import printable_lines
 
 PANEL = "Output"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def _check_folder(path: Path | None) -> Path | None:
+    """Raise UsageError at once if a result could not be written, perhaps hours later."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError("the folder of --junit does not exist", where=str(path), do="create it, or change --junit")
+    return path
+
+
 Junit = Annotated[
     Path | None,
-    typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, which CI systems show."),
+    typer.Option(
+        "--junit",
+        metavar="FILE",
+        callback=_check_folder,
+        help="Also write the result as JUnit XML, which CI systems show.",
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be queued, queue nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before queueing.")]

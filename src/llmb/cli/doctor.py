@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt
 from llmb.base.options import options_of
 from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json, Junit, is_verbose
@@ -36,7 +36,7 @@ from llmb.nodes.doctor.checked_nodes import (
 )
 from llmb.nodes.doctor.facts import check_gpu_type
 from llmb.nodes.doctor.node import DISK_BYTES, check_node, check_request, settings_here
-from llmb.nodes.doctor.rules import AREAS, rules
+from llmb.nodes.doctor.rules import AREAS, parse_checks
 from llmb.readers.samples.host import host_name
 from llmb.readers.samples.node_settings import NodesSettings, together
 from llmb.reports.doctor_report import (
@@ -96,16 +96,7 @@ class Checked:
         if self.no_disk and self.disk_size != DISK_BYTES // MIB:
             raise UsageError("--no-disk and --disk-size cannot be combined", do="pass only one")
         size = 0 if self.no_disk else self.disk_size * MIB
-        return CheckOptions(gpu_type=self.gpu_type, gpus=self.gpus, disk_bytes=size, only=tuple(self._names()))
-
-    def _names(self) -> Iterator[str]:
-        """Yield the areas and checks. Raises UsageError for one that is unknown."""
-        known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
-        for name in (name.strip() for text in self.only or () for name in text.split(",") if name.strip()):
-            if name not in known:
-                do = "give an area, or a check by its name; 'llmb doctor --json' has all"
-                raise UsageError(f"unknown area or check '{name}'{did_you_mean(name, known)}", choices=AREAS, do=do)
-            yield name
+        return CheckOptions(gpu_type=self.gpu_type, gpus=self.gpus, disk_bytes=size, only=parse_checks(self.only or ()))
 
 
 @dataclass(frozen=True, slots=True)

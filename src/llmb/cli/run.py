@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
 import typer
@@ -26,6 +27,7 @@ from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_
 from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
 from llmb.launch.started_ranks import StartedRank, join_run, started_rank
+from llmb.reports.junit import run_cases, write_junit
 from llmb.reports.output import print_output
 from llmb.reports.plan_report import plan_document, plan_table, start_lines
 from llmb.reports.sweep_report import titles_of
@@ -225,20 +227,31 @@ def _values(option: Option, text: str) -> list[Any]:
 
 
 def run_or_print(
-    locals_: Sequence[LocalRun], repeats: Sequence[int], *, dry_run: bool, start_new: bool, json: bool
+    locals_: Sequence[LocalRun],
+    repeats: Sequence[int],
+    *,
+    dry_run: bool,
+    start_new: bool,
+    json: bool,
+    junit: Path | None = None,
+    left_out: Sequence[str] = (),
 ) -> None:
-    """Make several runs, or with --dry-run print them."""
+    """Make several runs and print them, or with --dry-run print their order. Raises the errors of the runs."""
     if dry_run:
         print_order(locals_, repeats, start_new=start_new, json=json)
-    else:
-        run_several(locals_, repeats, start_new=start_new, json=json)
+        return
+    ended = run_several(locals_, repeats, start_new=start_new, json=json)
+    write_junit(junit, "bulk", lambda: run_cases(ended, left_out))
+    print_repeats(ended, json=json)
 
 
-def run_several(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool) -> None:
-    """Run all recipes in turn, each ``repeats`` times, and print all that ended, also after an interrupt.
+def run_several(
+    locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool
+) -> Sequence[Sequence[EndedRun]]:
+    """Run all recipes in turn, each ``repeats`` times; after an interrupt, print those that ended.
 
     With a label, successful runs of an earlier call count, unless ``start_new``. Another client of the install root
-    waits. Raises RunFailed or InvalidRun if one was not successful.
+    waits.
     """
     for local in locals_:
         local.check()
@@ -262,7 +275,7 @@ def run_several(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_ne
         except EnvironmentProblem:
             _print_ended(ended, json=json)
             raise
-    print_repeats(ended, json=json)
+    return ended
 
 
 def _turns(

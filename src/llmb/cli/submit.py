@@ -416,15 +416,20 @@ def _run_here(
     """Make the runs of a campaign here, one after another; the same command resumes."""
     found = campaign_here(context, requested)
     labels = list(dict.fromkeys(str(local.label) for local in found.runs))
-    if junit:
-        do = f"'llmb judge {labels[0]} --junit FILE' writes one of these runs"
-        raise UsageError("--junit requires queued jobs, but these run here", do=do)
     if found.left_out:
         sys.stderr.write(f"left out:{itemized(found.left_out)}\n")
     say(f"{sum(found.repeats)} runs on this machine, one after another; their label is {listed(labels, MOST_RECIPES)}")
     if not queueing.dry_run and not queueing.yes and can_ask():
         agree("Run them?", default=True)
-    run_or_print(found.runs, found.repeats, dry_run=queueing.dry_run, start_new=again.start_new, json=queueing.json)
+    run_or_print(
+        found.runs,
+        found.repeats,
+        dry_run=queueing.dry_run,
+        start_new=again.start_new,
+        json=queueing.json,
+        junit=junit,
+        left_out=found.left_out,
+    )
 
 
 def jobs_of_file(

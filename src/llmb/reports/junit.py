@@ -7,6 +7,7 @@ The form is that of https://github.com/testmoapp/junitxml.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ from llmb.runs.result import VerdictName
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
     from llmb.jobs.campaigns.campaign import Campaign
     from llmb.jobs.job import Job
+    from llmb.launch.programs.conclude import EndedRun
     from llmb.runs.analyzed_run import ExcludedRun
     from llmb.verdict.compare_runs import Comparison
     from llmb.verdict.judge_run import Judged
@@ -34,6 +36,9 @@ VERDICTS: dict[VerdictName, Outcome] = {
     "inconclusive": "skipped",
     "not comparable": "skipped",
 }
+"""Outcomes by verdict."""
+RUN_OUTCOMES: dict[str, Outcome] = {"success": "pass", "failed": "failure"}
+"""Outcomes by status of a run; any other is an error."""
 
 
 class JunitCase(NamedTuple):
@@ -123,13 +128,21 @@ def comparison_cases(comparison: "Comparison") -> Iterator[JunitCase]:
 
 
 def job_cases(jobs: "Iterable[Job]") -> Iterator[JunitCase]:
-    outcomes: dict[str, Outcome] = {"success": "pass", "failed": "failure"}
     for job in jobs:
         name = job.subject or f"{job.workload} {job.size} {job.dtype} on {job.scale} x {job.gpu_type}"
-        outcome = outcomes.get(job.status, "error")
+        outcome = RUN_OUTCOMES.get(job.status, "error")
         took = job.ended_s - job.started_s if job.started_s and job.ended_s else None
         text = "" if outcome == "pass" else f"{job.status}: {job.reason or job.state}"
         yield JunitCase(f"{job.kind} {job.job_id or job.key}", name, outcome, text, took)
+
+
+def run_cases(recipes: "Iterable[Iterable[EndedRun]]", left_out: Iterable[str]) -> Iterator[JunitCase]:
+    """Yield the runs that were made on this machine."""
+    for run in chain.from_iterable(recipes):
+        outcome, result = RUN_OUTCOMES.get(run.result.status, "error"), run.result
+        text = "" if outcome == "pass" else f"{result.status}: {result.reason}"
+        yield JunitCase(f"run {run.record.id}", run.plan.recipe.title(), outcome, text)
+    yield from (JunitCase("left out", line, "skipped", line) for line in left_out)
 
 
 def campaign_cases(campaign: "Campaign", left_out: Iterable[str]) -> Iterator[JunitCase]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from called_here import Run
+from junitparser import JUnitXml
 
 from llmb.base.options import LABEL
 
@@ -29,7 +30,7 @@ def install(tmp_path: Path) -> Path:
 
 def write_file(folder: Path, repeats: int, *mbs: int) -> Path:
     file = folder / "sweep.txt"
-    file.write_text("".join(FILE.format(repeats=repeats, mbs=one) for one in mbs))
+    file.write_text(FILE.format(repeats=repeats, mbs=",".join(map(str, mbs))))
     return file
 
 
@@ -59,10 +60,13 @@ def test_a_campaign_whose_client_is_killed_runs_each_job_once(
     llmb_program: Run, install: Path, tmp_path: Path, repeats: int, mbs: Sequence[int], kills: Sequence[int]
 ) -> None:
     file, count = write_file(tmp_path, repeats, *mbs), repeats * len(mbs)
+    cases = tmp_path / "cases.xml"
     for runs in kills:
         kill_after(install, file, runs)
-    done = llmb_program(install, "bulk", str(file), "--yes", "--json")
+    done = llmb_program(install, "bulk", str(file), "--yes", "--json", "--junit", str(cases))
     assert done.returncode == 0, done.stderr
+    (suite,) = JUnitXml.fromfile(str(cases))
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (count, 0, 0, 0)
     rows = done.document["rows"]
     assert [row["varied"] for row in rows] == [f"mbs {one}" for one in mbs]
     assert [row["runs"] for row in rows] == [repeats] * len(mbs)

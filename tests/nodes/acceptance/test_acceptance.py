@@ -94,7 +94,7 @@ def test_an_acceptance_without_a_result_is_continued_and_one_with_it_compared_wi
     assert open_acceptance(tmp_path, "a", (), start_new=True)[0] not in (folder, other)
     place = AcceptedNodes(subject="", host="", gpu_type=None, per_node=1)
     for name, status, before in (("change", "regressed", None), ("checks", "fail", folder.name)):
-        findings = Findings({name: AcceptancePart(name=name, status=status, value="")})
+        findings = Findings({name: AcceptancePart(name=name, status=status, value="", training=name == "change")})
         (folder / RESULT).write_text(conclude(findings, place, request, 1, *FILES).model_dump_json())
         assert open_acceptance(tmp_path, "a", (), start_new=True)[1].before == before, "a slow one is no reference"
     (other / "request.json").write_text("")

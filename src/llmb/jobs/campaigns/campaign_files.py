@@ -94,9 +94,7 @@ class TextReader:
         workload, size = self._model(plain[0]) if plain else (None, None)
         fields = _MATRIX if size is None else _MATRIX[1:]
         if workload is None or len(plain) != 1 + len(fields):
-            raise _Wrong(
-                1, f"a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', not {len(plain)} words and the pairs"
-            )
+            raise _Wrong(1, f"a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', but this has {len(plain)} words")
         draft = self._draft(where, workload, size)
         for name, cell in zip(fields, plain[1:], strict=True):
             self._set(draft, name, _Cell(unquoted(cell.text), cell.column))

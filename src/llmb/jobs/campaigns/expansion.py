@@ -201,7 +201,8 @@ class Draft:
 
     def set_text(self, key: str, text: str) -> None:
         """Sets a key from text; values of a list are separated by commas."""
-        listed = not key.startswith(ENVIRONMENT) and self._option(key).listed
+        option = None if key.startswith(ENVIRONMENT) else self._option(key)
+        listed = option is not None and (option.listed or option.swept)
         values = tuple(part for part in text.split(",") if part) if listed else (text,)
         if not values:
             raise UsageError(f"{key} is empty")

@@ -153,7 +153,7 @@ def open_acceptance(
 
 
 def _is_slow(row: AcceptancePart) -> bool:
-    return row.status in SLOW and row.name.startswith(("runs", "verdict", "change", "set"))
+    return row.status in SLOW and row.training
 
 
 def _stored_or_none(path: Path, shape: type[Shape]) -> Shape | None:

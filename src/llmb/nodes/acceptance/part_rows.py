@@ -104,11 +104,13 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
     command = _command(result)
     if result.exit_code:
         status: Status = "invalid" if result.exit_code == 6 else "fail"
-        return AcceptancePart(name=name, status=status, value=result.error or "a run failed", command=command)
+        value = result.error or "a run failed"
+        return AcceptancePart(name=name, status=status, value=value, command=command, training=True)
     rows = document.get("rows") or []
     steps = [f"{row['step_time_s']:.4g}" for row in rows if row["step_time_s"]]
     value = f"{counted(repeats, 'run')}{' each' if len(rows) > 1 else ''}: {', '.join(steps)} s a step" if steps else ""
-    return AcceptancePart(name=name, status="measured", value=value or counted(repeats, "run"), command=command)
+    value = value or counted(repeats, "run")
+    return AcceptancePart(name=name, status="measured", value=value, command=command, training=True)
 
 
 def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
@@ -118,7 +120,7 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
         by_recipe.setdefault(one["recipe"], []).append(one)
     if not by_recipe:
         value = result.error or "no verdict"
-        return [AcceptancePart(name=name, status="inconclusive", value=value, command=_command(result))]
+        return [AcceptancePart(name=name, status="inconclusive", value=value, command=_command(result), training=True)]
     rows = []
     short = {recipe: " ".join(recipe.split()[1:3]) for recipe in by_recipe}
     for recipe, verdicts in by_recipe.items():
@@ -136,9 +138,9 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
         own = name
         if len(by_recipe) > 1:
             own += f" {short[recipe] if [*short.values()].count(short[recipe]) == 1 else recipe}"
-        rows.append(
-            AcceptancePart(name=own, status=status, value=f"{step}{compared}", reference=text, command=_command(result))
-        )
+        value, command = f"{step}{compared}", _command(result)
+        part = AcceptancePart(name=own, status=status, value=value, reference=text, command=command, training=True)
+        rows.append(part)
     return rows
 
 

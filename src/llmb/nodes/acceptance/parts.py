@@ -51,6 +51,8 @@ class AcceptancePart(Record):
     """The figure that it was compared with, if any."""
     command: str | None = None
     """It does the same again."""
+    training: bool = False
+    """It says how fast a training was."""
 
 
 class AcceptanceResult(Record):

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
+from llmb.base.errors import UsageError, did_you_mean
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.nodes.doctor.check_records import Check, NotChecked, Status
@@ -162,3 +163,14 @@ def gb(size: float) -> str:
     """Bytes in GB or TB, as disks are sold."""
     number, unit = (size / 1e12, "TB") if size >= 1e12 else (size / 1e9, "GB")
     return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+
+
+def parse_checks(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the areas and checks of lists with commas. Raises UsageError for one that is unknown."""
+    known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
+    names = tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            do = "pass an area, or the name of a check; 'llmb doctor --json' has all"
+            raise UsageError(f"unknown area or check '{name}'{did_you_mean(name, known)}", choices=AREAS, do=do)
+    return names
