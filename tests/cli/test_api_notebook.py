@@ -64,7 +64,7 @@ def test_a_run_is_shown_and_its_steps_are_a_frame(folders: list[Path]) -> None:
     assert "step time s, mean" in found.cells and "12.3" in found.cells
     assert found.elements == {"table", "tr", "th", "td", "p", "b", "br"}
     steps = run.to_pandas()
-    assert list(steps.columns) == [column.name for column in STEPS] and len(steps) == 50
+    assert list(steps.columns) == [column.header for column in STEPS] and len(steps) == 50
     assert steps[steps.in_window].step_time_s.mean() == pytest.approx(run.step_time_s)
     assert (str(steps.step.dtype), str(steps.loss.dtype), str(steps.updated.dtype)) == ("Int64", "float64", "boolean")
     assert steps.host_ahead_s.isna().all()
@@ -73,7 +73,7 @@ def test_a_run_is_shown_and_its_steps_are_a_frame(folders: list[Path]) -> None:
 def test_several_runs_are_a_frame(folders: list[Path]) -> None:
     runs = llmb.Runs(map(llmb.result, folders))
     frame = runs.to_pandas()
-    assert list(frame.columns) == [column.name for column in RESULTS]
+    assert list(frame.columns) == [column.header for column in RESULTS]
     assert list(frame.step_time_mean_s) == [run.step_time_s for run in runs]
     assert list(frame.label) == [HOSTILE] * 4 and HOSTILE not in runs._repr_html_()
     assert HOSTILE in shown(runs).cells

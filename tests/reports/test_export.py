@@ -132,8 +132,10 @@ def test_csv_parquet_and_json_lines_are_what_the_commands_show(llmb: Run, folder
     assert math.isnan(last["loss"]) and not last["updated"], "it is NaN, and not unknown"
     assert (last["expert_load_max_over_mean"], last["fp8_saturated_tensors"], last["host_ahead_s"]) == (1.5, 3, None)
     kinds = parquet.read_schema(out / "results.parquet")
-    assert str(kinds.field("step_time_mean_s").type) == "double" and kinds.names == [column.name for column in RESULTS]
-    assert parquet.read_schema(out / "steps.parquet").names == [column.name for column in STEPS]
+    assert str(kinds.field("step_time_mean_s").type) == "double" and kinds.names == [
+        column.header for column in RESULTS
+    ]
+    assert parquet.read_schema(out / "steps.parquet").names == [column.header for column in STEPS]
 
 
 def test_text_is_no_formula_in_any_csv(llmb: Run, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def parse(
         raise RunFailed("no known format", where=where, do=f"specify a log of {LOG_FORMATS}")
     print_output(_groups(report, form, scaling=scaling) if group or scaling else _logs(report, form, wide=wide))
     if not report.counts["success"]:
-        raise RunFailed(f"none of the {report.files} logs is from a successful run", where=where)
+        raise RunFailed(f"none of the {len(report.runs)} logs is from a successful run", where=where)
 
 
 def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:

@@ -142,11 +142,11 @@ def _settings(run: ExportedRun) -> dict[str, Scalar]:
 
 def _texts(run: ExportedRun) -> dict[str, str]:
     """Return names, versions, status and verdict."""
-    return {column.name: str(value) for column in RESULTS if column.kind is str and (value := column.value(run))}
+    return {column.header: str(value) for column in RESULTS if column.kind is str and (value := column.of(run))}
 
 
 def _figures(run: ExportedRun) -> dict[str, float]:
-    found = ((column.name, column.value(run)) for column in RESULTS if column.kind is float)
+    found = ((column.header, column.of(run)) for column in RESULTS if column.kind is float)
     return {name: float(value) for name, value in found if value is not None}
 
 
@@ -186,9 +186,9 @@ def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
 def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a step with the names of their columns."""
     for column in STEPS:
-        value = None if column.name in NOT_SCALARS else column.value((run, step))
+        value = None if column.header in NOT_SCALARS else column.of((run, step))
         if value is not None:
-            yield column.name, float(value)
+            yield column.header, float(value)
 
 
 class ExportForm(NamedTuple):

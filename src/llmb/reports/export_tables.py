@@ -4,17 +4,17 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from llmb.base.errors import EnvironmentProblem
 from llmb.catalogue.records import PARALLEL, Convention, Window
 from llmb.launch.programs.conclude import EndedRun
-from llmb.reports.table import getter, write_csv_rows
+from llmb.reports.table import Column, Row, getter, texts, write_csv_rows
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import new_file
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 Scalar = str | int | float | bool
-Row = TypeVar("Row")
 _RECIPE, _RECORD, _RESULT = "run.plan.recipe.", "run.record.", "run.result."
 _TIMES = f"{_RESULT}step_time_s."
 ROWS_AT_ONCE = 100_000
@@ -53,24 +52,14 @@ class ExportedRun:
         return self.run.result.window or self.run.plan.window
 
 
-@dataclass(frozen=True, slots=True)
-class ExportColumn(Generic[Row]):
-    """A value of each row, or None if it is unknown. The name has the unit."""
-
-    name: str
-    kind: type[Scalar]
-    value: Callable[[Row], Scalar | None]
-
-
-Result = ExportColumn[ExportedRun]
 StepRow = tuple[ExportedRun, Step]
 RunSource = Callable[[], Iterator[ExportedRun]]
 """Yields the runs from the first; called again for each file."""
 
 
-def rows_of(columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> Iterator[dict[str, Scalar | None]]:
+def rows_of(columns: Sequence[Column[Row]], rows: Iterator[Row]) -> Iterator[dict[str, Scalar | None]]:
     for row in rows:
-        yield {column.name: column.value(row) for column in columns}
+        yield {column.header: column.of(row) for column in columns}
 
 
 def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
@@ -79,26 +68,25 @@ def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
             yield run, step
 
 
-def _columns(kind: type[Scalar], record: str, *names: str) -> Iterator[ExportColumn[Any]]:
-    """Values of the record at a path; behind a colon the path of a value in it, if that is not its name."""
-    for name, _, path in (one.partition(": ") for one in names):
-        yield ExportColumn(name, kind, getter(f"{record}{path or name}"))
+def _columns(kind: type[Scalar], record: str, *names: str) -> list[Column[Any]]:
+    """Values of the record at a path, named as texts are; the name has the unit."""
+    return [replace(column, value=f"{record}{column.value}") for column in texts(*names, kind=kind)]
 
 
-def _by_convention(name: str) -> Iterator[Result]:
+def _by_convention(name: str) -> list[Column[Any]]:
     return _columns(float, _RESULT, *(f"{name}_{each.value}: {name}.{each.value}" for each in Convention))
 
 
-RESULTS: tuple[Result, ...] = (
+RESULTS: tuple[Column[ExportedRun], ...] = (
     *_columns(str, "", "run: id", "label: run.record.label", "campaign"),
     *_columns(str, _RECIPE, "workload", "size", "dtype", "gpu_type"),
     *_columns(int, _RECIPE, "scale"),
     *_columns(bool, _RECIPE, "proxy"),
     *_columns(int, _RECIPE, "pretended_rank"),
-    ExportColumn("identity", str, lambda one: identity_of(one.run.record).key),
+    Column("identity", lambda one: identity_of(one.run.record).key),
     *_columns(int, f"{_RECIPE}layout.", "gpus", *PARALLEL, "dp", "mbs", "gbs", "seq_len", "layers"),
     *_columns(str, _RECORD, "program", "llmb_version", "llmb_commit", "image", "started_at", "ended_at"),
-    ExportColumn("nodes", str, lambda one: " ".join(getter(f"{_RECORD}environment.nodes")(one) or ()) or None),
+    Column("nodes", lambda one: " ".join(getter(f"{_RECORD}environment.nodes")(one) or ()) or None),
     *_columns(str, f"{_RECORD}environment.", "device", "driver", "cuda", "nccl", "torch", "python"),
     *_columns(str, _RESULT, "status", "reason", "measurement_reason"),
     *_columns(int, "", f"steps: {_RESULT}steps", "window_first: window.first", "window_last: window.last"),
@@ -119,7 +107,7 @@ RESULTS: tuple[Result, ...] = (
 """The exported columns of a run; values as in ``llmb result --json``, settings as in its record."""
 
 
-def _of_step(kind: type, prefix: str = "") -> Iterator[ExportColumn[StepRow]]:
+def _of_step(kind: type, prefix: str = "") -> Iterator[Column[StepRow]]:
     """The fields of a step, and those of the records in it, with the record's name before them."""
     hints = get_type_hints(kind)
     for field in fields(kind):
@@ -132,19 +120,16 @@ def _of_step(kind: type, prefix: str = "") -> Iterator[ExportColumn[StepRow]]:
             yield from _columns(plain, "", f"{path.replace('.', '_')}: 1.{path}")
 
 
-STEPS: tuple[ExportColumn[StepRow], ...] = (
+STEPS: tuple[Column[StepRow], ...] = (
     *_columns(str, "0.", "run: id"),
     *_of_step(Step),
-    ExportColumn("in_window", bool, lambda row: row[1].step in row[0].window),
+    Column("in_window", lambda row: row[1].step in row[0].window, kind=bool),
 )
 """The exported columns of a step, as in ``metrics.jsonl``."""
 
 
 def write_tables(
-    ending: str,
-    write: Callable[[Path, Sequence[ExportColumn[Any]], Iterator[Any]], None],
-    runs: RunSource,
-    folder: Path,
+    ending: str, write: Callable[[Path, Sequence[Column[Any]], Iterator[Any]], None], runs: RunSource, folder: Path
 ) -> Iterator[Path]:
     """Two files of a form, ``results`` and ``steps``; yields each when it is complete."""
     for name, columns, rows in (("results", RESULTS, runs()), ("steps", STEPS, step_rows(runs()))):
@@ -154,18 +139,18 @@ def write_tables(
         yield path
 
 
-def write_csv(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> None:
+def write_csv(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
     """A value that is not known is empty; a number that is not finite is ``nan``, ``inf`` or ``-inf``."""
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        write_csv_rows(file, [column.name for column in columns], rows_of(columns, rows))
+        write_csv_rows(file, columns, rows)
 
 
-def data_frame(columns: Sequence[ExportColumn[Row]], rows: Iterable[Row]) -> "pandas.DataFrame":
+def data_frame(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> "pandas.DataFrame":
     """A table for a notebook. Raises EnvironmentProblem if pandas is not installed."""
     types = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
     found = list(rows_of(columns, iter(rows)))
-    frame = frame_of(found, [column.name for column in columns])
-    return frame.astype({column.name: types[column.kind] for column in columns})
+    frame = frame_of(found, [column.header for column in columns])
+    return frame.astype({column.header: types[column.kind] for column in columns})
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas.DataFrame":
@@ -177,7 +162,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas
     return pandas.DataFrame(rows, columns=list(names))
 
 
-def write_jsonl(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> None:
+def write_jsonl(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
     """JSON has no NaN: as in ``metrics.jsonl`` such a value is null, and ``not_finite`` has it as text."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows_of(columns, rows):
@@ -187,12 +172,12 @@ def write_jsonl(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator
             file.write(f"{json.dumps(shown, allow_nan=False)}\n")
 
 
-def write_parquet(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> None:
+def write_parquet(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
     types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
-    schema = arrow.schema([(column.name, types[column.kind]) for column in columns])
+    schema = arrow.schema([(column.header, types[column.kind]) for column in columns])
     found = rows_of(columns, rows)
     with parquet.ParquetWriter(path, schema) as writer:
         while some := list(islice(found, ROWS_AT_ONCE)):
@@ -215,7 +200,7 @@ def _lines(rows: Sequence[Mapping[str, Scalar | None]]) -> Iterator[str]:
     """Yield the lines grouped by metric, as both formats require."""
     yield f"# TYPE {PREFIX}run gauge"
     yield from (f"{PREFIX}run{_labels(row, (*LABELS, *DESCRIBING))} 1" for row in rows)
-    for name in (column.name for column in RESULTS if column.kind is float):
+    for name in (column.header for column in RESULTS if column.kind is float):
         values = [(row, value) for row in rows if (value := row[name]) is not None]
         yield from [f"# TYPE {PREFIX}{name} gauge"] if values else []
         yield from (f"{PREFIX}{name}{_labels(row, LABELS)} {_number(value)}" for row, value in values)

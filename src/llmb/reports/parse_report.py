@@ -52,10 +52,6 @@ class ParseReport:
         counted = Counter(run.outcome.status for run in self.runs)
         return {status: counted[status] for status in get_args(Status)}
 
-    @property
-    def files(self) -> int:
-        return len(self.runs)
-
     def name(self, run: AnalyzedRun) -> str:
         return self.names[run.log_path]
 
@@ -99,10 +95,7 @@ def _time(name: str) -> Callable[[AnalyzedRun], Any]:
     return lambda run: getter(name)(time_fields(run.outcome))
 
 
-def _text(name: str) -> Column[AnalyzedRun]:
-    return Column(name, lambda run: run.text(name))
-
-
+_RECIPE = ("workload", "size", "dtype", "gpu_type")
 COLUMNS: Sequence[Column[AnalyzedRun]] = (
     *texts("outcome.status"),
     Column("time_mean_seconds", _time("mean")),
@@ -115,12 +108,9 @@ COLUMNS: Sequence[Column[AnalyzedRun]] = (
     Column("time_ci95_low_seconds", _time("ci95.0")),
     Column("time_ci95_high_seconds", _time("ci95.1")),
     *texts("outcome.loss_first", "outcome.loss_last", "weights: origin.weights.text", "data: origin.data.text"),
-    *texts("run: id"),
-    *map(_text, ("workload", "size", "dtype", "gpu_type")),
-    *texts("gpus"),
+    *texts("run: id", *(f"configuration.{name}" for name in _RECIPE), "gpus"),
     Column("layout", lambda run: run.layout_text or None),
-    _text("program"),
-    *texts("nodes: node_count"),
+    *texts("configuration.program", "nodes: node_count"),
     Column("date", date_of),
     Column("mfu_pct", lambda run: one_mfu(run)[0]),
     Column("mfu_convention", lambda run: one_mfu(run)[1]),
@@ -176,7 +166,10 @@ def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
     measured = [run for run in report.runs if run.outcome.step_time_s]
     others = [run for run in report.runs if not run.outcome.step_time_s and (wide or not _is_hidden(run))]
     tables = [_measured_table(report, measured, wide=wide)] if measured else []
-    tables += [_others_table(report, others)] if others or not measured else []
+    if others or not measured:
+        name = Column[AnalyzedRun]("run", lambda run: run.id if run.record else report.name(run))
+        reason = texts("outcome.reason", form=str, max_width=_REASON_WIDTH)
+        tables.append(table_of("No result", others, [name, *texts("outcome.status"), *reason]))
     counted = [f"{count} {status}" for status, count in report.counts.items() if count or status == "success"]
     files = "file" if len(report.runs) == 1 else "files"
     caption = f"{', '.join(counted)} ({len(report.runs)} {files})"
@@ -233,10 +226,11 @@ _STEPS = Column[AnalyzedRun](
 def _wide_columns(report: ParseReport) -> list[Column[AnalyzedRun]]:
     return [
         Column("file", report.name),
-        *(Column(name, VALUES[name]) for name in ("run", "workload", "size", "dtype")),
+        *texts("run: id", *(f"configuration.{name}" for name in _RECIPE[:3])),
         *texts("GPUs: gpus", right=True),
-        Column("type", VALUES["gpu_type"]),
-        *(Column(name, VALUES[name]) for name in ("layout", "program")),
+        *texts("type: configuration.gpu_type"),
+        Column("layout", VALUES["layout"]),
+        *texts("configuration.program"),
         *texts("nodes: node_count", right=True),
         Column("date (UTC)", date_of, lambda date: as_text(date).replace("T", " ")[:_DATE_LETTERS]),
         *texts("label", "data: origin.data.short", optional=True),
@@ -277,12 +271,6 @@ def _anomaly_notes(found: Anomalies) -> Iterator[str]:
         yield f"drift {found.drift_pct:+.2g} %"
 
 
-def _others_table(report: ParseReport, runs: Sequence[AnalyzedRun]) -> Table:
-    name = Column[AnalyzedRun]("run", lambda run: run.id if run.record else report.name(run))
-    reason = texts("outcome.reason", form=str, max_width=_REASON_WIDTH)
-    return table_of("No result", runs, [name, *texts("outcome.status"), *reason])
-
-
 def _is_hidden(run: AnalyzedRun) -> bool:
     """Return whether to hide a file: almost every log has the output of a batch script beside it."""
     return run.outcome.status == "not_training_log"
@@ -298,11 +286,11 @@ def parse_document(
 ) -> dict[str, Any]:
     """The JSON document. An unknown value is null, and so are ``groups`` and ``scaling`` unless they are wanted."""
     return {
-        "analysis": {"directories": list(report.directories), "window_rule": report.rule, "files": report.files},
+        "analysis": {**fields_of(report, "directories", "window_rule: rule"), "files": len(report.runs)},
         "results": [_result(run, report.name(run)) for run in report.runs],
         "groups": groups,
         "scaling": scaling,
-        "summary": report.counts | {"files": report.files},
+        "summary": report.counts | {"files": len(report.runs)},
     }
 
 
@@ -314,7 +302,7 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
         "filename": name,
         "path": text_of(run.log_path),
         **fields_of(run, "outcome.status", "outcome.reason", "copy_of"),
-        **{key: run.text(key) for key in ("workload", "size", "dtype", "gpu_type", "program")},
+        **fields_of(run, *(f"configuration.{name}" for name in (*_RECIPE, "program"))),
         **fields_of(run, "gpus", "layout", "layout_source", "release", "label", "figures"),
         "release_source": _release_source(run),
         **fields_of(run, "identity: key", "nodes: node_count", "node_names: nodes"),
@@ -346,14 +334,10 @@ def _median_mfu(group: "RunGroup") -> float | None:
     return one_mfu(by_mean[len(by_mean) // 2])[0]
 
 
-def _of_first(name: str) -> "Column[RunGroup]":
-    return Column(name, lambda group: VALUES[name](group.first))
-
-
-_RECIPE = ("workload", "size", "dtype", "gpu_type")
 GROUP_COLUMNS: "Sequence[Column[RunGroup]]" = (
-    *map(_of_first, (*_RECIPE, "gpus", "layout", "program")),
-    *texts("identity: first.key"),
+    *texts(*(f"first.configuration.{name}" for name in _RECIPE), "first.gpus"),
+    Column("layout", lambda group: group.first.layout_text or None),
+    *texts("first.configuration.program", "identity: first.key"),
     Column("runs", lambda group: len(group.runs)),
     *texts("time_median_seconds: run_means_s.median", "time_mean_seconds: run_means_s.mean"),
     *texts("time_std_dev_seconds: run_means_s.std", "spread_pct"),
@@ -398,7 +382,7 @@ def _count(runs: Sequence[AnalyzedRun] | None) -> str:
 def groups_document(groups: "Iterable[RunGroup]") -> list[dict[str, Any]]:
     return [
         {
-            **{name: VALUES[name](group.first) for name in (*_RECIPE, "program", "gpus")},
+            **fields_of(group.first, *(f"configuration.{name}" for name in (*_RECIPE, "program")), "gpus"),
             **fields_of(group, "first.layout", "identity: first.key", "differs"),
             "runs": [run.id for run in group.runs],
             "run_means_s": [VALUES["time_mean_seconds"](run) for run in group.runs],

@@ -5,7 +5,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
@@ -87,12 +87,14 @@ class Column(Generic[Row]):
     """Its place in the order in which columns are left out on a narrow terminal; 0 for one that always stays."""
     label: bool = True
     """If it is the first column, it is only wrapped if it is very wide."""
+    kind: type = str
+    """The type of its values in files that have types."""
+    of: Callable[[Row], Any] = field(init=False, repr=False)
+    """Return the value of a row."""
 
     def __post_init__(self) -> None:
         self.right = self.right or self.form in (number, cell, whole)
-
-    def of(self, row: Row) -> Any:  # noqa: ANN401 (a value of any kind)
-        return (getter(self.value) if isinstance(self.value, str) else self.value)(row)
+        self.of = getter(self.value) if isinstance(self.value, str) else self.value
 
 
 @dataclass(slots=True)
@@ -171,17 +173,16 @@ def numbers(*names: str, form: Callable[[Any], str] = number, **options: Any) ->
 
 
 def csv_text(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> str:
-    """A line of headers and one for each row, with values as they are; an unknown value is an empty field."""
     lines = io.StringIO()
-    values = ({column.header: column.of(row) for column in columns} for row in rows)
-    write_csv_rows(lines, [column.header for column in columns], values)
+    write_csv_rows(lines, columns, rows)
     return lines.getvalue()
 
 
-def write_csv_rows(file: io.TextIOBase, names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    writer = csv.DictWriter(file, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
+def write_csv_rows(file: io.TextIOBase, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
+    """A line of headers and one for each row, with values as they are; an unknown value is an empty field."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([column.header for column in columns])
+    writer.writerows([csv_value(column.of(row)) for column in columns] for row in rows)
 
 
 class Shown:

@@ -15,6 +15,7 @@ from llmb.reports.table import (
     Table,
     csv_text,
     fields_of,
+    getter,
     markdown_table,
     markdown_text,
     numbers,
@@ -124,9 +125,9 @@ def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
     columns: list[Column[list[Judged]]] = [
         *texts("recipe: 0.title"),
         Column("runs", lambda row: listed(run.id for one in row for run in _counted_runs(one))),
-        Column("step s", lambda row: _span([one.compared_s for one in row], number), right=True),
-        Column("reference", lambda row: _span([reference_s(one) for one in row], number), right=True),
-        Column("change %", lambda row: _span([one.verdict.delta_pct for one in row], "{:+.1f}".format), right=True),
+        Column("step s", lambda row: _span(row, "compared_s", number), right=True),
+        Column("reference", lambda row: _span(row, "verdict.reference.step_time_s", number), right=True),
+        Column("change %", lambda row: _span(row, "verdict.delta_pct", "{:+.1f}".format), right=True),
         Column("verdict", _verdict_counts),
     ]
     unsure = [row[0] for row in by_recipe.values() if row[0].verdict.verdict not in ("pass", "improved")]
@@ -141,13 +142,9 @@ def _verdict_counts(judged: Sequence[Judged]) -> str:
     return ", ".join(f"{counts[name]} {name}" if len(judged) > 1 else name for name in WORST if counts[name])
 
 
-def _span(values: Iterable[float | None], form: Callable[[float], str]) -> str:
-    shown = [form(value) for value in sorted(value for value in values if value is not None)]
+def _span(judged: Iterable[Judged], path: str, form: Callable[[float], str]) -> str:
+    shown = [form(value) for value in sorted(value for value in map(getter(path), judged) if value is not None)]
     return " to ".join(dict.fromkeys((shown[0], shown[-1]))) if shown else "n/a"
-
-
-def reference_s(judged: Judged) -> float | None:
-    return judged.verdict.reference.step_time_s if judged.verdict.reference else None
 
 
 def _two_sided(verdict: Verdict) -> list[Condition]:
