@@ -41,7 +41,7 @@ from llmb.reports.install_report import (
     install_document,
     settings_document,
 )
-from llmb.reports.jobs_report import jobs_document, runs_document, watch_document
+from llmb.reports.jobs_report import jobs_document, watch_document
 from llmb.reports.parse_report import parse_document, parse_report
 from llmb.reports.predict_report import LayoutPlan, RunMemory, RunPrediction
 from llmb.reports.run_report import run_document
@@ -74,7 +74,7 @@ def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
         "memory": RunMemory(recipe, sample_memory(), [Remedy("", 1.0, "", 1.0)]).to_dict(),
         "predict": sample_foreseen(catalogue, recipe).to_dict(),
         "plan": sample_proposed(catalogue, recipe).to_dict(),
-        "runs": runs_document([job], 1),
+        "runs": jobs_document([job], 1, "runs"),
         "jobs list": jobs_document([job], 1),
         "watch": sample_watched(plan),
         "parse": parse_document(parse_report([Path()], "last", sample_parsed_runs(plan), full_names=False)),

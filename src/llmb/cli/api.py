@@ -212,9 +212,9 @@ _COLUMNS: tuple[Column[Run], ...] = (
 
 
 _LOG_COLUMNS: tuple[Column[ParsedFile], ...] = (
-    *texts("log: path.name", "status: outcome.status"),
-    Column("step s", lambda log: log.outcome.step_time_s.mean if log.outcome.step_time_s else None, number),
-    *texts("reason: outcome.reason"),
+    *texts("log: path.name", "outcome.status"),
+    *numbers("step s: outcome.step_time_s.mean"),
+    *texts("outcome.reason"),
 )
 
 

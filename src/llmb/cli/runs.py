@@ -18,7 +18,7 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.states import read_step_times
 from llmb.launch.programs.conclude import EndedRun, read_ended_run
 from llmb.reports.formats import step_chart
-from llmb.reports.jobs_report import runs_document, runs_table
+from llmb.reports.jobs_report import jobs_document, runs_table
 from llmb.reports.output import print_output
 from llmb.reports.run_report import (
     add_other_runs,
@@ -61,7 +61,7 @@ def runs(
     - `llmb runs -w pretrain_llama3.1 --status success --limit 0 --json`
     """
     found, total = selected.find(status or (), runs_only=True)
-    print_output(runs_document(found, total) if json else runs_table(found, total, read_step_times))
+    print_output(jobs_document(found, total, "runs") if json else runs_table(found, total, read_step_times))
 
 
 @app.command()

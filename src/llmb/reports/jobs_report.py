@@ -39,13 +39,12 @@ _IMPLIED = {
 }
 
 
-def jobs_document(jobs: Sequence[Job], total: int) -> dict[str, Any]:
-    """The JSON of ``llmb jobs list``; its keys are a contract. ``total`` includes the jobs beyond the limit."""
-    return {"jobs": [job.document() for job in jobs], "total": total}
+def jobs_document(jobs: Sequence[Job], total: int, key: str = "jobs") -> dict[str, Any]:
+    """The JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` has no limit."""
+    return {key: [job.document() for job in jobs], "total": total}
 
 
 def jobs_table(jobs: Sequence[Job], total: int) -> Table:
-    shown = f"the last {len(jobs)} of {total:,}" if len(jobs) < total else f"{total:,}"
     # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
     columns: list[Column[Job]] = [
         *texts("job: job_id", wrap=False),
@@ -60,7 +59,11 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
         *texts("verdict", optional=True),
         Column("reason", lambda job: crop(job.reason or "", LONGEST_REASON) or None, optional=True),
     ]
-    return table_of(f"Jobs: {shown}", jobs, columns)
+    return table_of(f"Jobs: {_limited(jobs, total)}", jobs, columns)
+
+
+def _limited(jobs: Sequence[Job], total: int) -> str:
+    return f"the last {len(jobs)} of {total:,}" if len(jobs) < total else f"{total:,}"
 
 
 def _state(job: Job) -> str:
@@ -71,15 +74,9 @@ def _scale(job: Job) -> str:
     return f"{job.scale} x {job.gpu_type}"
 
 
-def runs_document(runs: Sequence[Job], total: int) -> dict[str, Any]:
-    """The JSON of ``llmb runs``; its keys are a contract. ``total`` includes the runs beyond the limit."""
-    return {"runs": [run.document() for run in runs], "total": total}
-
-
 def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequence[float]]) -> Table:
     """Return the table. ``step_times`` reads those of a run, which takes too long for more than ``MOST_DRAWN`` runs."""
     times = step_times if len(runs) <= MOST_DRAWN else lambda _: ()
-    shown = f"the last {len(runs)} of {total:,}" if len(runs) < total else f"{total:,}"
     columns: list[Column[Job]] = [
         *texts("id", wrap=False),
         *texts("label", optional=True),
@@ -91,7 +88,7 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
         Column("steps", lambda run: sparkline(times(run), RUN_CELLS), wrap=False, optional=True, drop=1),
         *texts("verdict", wrap=False, optional=True),
     ]
-    return table_of(f"Runs: {shown}", runs, columns)
+    return table_of(f"Runs: {_limited(runs, total)}", runs, columns)
 
 
 def job_document(
@@ -112,6 +109,7 @@ def job_table(job: Job, record: RunRecord | None, imported: ImportOrigin | None 
     attempts = record.attempts if record and len(record.attempts) > 1 else ()
     times = fields_of(job, "submitted: submitted_s", "started: started_s", "ended: ended_s")
     is_run = job.kind == "run"
+    imported_job = f", there job {imported.job_id} of {imported.scheduler}" if imported and imported.job_id else ""
     facts = [
         ("verdict", _verdict(record)),
         ("state", job.state),
@@ -128,8 +126,8 @@ def job_table(job: Job, record: RunRecord | None, imported: ImportOrigin | None 
         *fields_of(job, "cause: fault", "nodes at fault: bad_nodes").items(),
         ("retries left", job.retries or None),
         ("repeats", job.retry_of),
-        ("imported", _origin_text(imported) if imported else None),
-        *((f"attempt {attempt.number}", attempt_text(attempt)) for attempt in attempts),
+        ("imported", imported and f"from {imported.archive}, made at {imported.created_at}{imported_job}"),
+        *((f"attempt {attempt.number}", _attempt_text(attempt)) for attempt in attempts),
         # A run on this machine has no output of a batch script.
         *((n.replace("_", " "), path) for n, path in _files(job).items() if n != "batch_output" or path.exists()),
     ]
@@ -141,14 +139,9 @@ def _verdict(record: RunRecord | None) -> str | None:
     return headline(verdict) if verdict else None
 
 
-def attempt_text(attempt: Attempt) -> str:
+def _attempt_text(attempt: Attempt) -> str:
     end = "" if attempt.exit_code is None else f", ended with exit code {attempt.exit_code}"
     return f"from step {attempt.first_step} on {attempt.job.nodes} in job {attempt.job.job_id}{end}"
-
-
-def _origin_text(origin: ImportOrigin) -> str:
-    job = f", there job {origin.job_id} of {origin.scheduler}" if origin.job_id else ""
-    return f"from {origin.archive}, made at {origin.created_at}{job}"
 
 
 def nodes_table(records: Sequence[NodeRecord]) -> Table:

@@ -66,8 +66,8 @@ def run_document(run: EndedRun) -> dict[str, Any]:
 Row = tuple[str, ...]
 """A metric, what was measured, what is published, and a note."""
 DETAILS = re.compile(
-    "weights|data|dataset|sequences|parameters|.* s, (median|std)|TFLOPS .*|days .*|GPU power W|host CPU %|"
-    "energy .*|nodes meanwhile|(non-finite|skipped) steps: 0|attention backend|busiest .*|experts .*|dropped .*|FP8 .*"
+    "(weights|data|dataset|sequences|parameters|.* s, (median|std)|TFLOPS .*|days .*|GPU power W|host CPU %|energy .*|"
+    "nodes meanwhile|attention backend|busiest .*|experts .*|dropped .*|FP8 .*): |(non-finite|skipped) steps: 0$"
 )
 """Metrics that only some readers need; in counter metrics, the values."""
 ORIGIN = ("weights", "data", "dataset", "sequences")
@@ -109,7 +109,7 @@ def run_table(
     ]
     if brief:
         needed = () if plan.recipe.task == "pretrain" else ORIGIN
-        rows = [row for row in rows if row[0] in needed or not _is_detail(*row[:2])]
+        rows = [row for row in rows if row[0] in needed or not DETAILS.match(f"{row[0]}: {row[1]}")]
     head = answer or (headline(result.verdict) if result.verdict else "")
     table = rows_table(
         "\n".join(filter(None, (head, title))),
@@ -126,10 +126,6 @@ def add_other_runs(table: Table, result: Result) -> None:
     for node in result.other_work.nodes if result.other_work else ():
         for run in node.runs:
             table.add_row("other run", *[""] * (len(table.columns) - 2), f"{run_text(run)}, on {node.node}")
-
-
-def _is_detail(name: str, value: str) -> bool:
-    return bool(DETAILS.fullmatch(name) or DETAILS.fullmatch(f"{name}: {value}"))
 
 
 def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:

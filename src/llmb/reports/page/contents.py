@@ -276,17 +276,13 @@ def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
         Column("recipe", lambda run: run.recipe.title() if run.recipe else run.path.name),
         Column("label", lambda run: run.label or run.campaign, optional=True),
         Column("status", lambda run: run.status.replace("_", " ")),
-        Column("step s", lambda run: run.step_time_s.mean if run.step_time_s else None, cell),
+        *numbers("step s: step_time_s.mean", form=cell),
         Column("CV %", lambda run: cv_pct(run.step_time_s), cell),
-        Column("tokens/s", lambda run: _result(run, "tokens_per_s"), cell),
-        Column("verdict, published", lambda run: _result(run, "verdict_name"), optional=True),
+        *numbers("tokens/s: record.result.tokens_per_s", form=cell),
+        *texts("verdict, published: record.result.verdict_name", optional=True),
         Column("reason", flaw_of, optional=True),
     ]
     return table_of("Runs", runs, columns)
-
-
-def _result(run: AnalyzedRun, name: str) -> object:
-    return getattr(run.record.result, name) if run.record and run.record.result else None
 
 
 def _advice(judged: Judged, shown: AnalyzedRun, against: str | None) -> Iterator[str]:
