@@ -28,10 +28,10 @@ def test_a_dry_run_names_the_commands_and_their_time(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--partition", "batch"], "--partition is for nodes of a cluster"),
-        (["--set", "h100", "--dtype", "fp8"], "--set names its recipes"),
-        (["--set", "h100"], "acceptance set h100 is for h100, and this is cpu"),
-        (["--dtype", "fp8"], "a recipe has a workload and a size"),
+        (["--partition", "batch"], "--partition applies only to the nodes of a cluster"),
+        (["--set", "h100", "--dtype", "fp8"], "--set selects its own recipes"),
+        (["--set", "h100"], "acceptance set h100 is for h100, but this is cpu"),
+        (["--dtype", "fp8"], "a recipe needs a workload and a size"),
         (["--set", "h10"], "unknown acceptance set 'h10'"),
         (["--checks", "kernl"], "unknown area or check 'kernl'"),
         (["--junit", "nowhere/cases.xml"], "the folder of --junit does not exist"),

@@ -224,7 +224,7 @@ def test_a_run_by_its_label_is_parsed_calibrates_and_is_on_a_page(
     assert calibrated.prediction.seconds == pytest.approx(12.3, rel=0.01)
     assert llmb.report("week").read_text().startswith("<!DOCTYPE html>")
     assert llmb.report(["week", "latest"], output="page.md").read_text().startswith("- ")
-    with pytest.raises(UsageError, match="unknown ending"):
+    with pytest.raises(UsageError, match="unknown file extension"):
         llmb.report("week", output="page.docx")
 
 

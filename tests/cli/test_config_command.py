@@ -159,7 +159,7 @@ def test_what_cannot_be_written_is_refused(llmb: Run, install: Path, arguments: 
         (
             b"environment: &all {A: b}\nworkloads:\n  w:\n    environment: *all\n",
             ("set workloads.w.environment.A c",),
-            "workloads.w.environment.A is written there in a way that llmb does not edit",
+            "workloads.w.environment.A is written there in a form that llmb cannot edit",
         ),
     ],
 )

@@ -154,4 +154,4 @@ def test_words_that_select_no_runs_are_named(install: Path, monkeypatch: pytest.
     monkeypatch.setenv("LLMB_INSTALL", str(install))
     done = call_llmb("compare", "2020-01-01", "2020-01-02")
     assert (done.returncode, "there are no runs in 2020-01-01 and 2020-01-02" in done.stderr) == (2, True)
-    assert "one group is given, and two are needed" in call_llmb("compare", install / "before").stderr
+    assert "two groups are needed, but only one was specified" in call_llmb("compare", install / "before").stderr

@@ -360,7 +360,7 @@ def test_scaling_beside_the_published_figures(scales):
 
 def test_tables_of_groups_without_a_success(tmp_path):
     (tmp_path / "log-died.out").write_text(log_text(upto=3))
-    for option, text in (("--group", "1 of 1 files are no success"), ("--scaling", "no log tells its recipe")):
+    for option, text in (("--group", "1 of 1 files are no success"), ("--scaling", "no log reports both its recipe")):
         result = parse(tmp_path, option)
         assert result.returncode == 4
         assert text in result.stdout
@@ -439,7 +439,7 @@ def test_a_damaged_record_is_reported(tmp_path):
     (folder / "run.json").write_text("[1")
     result = parse(tmp_path)
     assert result.stderr.startswith("llmb: run ")
-    assert "its record is not read, only its log: it is damaged: " in result.stderr
+    assert "its record is ignored: it is damaged: " in result.stderr
     after = parse_json(tmp_path)["results"][0]
     assert after["step_time_s"] == before["step_time_s"]
     assert after["run"] != before["run"], "it has the id that other commands know"

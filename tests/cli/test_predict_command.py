@@ -124,7 +124,7 @@ def test_hardware_of_ones_own_is_checked(llmb: Run, tmp_path: Path) -> None:
 def test_a_cpu_is_not_predicted(llmb: Run) -> None:
     refused = llmb("predict", "pretrain_llama3.1", "tiny", "--gpu-type", "cpu")
     assert refused.returncode == 2
-    assert "CPUs are not predicted" in refused.stderr
+    assert "predictions are for GPUs only" in refused.stderr
 
 
 def test_a_run_of_ones_own_calibrates(llmb: Run, tmp_path: Path) -> None:

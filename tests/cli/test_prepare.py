@@ -54,7 +54,7 @@ def test_a_gated_tokenizer_without_a_token_is_refused_and_what_is_there_is_kept(
         refused = prepare_70b(tmp_path, hub.url, None)
         assert refused.returncode == 3, refused.stderr
         error = json.loads(refused.stderr.splitlines()[-1])["error"]
-        assert error["what"] == f"{MODEL} is gated, and there is no token"
+        assert error["what"] == f"{MODEL} is gated, but there is no token"
         assert f"https://huggingface.co/{MODEL}" in error["do"]
         hub.requests.clear()
         assert prepare_70b(tmp_path, hub.url, TOKEN).returncode == 0
@@ -90,7 +90,7 @@ def test_the_commands_that_sample_prints_prepare_the_dataset(tmp_path: Path, mon
     assert "new" in prepared.stdout
     assert "98." in prepared.stdout
     again = runner.invoke(app, ["dataset", "finetune_llama3", "tiny"], catch_exceptions=False)
-    assert "everything was prepared before; nothing to do" in again.stderr
+    assert "everything is already prepared; nothing to do" in again.stderr
     assert "kept" in again.stdout
 
 

@@ -322,7 +322,7 @@ def test_times_of_other_ranks_are_not_drawn(root: Path, page: Callable[..., str]
     folder = RunFolder(write_run(runs_below(root), gpu_record(), times_around(12.0)))
     assert "<b>No ranks</b>: the times of single ranks were not recorded" in page()
     folder.rank_times.write_text('{"first_step":0,"last_step":0,"layer_us":[1.0,2.0]}\n')
-    assert "<b>No ranks</b>: their times are not those of the run&#39;s 8 ranks" in page()
+    assert "<b>No ranks</b>: their times do not match the run&#39;s 8 ranks" in page()
     folder.rank_times.write_text('{"first_step":0,"last_step":0,"layer_us":[NaN]}\n{}')
     assert "<b>No ranks</b>: their times cannot be read" in page()
 

@@ -384,8 +384,8 @@ SAID = "echo 'sbatch: error: Batch job submission failed: {}' >&2; exit 1"
             UsageError,
             "Slurm rejected the job: Batch job submission failed: Invalid account",
         ),
-        (SAID.format("Socket timed out"), InfrastructureError, "the job may be queued anyway"),
-        ("kill -INT $PPID", UserInterrupt, "interrupted; the job may be queued anyway"),
+        (SAID.format("Socket timed out"), InfrastructureError, "the job may have been queued anyway"),
+        ("kill -INT $PPID", UserInterrupt, "interrupted; the job may have been queued anyway"),
     ],
 )
 def test_what_becomes_of_a_job_that_is_not_submitted_is_said(

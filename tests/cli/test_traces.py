@@ -176,7 +176,7 @@ def test_the_network_is_shown_before_the_collectives(tmp_path: Path) -> None:
     text = call("nccl", log).stdout
     assert re.search(r"fabric +RoCE +node7\n", text)
     assert re.search(r"devices used +mlx5_1 +node7\n", text)
-    assert re.search(r"NVLS +n/a +the log has no line that tells it\n", text)
+    assert re.search(r"NVLS +n/a +not in the log\n", text)
     assert text.index("Network") < text.index("Collectives:")
     found = call("nccl", log, "--json").document
     assert (found["network"]["fabric"], found["network"]["gpudirect"]) == ("RoCE", True)

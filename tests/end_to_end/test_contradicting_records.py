@@ -88,7 +88,7 @@ def a_folder(folder: RunFolder) -> None:
 ENDED = (datetime(2026, 11, 1, 12, 2, tzinfo=UTC) + timedelta(seconds=20)).isoformat()
 CONTRADICTING: dict[str, tuple[Change, str]] = {
     "not updated": (each(updated=False), "1 step of the window skipped the update of the parameters"),
-    "zero": (each(step_time_s=0.0), "step 40 took 0 s, which no step takes"),
+    "zero": (each(step_time_s=0.0), "step 40 took 0 s, which is impossible"),
     "negative": (each(step_time_s=-2.0), "step 40 took -2 s"),
     "not a number": (each(step_time_s=math.nan), "step 40 took nan s"),
     "infinite": (each(step_time_s=math.inf), "step 40 took inf s"),
@@ -97,7 +97,7 @@ CONTRADICTING: dict[str, tuple[Change, str]] = {
     "shorter than the clock": (clocked(20.0), "and by the clock 20 s"),
     "longer than the run": (record_of(ended_at=ENDED), "and it lasted 20 s"),
     "ended before it began": (record_of(ended_at="2026-11-01T11:00:00+00:00"), "s before it began"),
-    "profiled without a profile": (each(profiled=True), "step 40 was profiled or was not, against the plan"),
+    "profiled without a profile": (each(profiled=True), "step 40 was profiled, or not, contrary to the plan"),
     "window upside down": (record_of(plan__window__first=44, plan__window__last=35), "the window is steps 44-35"),
     "window outside": (record_of(plan__window__last=99), "and the run has steps 0-49"),
     "other ranks": (record_of(environment__ranks_per_node={"node1": 16}), "16 in the environment"),

@@ -115,7 +115,7 @@ def test_a_run_with_a_wrong_kernel_ends_before_it_trains(python: str, tmp_path: 
     assert done.returncode == 4
     folder = (tmp_path / "latest").resolve()
     (log,) = folder.glob("log-*.out")
-    assert "cast_both_ways, 128x128, on rank 0: 7 times as far off as rounding explains" in log.read_text()
+    assert "cast_both_ways, 128x128, on rank 0: 7 times the error that rounding explains" in log.read_text()
     assert not (folder / "metrics.jsonl").exists()
     record = json.loads((folder / "run.json").read_text())
     assert {each["right"] for each in record["environment"]["kernels"]} == {False}

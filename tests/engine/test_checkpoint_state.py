@@ -107,7 +107,7 @@ def test_metadata_that_would_run_something_runs_nothing(tmp_path):
 
 def test_metadata_that_is_something_else_is_refused(tmp_path):
     (tmp_path / ".metadata").write_bytes(pickle.dumps({"state": 1}))
-    with pytest.raises(ValueError, match="holds no metadata"):
+    with pytest.raises(ValueError, match="contains no metadata"):
         TensorReader(tmp_path).read_metadata()
 
 

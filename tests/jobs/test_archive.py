@@ -186,12 +186,12 @@ def test_runs_that_are_there_stay_as_they_are(
     assert llmb("import", str(archive), **there).returncode == 0
     first = sorted((tmp_path / "there" / "workloads").rglob("*"))
     again = llmb("import", str(archive), **there)
-    assert (again.returncode, again.stdout) == (0, "0 runs were added; 4 were there already\n")
+    assert (again.returncode, again.stdout) == (0, "0 runs were added; 4 were already there\n")
     assert sorted((tmp_path / "there" / "workloads").rglob("*")) == first
     # A run that was removed comes back to its place.
     removed = Path(json.loads(llmb("result", "label:after", "--json", **there).stdout)["run_dir"])
     shutil.rmtree(removed)
-    assert llmb("import", str(archive), **there).stdout == "1 run was added; 3 were there already\n"
+    assert llmb("import", str(archive), **there).stdout == "1 run was added; 3 were already there\n"
     assert llmb("result", "label:after", **there).returncode == 0 and removed.exists()
     # Another run in a folder of the same name.
     other = tmp_path / "other" / folders[0].path.relative_to(tmp_path / "root")
@@ -465,14 +465,14 @@ def broken_record(forger: Forger) -> bytes:
 
 
 HOSTILE = {
-    traversal: "none of a run",
-    absolute_path: "none of a run",
+    traversal: "belongs to no run",
+    absolute_path: "belongs to no run",
     run_outside: "no such place for a run",
     symbolic_link: "not a regular file",
     hard_link: "not a regular file",
     device: "not a regular file",
     pipe: "not a regular file",
-    script: "none of a run",
+    script: "belongs to no run",
     tampered: "another checksum",
     other_size: "another size",
     unlisted: "not in the manifest",

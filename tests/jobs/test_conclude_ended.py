@@ -176,7 +176,7 @@ def test_a_job_without_a_record_of_its_run_is_no_success(
     assert change
     assert (change.status, change.reason) == (
         "invalid",
-        f"the job completed, but the result of the run is not known: {said}",
+        f"the job completed, but the result of the run is unknown: {said}",
     )
     assert exit_code([replace(row_of(folder), status=change.status)]) == 6
 
@@ -202,7 +202,7 @@ def test_a_result_that_comes_late_is_awaited(folder: RunFolder, capsys: pytest.C
         found, said = conclude_job(store, late, print), capsys.readouterr().out
         assert store.jobs() == [found]
     assert (found.status, found.reason, found.step_time_s) == ("success", None, pytest.approx(0.1))
-    assert said == f"run {late.id} ended without a result (COMPLETED): it is concluded now, from its files\n"
+    assert said == f"run {late.id} ended without a result (COMPLETED); concluding it now from its files\n"
     assert read_record(folder).status == "success"
 
 

@@ -205,5 +205,5 @@ def test_a_folder_that_is_missing_is_named_and_not_made(tmp_path: Path) -> None:
     messages: list[str] = []
     with read_history(tmp_path / "missing", messages.append) as store:
         assert store.jobs(Filter()) == []
-    assert messages == [f"{tmp_path / 'missing'} does not exist: no runs are there"]
+    assert messages == [f"{tmp_path / 'missing'} does not exist, so it has no runs"]
     assert not (tmp_path / "missing").exists()

@@ -49,7 +49,7 @@ def test_points_in_time() -> None:
     assert parse_since("2 d", 1e6) == 1e6 - 2 * 86400
     assert parse_since("2026-11-21T14:00+00:00", 0) == 1795269600
     assert parse_since("2026-11-22", 0) - parse_since("2026-11-21", 0) == 86400
-    with pytest.raises(UsageError, match="'yesterday' is not a point in time"):
+    with pytest.raises(UsageError, match="'yesterday' is not a date, a time or an age"):
         parse_since("yesterday", 0)
 
 

@@ -164,7 +164,7 @@ def test_an_interrupt_keeps_what_ended_and_the_same_command_runs_the_rest(call: 
     call.script.ends = ["success", "success", UserInterrupt("interrupted")]
     with pytest.raises(UserInterrupt) as raised:
         call("fp32", "bf16", repeats=2, label="night")
-    assert "runs the 2 that are left" in str(raised.value)
+    assert "run the same command for the remaining 2" in str(raised.value)
     assert [len(recipe["runs"]) for recipe in call.document["recipes"]] == [1, 1]
     assert call("fp32", "bf16", repeats=2, label="night") == ["bf16", "fp32"]
     assert [len(recipe["runs"]) for recipe in call.document["recipes"]] == [2, 2]
@@ -231,7 +231,7 @@ def test_a_second_client_waits_for_the_first(call: Caller) -> None:
                 time.sleep(0.01)
             assert not waiting.done()
         waiting.result()
-    assert said == ["another command makes runs one after another here: waiting for its end"]
+    assert said == ["another command is running a series here; waiting for it to end"]
 
 
 def test_a_copied_run_folder_is_no_other_repeat(call: Caller) -> None:

@@ -64,7 +64,7 @@ def test_a_state_that_is_not_known_decides_nothing_and_is_asked_again() -> None:
     change = found(new, WHOLE, replace(JOB, status="queued"))
     assert (change.status, change.exit_code, change.signal) == ("queued", None, None)
     assert change.reason == (
-        "Slurm reports A_STATE_OF_A_LATER_SLURM, a state that this llmb does not know; it is asked again"
+        "Slurm reports A_STATE_OF_A_LATER_SLURM, a state that this llmb does not know; querying again"
     )
     assert look(JOB, new, NOW) == found(new), "no file decides it either"
     assert look(replace(JOB, status="success"), new, NOW) is None
@@ -88,10 +88,10 @@ def test_every_state_that_slurm_documents_is_known() -> None:
         ("DependencyNeverSatisfied", "will never start; cancel it (DependencyNeverSatisfied)"),
         ("ReqNodeNotAvail, UnavailableNodes:node2", "is not available (ReqNodeNotAvail, UnavailableNodes:node2)"),
         ("QOSMaxJobsPerUserLimit", "QOSMaxJobsPerUserLimit"),
-        ("launch_failed_requeued_held", "'scontrol release' lets the job go (launch_failed_requeued_held)"),
-        ("launch failed requeued held", "'scontrol release' lets the job go (launch failed requeued held)"),
-        ("job_requeued_in_held_state", "'scontrol release' lets it go (job_requeued_in_held_state)"),
-        ("JobHoldMaxRequeue", "'scontrol release' lets it go (JobHoldMaxRequeue)"),
+        ("launch_failed_requeued_held", "'scontrol release' releases the job (launch_failed_requeued_held)"),
+        ("launch failed requeued held", "'scontrol release' releases the job (launch failed requeued held)"),
+        ("job_requeued_in_held_state", "'scontrol release' releases it (job_requeued_in_held_state)"),
+        ("JobHoldMaxRequeue", "'scontrol release' releases it (JobHoldMaxRequeue)"),
         ("BadConstraints", "it will never start; cancel it (BadConstraints)"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_completed_job_is_what_its_run_is() -> None:
     lost = replace(NOTHING, unread="the run folder is gone")
     assert (found(done, lost).status, found(done, lost).reason) == (
         "invalid",
-        "the job completed, but the result of the run is not known: the run folder is gone",
+        "the job completed, but the result of the run is unknown: the run folder is gone",
     )
     spoiled = replace(WHOLE, run_status="invalid", run_reason="step 3: loss nan")
     assert (found(done, spoiled).status, found(done, spoiled).reason) == ("invalid", "step 3: loss nan")

@@ -100,14 +100,14 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
     ("workload", "options", "said"),
     [
         ("pretrain_llama3.1", {"fp8_recipe": "current"}, "--fp8-recipe is current, but the run computes in fp32"),
-        ("pretrain_llama3.1", {"emulate_fp8": True}, "--emulate-fp8 is given, but the run computes in fp32"),
+        ("pretrain_llama3.1", {"emulate_fp8": True}, "--emulate-fp8 is set, but the run computes in fp32"),
         (
             "pretrain_llama3.1",
             {"dtype": "fp8", "fp8_recipe": "current", "overrides": {"layers": 2}},
             "with 2 layers nothing is in FP8; choose delayed, current-all, or more --layers",
         ),
-        ("pretrain_llama3.1", {"checkpoint_dir": "/scratch"}, "--checkpoint-dir is given, but nothing is saved"),
-        ("pretrain_llama3.1", {"lora_rank": 8}, "--lora-rank is given, but pretrain_llama3.1 trains all weights"),
+        ("pretrain_llama3.1", {"checkpoint_dir": "/scratch"}, "--checkpoint-dir is set, but nothing is saved"),
+        ("pretrain_llama3.1", {"lora_rank": 8}, "--lora-rank is set, but pretrain_llama3.1 trains all weights"),
         ("finetune_llama3", {"lora_rank": 0}, "--lora-rank is 0"),
         ("finetune_llama3", {"lora_dropout": 1.0}, "--lora-dropout is 1; it must be below 1"),
         ("finetune_llama3", {"lora_dropout": 0.1, "overrides": {"pp": 2}}, "--lora-dropout is unsupported with"),

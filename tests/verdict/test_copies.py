@@ -107,7 +107,7 @@ def test_a_copy_that_was_changed_is_named_and_none_is_chosen(root: Path) -> None
     assert [(run.status, run.step_time_s is None) for run in found.runs] == [("invalid", True), ("success", False)]
     assert len(found.left_out) == 3
     for reason in (str(found.runs[0].reason), *(one.reason for one in found.left_out)):
-        assert "one was cut or edited" in reason and str(copy.parent) in reason
+        assert "one was truncated or edited" in reason and str(copy.parent) in reason
     parsed = with_copies([run_of_log(parse_file(path, DEFAULT_RULE)) for path in sorted(root.rglob("log-*.out"))])
     assert [run.outcome.status for run in parsed].count("invalid") == 4
     assert [len(group.runs) for group in group_runs(parsed)] == [1]
@@ -156,9 +156,9 @@ def test_a_cut_copy_of_a_slow_run_leaves_no_verdict_better_than_inconclusive(
     assert judged_as(*sides)[0] == ["inconclusive"]
     copy = cut_copy(slow)
     verdicts, text = judged_as(*sides)
-    assert verdicts == ["inconclusive"] and "one was cut or edited" in text
+    assert verdicts == ["inconclusive"] and "one was truncated or edited" in text
     compared = compare_runs(*find_sides(str(tmp_path / "before"), str(tmp_path / "after"), tmp_path, quiet))
-    assert compared.rows[0].verdict == "inconclusive" and "one was cut or edited" in str(compared.rows[0].reason)
+    assert compared.rows[0].verdict == "inconclusive" and "one was truncated or edited" in str(compared.rows[0].reason)
     expected = tmp_path / "expected.yaml"
     expected.write_text(
         "expectations:\n- {workload: pretrain_llama3.1, size: tiny, step_time_s: 2.0, tolerance_pct: 5}\n"
@@ -205,7 +205,7 @@ def test_equal_step_times_under_another_id_are_a_copy(root: Path) -> None:
     with_other_id(folder, root / "again", dict.fromkeys((3, 4), 1.0))
     found = find_ended_runs(str(root), root, quiet)
     assert [run.status for run in found.runs] == ["invalid", "success"]
-    assert "one was cut or edited" in str(found.runs[0].reason)
+    assert "one was truncated or edited" in str(found.runs[0].reason)
 
 
 def test_runs_that_share_few_step_times_are_different_ones(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:

@@ -206,7 +206,7 @@ def test_the_advice_is_not_what_was_given(
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     own = str(write_run(tmp_path / "tiny", queued_record(tiny_plan(), ()), times_around(0.5)))
     errors = [CliRunner().invoke(app, ["judge", *words]).exception for words in ([own], [own, "--against", own])]
-    assert [isinstance(error, NoVerdict) and error.do for error in errors] == ["give --against or --expect", None]
+    assert [isinstance(error, NoVerdict) and error.do for error in errors] == ["add --against or --expect", None]
 
 
 def test_without_a_published_figure_a_run_is_judged_by_earlier_ones(

@@ -199,7 +199,7 @@ class Option:
         if self.negates:
             return False if given else self.default
         if self.folder and has_secret(str(given), settings=False):
-            what = f"{self.spellings[0]} looks like a secret, and paths are saved with what they are for"
+            what = f"{self.spellings[0]} looks like a secret, and paths are saved in records"
             raise UsageError(what, do="copy it to this machine, and specify the local folder or file")
         return str(Path(given).absolute()) if self.folder else given
 

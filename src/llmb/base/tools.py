@@ -86,7 +86,7 @@ def ask_program(
         return Output(answer, f"{command[0]} did not answer within {limit_s:g} s", timed_out=True, errors=complaint)
     code = process.returncode
     if unusable:
-        return Output("", f"{command[0]} printed a number with hundreds of digits, so that its output is not used")
+        return Output("", f"{command[0]} printed a number with hundreds of digits; its output is ignored")
     problem = f"{command[0]}: {_last_words(complaint, answer, code)}" if code else None
     return Output(answer, problem, errors=complaint, code=code)
 

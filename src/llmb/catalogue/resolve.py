@@ -118,8 +118,8 @@ class Request:
     gpu_type: Annotated[
         str | None,
         Option(
-            help="GPU type of the catalogue, or cpu. Default: detected by 'run', else of cluster_config.yaml, else the "
-            "first of 'llmb list'.",
+            help="GPU type of the catalogue, or cpu. Default: detected by 'run', else from cluster_config.yaml, else "
+            "the first in 'llmb list'.",
             form=WORD,
         ),
     ] = None

@@ -235,13 +235,13 @@ def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float 
     pct = 100 * tflops[name] / peak_tflops
     if pct <= MOST_MFU_PCT:
         return None
-    return f"the MFU would be {pct:.4g} % ({name}): the step time, the work of a step or the GPU is another than told"
+    return f"the MFU would be {pct:.4g} % ({name}): the step time, the work per step or the GPU is wrong"
 
 
 def _beyond_peak(tflops: Mapping[str, float | None], peak: float | None) -> dict[str, str]:
     """Conventions that count so much work that is not done, such as masked attention, that no MFU can be told."""
     beyond = [name for name, value in tflops.items() if value and peak and value > peak]
-    return {f"{MFU}.{name}": "above the peak, as it counts work that is not done" for name in beyond}
+    return {f"{MFU}.{name}": "above the peak, because it counts work that is skipped" for name in beyond}
 
 
 def _reasons(recipe: Recipe, flops: dict[str, float | None]) -> dict[str, str]:

@@ -62,7 +62,7 @@ class ClusterOptions:
     nodes: Annotated[
         int | None, _nodes("-N", "--nodes", min=1, help="Accept this number of usable nodes of the cluster.")
     ] = None
-    partition: Annotated[str | None, _nodes("-p", "--partition", help="Their partition.")] = None
+    partition: Annotated[str | None, _nodes("-p", "--partition", help="Partition of the nodes.")] = None
     account: Annotated[str | None, _nodes("-A", "--account", help="Slurm account.")] = None
 
     @property
@@ -78,7 +78,7 @@ class Duration:
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0, max=MOST_MINUTES, help="Repeat until every verdict is settled, for so long. Default: 30; on a CPU 5."
+            min=0, max=MOST_MINUTES, help="Minutes for repeats until every verdict is settled. Default: 30; on a CPU 5."
         ),
     ] = None
     set_name: Annotated[
@@ -88,7 +88,7 @@ class Duration:
         ),
     ] = None
     checks: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Only these checks, as 'llmb doctor --only' takes them.")
+        str | None, typer.Option(metavar="NAMES", help="Run only these checks, as in 'llmb doctor --only'.")
     ] = None
     start_new: Annotated[bool, typer.Option("--new", help="Start again, even if an earlier call was interrupted.")] = (
         False
@@ -140,12 +140,12 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
     catalogue, install = Catalogue(), install_here()
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
     if one_set and any(chosen.values()):
-        raise UsageError("--set names its recipes", do="omit -w, -s, --dtype and --scale")
+        raise UsageError("--set selects its own recipes", do="omit -w, -s, --dtype and --scale")
     if started_rank(os.environ):
-        raise UsageError("RANK and WORLD_SIZE are set, and an acceptance starts its ranks itself", do="unset them")
+        raise UsageError("RANK and WORLD_SIZE are set, but an acceptance starts its own ranks", do="unset them")
     parse_checks([duration.checks or ""])
     if not cluster.nodes and cluster.words:
-        raise UsageError(f"{cluster.words[0]} is for nodes of a cluster", do="add --nodes")
+        raise UsageError(f"{cluster.words[0]} applies only to the nodes of a cluster", do="add --nodes")
     place = _nodes_of_cluster(catalogue, install, cluster) if cluster.nodes else _this_machine(catalogue)
     wanted = _wanted(chosen)
 
@@ -167,7 +167,7 @@ def _wanted(chosen: dict[str, Any]) -> Request | None:
     if not any(chosen.values()):
         return None
     if not (chosen["workload"] and chosen["size"]):
-        raise UsageError("a recipe has a workload and a size", do="add -w and -s, or omit --dtype and --scale")
+        raise UsageError("a recipe needs a workload and a size", do="add -w and -s, or omit --dtype and --scale")
     return build(Request, chosen)
 
 
@@ -180,7 +180,7 @@ def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
     names, host = machine.gpu_names, host_name()
     if not names and shutil.which(QUERY[0]) and "CUDA_VISIBLE_DEVICES" not in os.environ:
         what = f"{QUERY[0]} is installed, and shows no GPU"
-        raise EnvironmentProblem(what, do="'llmb doctor' says more; CUDA_VISIBLE_DEVICES=-1 accepts the CPU alone")
+        raise EnvironmentProblem(what, do="see 'llmb doctor'; CUDA_VISIBLE_DEVICES=-1 accepts only the CPU")
     if not names:
         return AcceptedNodes(
             subject=f"{host} ({machine.cores} CPU cores)", host=host, gpu_type=CPU, per_node=machine.cores
@@ -204,7 +204,7 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
     usable = [name for name, state in states.items() if state.usable]
     if len(usable) < (wanted := cluster.nodes or 0):
         problems = "; ".join(f"{name}: {state.problem}" for name, state in states.items() if not state.usable)
-        what = f"{len(usable)} of {len(states)} nodes accept jobs, and {wanted} are wanted"
+        what = f"{len(usable)} of {len(states)} nodes accept jobs; {wanted} were requested"
         raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or give another --partition")
     per_node = nodes.placement.processes_per_node
     return AcceptedNodes(

@@ -342,7 +342,7 @@ def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: Non
     text = str(run.absolute() if isinstance(run, Path) else run)
     folders = run_folders(text, install_root(os.environ, Path.cwd()), on_message)
     if len(folders) > 1:
-        raise UsageError(f"{len(folders)} runs have the name '{run}'", do="llmb.list_runs() returns several")
+        raise UsageError(f"{len(folders)} runs have the name '{run}'", do="use llmb.list_runs() for several runs")
     return _run_of(read_ended_run(folders[0]))
 
 
@@ -416,7 +416,7 @@ def judge(
     if len(judged) != 1:
         count = f"{len(judged)} verdicts" if judged else "no run has ended"
         do = "pass one of them, or against=, which judges repeats together" if judged else None
-        raise UsageError(f"a single run, or repeats of one recipe, are required: {count}", where=str(path), do=do)
+        raise UsageError(f"one run or repeats of one recipe required: {count}", where=str(path), do=do)
     return RunVerdict(**dict(judged[0].verdict))
 
 
@@ -486,7 +486,7 @@ def report(
     """
     path = parse_path(output)
     if path.suffix not in _PAGES:
-        raise UsageError(f"the page {path.name} has an unknown ending", choices=_PAGES, do="change output")
+        raise UsageError(f"the page {path.name} has an unknown file extension", choices=_PAGES, do="change output")
     selectors = [str(runs)] if isinstance(runs, str | Path) else None if runs is None else [*runs]
     install = install_root(os.environ, Path.cwd())
     chosen = None if against is None else str(against)

@@ -50,9 +50,7 @@ SHAPES = selection_options([option for name, option in options_of(Request).items
 """The options of a recipe that decide its shapes; all may be left out."""
 Dtypes = Annotated[
     str | None,
-    typer.Option(
-        "--dtype", help="bf16, fp16, fp32 or fp8, or several with commas between them. Default: the recipe's."
-    ),
+    typer.Option("--dtype", help="bf16, fp16, fp32 or fp8, or several separated by commas. Default: the recipe's."),
 ]
 Seconds = Annotated[
     float,
@@ -69,7 +67,7 @@ class Measuring:
 
     repeat: Annotated[
         int | None,
-        typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 200, by the time they take."),
+        typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 200, by their duration."),
     ] = None
     json: Json = False
 

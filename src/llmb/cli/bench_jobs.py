@@ -202,7 +202,7 @@ def gpus(
     placed: Placed,
     ctx: typer.Context,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="How long the product is repeated; the last third counts.")
+        float, typer.Option("--seconds", min=0.1, help="Seconds to repeat the product for; the last third counts.")
     ] = 5.0,
 ) -> None:
     """Find slow GPUs: the same matrix product on every GPU at once.
@@ -332,10 +332,10 @@ def collectives(
     given = flags_of(ctx, values)
     if pairwise:
         if own := ["COLLECTIVE" if name == "names" else f"--{name.replace('_', '-')}" for name in flags_of(ctx, SWEEP)]:
-            raise UsageError(f"--pairwise has its own sizes, and does not accept {', '.join(own)}", do="omit them")
+            raise UsageError(f"--pairwise uses its own sizes and does not accept {', '.join(own)}", do="omit them")
         here = None if placed.is_job(given) else job_here()
         if not given and here is None:
-            do = "add --nodes, such as --nodes 8, or call it in an allocation, as of 'salloc'"
+            do = "add --nodes, such as --nodes 8, or run it in an allocation, such as one of 'salloc'"
             raise UsageError("--pairwise compares the nodes of a job", do=do)
         _pairwise(BenchJobRequest(values, placed, here), placed)
         return
@@ -405,7 +405,7 @@ def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
     program = BenchProgram("pairwise", pair_rounds.__name__, "rounds", files, math.ceil(most / 60) + 1)
     order = request.order(program, f"pairs of {nodes} nodes, by llmb")
     if request.here:
-        say("on the nodes of this job; with an option of the scheduler, such as --nodes, it queues another one")
+        say("running on the nodes of this job; to queue another job, add a scheduler option such as --nodes")
         end = run_here(order, os.environ)
     elif done := queue(order, placed):
         end, _ = done
@@ -418,7 +418,7 @@ def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
         unfit = host_list(result.names(fit=False))
         count, total = len(result.names(fit=False)), len(result.nodes)
         if count:
-            do = "'llmb submit --exclude unfit' leaves them out, 'llmb doctor' on them looks for the cause"
+            do = "'llmb submit --exclude unfit' skips them; run 'llmb doctor' on them to find the cause"
             raise RunFailed(f"{count} of {total} nodes are not fit: {unfit}", do=do)
         if not result.names(fit=True):
             raise RunFailed(

@@ -43,7 +43,7 @@ Junit = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be queued, queue nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before queueing.")]
-Force = Annotated[bool, typer.Option("--force", help="Go on even if a GPU has too little memory for the run.")]
+Force = Annotated[bool, typer.Option("--force", help="Continue even if a GPU has too little memory for the run.")]
 
 
 def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)
@@ -141,10 +141,7 @@ def _common(
     common_quiet: Annotated[
         bool,
         _kept_here(
-            *("-q", "--quiet"),
-            help="Print nothing beside the result, except errors.",
-            callback=_quietly,
-            rich_help_panel=PANEL,
+            *("-q", "--quiet"), help="Print only the result and errors.", callback=_quietly, rich_help_panel=PANEL
         ),
     ] = False,
     common_verbose: Annotated[

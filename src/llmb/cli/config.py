@@ -50,7 +50,7 @@ def show(
     workload: Annotated[
         str | None,
         typer.Option(
-            "-w", "--workload", help="Also the variables of its jobs.", autocompletion=COMPLETIONS["workload"]
+            "-w", "--workload", help="Also show the variables of its jobs.", autocompletion=COMPLETIONS["workload"]
         ),
     ] = None,
     size: Annotated[
@@ -60,9 +60,9 @@ def show(
         ),
     ] = None,
     partition: Annotated[
-        str | None, typer.Option("-p", "--partition", help="Show what jobs of this partition would get.")
+        str | None, typer.Option("-p", "--partition", help="Show the settings of jobs in this partition.")
     ] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Also llmb's own defaults.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Also show llmb's own defaults.")] = False,
     json: Json = False,
 ) -> None:
     """Show the effective settings, each with the file and line, the variable or the entry that it comes from.
@@ -94,12 +94,11 @@ def check(
     suite: Annotated[
         Path | None,
         typer.Option(
-            "--suite", help="The checkout of the reference suite. Default: that of the settings.", show_default=False
+            "--suite", help="Checkout of the reference suite. Default: from the settings.", show_default=False
         ),
     ] = None,
     release: Annotated[
-        str | None,
-        typer.Option("--release", help="The release that it should be. Default: the one that it is nearest to."),
+        str | None, typer.Option("--release", help="Release to compare with. Default: the closest one.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -175,7 +174,7 @@ def migrate(
     path = install_here() / CLUSTER_CONFIG
     file = read_cluster_file(path, cluster_schema())
     if file.form is None:
-        say(f"nothing to migrate: {path} {'has the form of llmb' if path.exists() else 'does not exist'}")
+        say(f"nothing to migrate: {path} {'is already in the format of llmb' if path.exists() else 'does not exist'}")
         return
     say(*file.notes[1:], *file.left_out)
     if dry_run:

@@ -96,13 +96,12 @@ def _complete(incomplete: str) -> list[str]:
 @app.command()
 def docs(
     page: Annotated[
-        list[str] | None,
-        typer.Argument(help="Name of the page; without one, all are listed.", autocompletion=_complete),
+        list[str] | None, typer.Argument(help="Name of the page. Default: list all pages.", autocompletion=_complete)
     ] = None,
-    path: Annotated[bool, typer.Option("--path", help="Print where the page's file is.")] = False,
+    path: Annotated[bool, typer.Option("--path", help="Print the path of the page's file.")] = False,
     find: Annotated[
         str | None,
-        typer.Option("--find", metavar="WORDS", help="List the pages that have all these words, the best first."),
+        typer.Option("--find", metavar="WORDS", help="List the pages that contain all these words, best match first."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -128,10 +127,10 @@ def docs(
     elif page[0] == "schema":
         if len(page) != 2:
             do = "'llmb docs schema run.json'"
-            raise UsageError("the schema of one stored file is printed", choices=STORED, do=do)
+            raise UsageError("specify one stored file", choices=STORED, do=do)
         print_output(stored_schema(page[1]))
     elif len(page) > 1:
-        raise UsageError("more than one page", do=f"'llmb docs --find {' '.join(page)}' searches")
+        raise UsageError("only one page can be printed", do=f"to search, use 'llmb docs --find {' '.join(page)}'")
     else:
         _print(Path(page[0]).stem, only_path=path, as_json=json)
 
@@ -152,8 +151,8 @@ def _find(words: str, *, as_json: bool) -> None:
         print_output({"pages": [page.document(heading=heading) for page, heading in found]})
         return
     if not found:
-        do = "give fewer words; 'llmb docs' lists all"
-        raise UsageError(f"no page of the documentation has all of '{words}'", do=do)
+        do = "use fewer words; 'llmb docs' lists all"
+        raise UsageError(f"no page of the documentation contains all of '{words}'", do=do)
     rows = [(page.name, page.title, heading if heading != page.title else "") for page, heading in found]
     print_output(rows_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", ("page", "title", "under"), rows))
 

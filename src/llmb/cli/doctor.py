@@ -56,7 +56,7 @@ from llmb.runs.record import RunRecord, now
 ASK_S = 60.0
 MIB = 2**20
 _several = partial(typer.Option, rich_help_panel="SeveralNodes nodes")
-_settings = partial(typer.Option, rich_help_panel="Settings of nodes, in place of checks")
+_settings = partial(typer.Option, rich_help_panel="Settings of nodes, instead of checks")
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
@@ -105,9 +105,9 @@ class SeveralNodes:
 
     nodes: Annotated[
         str | None,
-        _several(metavar="LIST", help="Check these nodes of a cluster in place of this one, such as node[1-4,7]."),
+        _several(metavar="LIST", help="Check these nodes of a cluster instead of this one, such as node[1-4,7]."),
     ] = None
-    nodelist_file: Annotated[Path | None, _several(metavar="FILE", help="The nodes that a file lists.")] = None
+    nodelist_file: Annotated[Path | None, _several(metavar="FILE", help="Check the nodes listed in this file.")] = None
     partition: Annotated[
         str | None,
         _several(
@@ -122,7 +122,7 @@ class SeveralNodes:
         list[str] | None,
         _several(
             metavar="KEY[=VALUE]",
-            help="Any other flag of sbatch, such as reservation=maint; 'KEY=' leaves one out. Repeatable.",
+            help="Any other flag of sbatch, such as reservation=maint; 'KEY=' removes one. Repeatable.",
         ),
     ] = None
     time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the check of one node.")] = 10
@@ -149,9 +149,9 @@ class ReportOptions:
 
 AgainstRun = Annotated[
     str | None,
-    _settings(metavar="RUN", help="List what has changed on this node or on a list since a run: its id, 'latest', ..."),
+    _settings(metavar="RUN", help="List changes on this node, or on listed nodes, since a run: its id, 'latest', ..."),
 ]
-FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit code 4 if an important one has changed.")]
+FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit with code 4 if an important one has changed.")]
 
 
 @app.command()
@@ -302,7 +302,7 @@ def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]
         return states
     for node, state in states.items():
         if not state.usable:
-            say(f"note: {node} is left out: {state.problem}")
+            say(f"note: {node} is skipped: {state.problem}")
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
         do = "see 'sinfo -R'; --nodes LIST reports each with its reason"
@@ -342,7 +342,7 @@ def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
         return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
     request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)
     asked = ask_nodes(install, several, request)
-    asked.raise_if_interrupted("call it again; nothing was saved")
+    asked.raise_if_interrupted("run it again; nothing was saved")
     fit = asked.result.fit
     problems = {one.node: str(one.checks[0].value) for one in asked.result.reports if one.node not in fit}
     read = {node: asked.folder.read_settings(node) for node in fit}
@@ -381,4 +381,4 @@ def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
                 settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": run.record.image}})
             return run.record, settings
     what = f"no run of '{text}' has settings of its nodes"
-    raise UsageError(what, do="runs with samples of their nodes have them: specify another one")
+    raise UsageError(what, do="select a run whose nodes were sampled")

@@ -124,7 +124,7 @@ def install(
     with_results: Annotated[
         bool, typer.Option("--with-results", help="With --remove: also results, prepared data and the history.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps, do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps without running them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: Json = False,
 ) -> None:
@@ -162,7 +162,7 @@ def install(
         _remove(root, results=with_results, dry_run=dry_run, yes=yes, json=json)
         return
     if read_state(root):
-        say(f"there is an installation in {root}: its answers are the defaults")
+        say(f"there is an installation in {root}; its answers are the defaults")
     answers = _answers(all_answers(known, root), around, asks=asks, confirm=asks and not dry_run)
     if record:
         write_answers(record, answers)
@@ -207,7 +207,7 @@ def _confirmed(answers: Answers, around: Surroundings) -> Answers:
             open_again = () if text in LISTED else None
             answers = completed(answers.model_copy(update={text: open_again}), around, ask)
         else:
-            say(f"there is no answer '{text}' to change")
+            say(f"there is no answer named '{text}'")
 
 
 def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) -> None:

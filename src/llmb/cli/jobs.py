@@ -104,13 +104,13 @@ class Selected:
 
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None
     since: Annotated[
-        str | None, typer.Option("--since", help="Begun since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
+        str | None, typer.Option("--since", help="Started since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
     ] = None
     campaign: Annotated[str | None, typer.Option("--campaign", help="Only those of this campaign.")] = None
     label: Annotated[
         str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Only runs with this label.")
     ] = None
-    limit: Annotated[int, typer.Option("--limit", min=0, help="The newest ones, at most this number; 0: all.")] = 50
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Show at most this many, the newest; 0: all.")] = 50
     no_refresh: Annotated[
         bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")
     ] = False
@@ -203,7 +203,7 @@ def _newest_with_label(store: Store, text: str) -> str:
     """Return the id of the newest run with that label; any other text unchanged."""
     runs = [] if store.find_named(text) else store.jobs(Filter(label=text, runs_only=True))
     if len(runs) > 1:
-        say(f"{len(runs)} runs have the label '{text}': this is the newest, 'llmb runs --label {text}' shows all")
+        say(f"{len(runs)} runs have the label '{text}': this is the newest; 'llmb runs --label {text}' shows all")
     return runs[-1].id or runs[-1].name if runs else text
 
 
@@ -369,7 +369,7 @@ def bring_up_to_date(store: Store) -> None:
     try:
         say(*refresh_jobs(store, _install(), PATIENCE_S))
     except (InfrastructureError, EnvironmentProblem) as error:
-        say(f"states are as of the last answer, because {error.what}")
+        say(f"states are from the last successful query, because {error.what}")
 
 
 def _print_jobs(listed: list[Job], *, json: bool) -> None:

@@ -88,8 +88,8 @@ class ReferenceOptions:
     window: Annotated[
         str | None,
         typer.Option(
-            help="Steps to average: last, all, auto, reference or A-B. Default: a run's own, and of a reference"
-            " document's log those that the document takes."
+            help="Steps to average: last, all, auto, reference or A-B. Default: the run's own; for a log of a"
+            " reference document, the document's."
         ),
     ] = None
 
@@ -106,7 +106,7 @@ class ReferenceOptions:
         if self.tolerance is not None and any(name in alone for name in given):
             raise UsageError(f"--tolerance has no effect with {given[0]}", do="omit it")
         if bisect and self.write_expectations:
-            raise UsageError("--bisect needs a verdict, which --write-expectations does not give", do="omit it")
+            raise UsageError("--bisect needs a verdict, which --write-expectations does not produce", do="omit it")
         if explain and any(name in alone for name in given):
             raise UsageError("--explain requires a verdict on runs", do="omit it, or judge runs")
         return Against(runs=self.against, expectations=_expected(self.expect), tolerance=limit, window=self.window)
@@ -213,8 +213,8 @@ def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: b
         for one in judged
     )
     logs = any(run.record is None for one in judged for run in one.runs)
-    of_logs = ", or what logs are of: -w -s --dtype --scale --gpu-type" if logs else ""
-    do = f"give --against or --expect{of_logs}" if published and no_figure else None
+    of_logs = ", or describe the logs: -w -s --dtype --scale --gpu-type" if logs else ""
+    do = f"add --against or --expect{of_logs}" if published and no_figure else None
     error = Regressed(what, do=do) if verdict == "regressed" else NoVerdict(what, do=do)
     if bisect:
         error.exit_code = BAD if verdict == "regressed" else SKIP
@@ -303,7 +303,7 @@ def raise_unless_passed(comparison: Comparison) -> None:
         return
     if not comparison.rows:
         both = len({one.side for one in comparison.unmatched}) > 1
-        do = "'--vary KEY' lets what differs differ; the table shows the recipes of each side" if both else None
+        do = "use '--vary KEY' for what may differ; the table shows the recipes of each side" if both else None
         raise NoVerdict("not comparable: no recipe was measured on both sides", do=do)
     open_ = [one.recipe for one in comparison.rows if one.verdict not in ("pass", "improved")]
     open_ += [one.recipe for one in comparison.unmatched if one.side == "before" and one.reason]

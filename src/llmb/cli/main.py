@@ -22,7 +22,7 @@ from llmb.runs.source_version import source_version
 
 PANELS = {
     "Start": {
-        "accept": ("llmb.cli.accept", "Whether this machine, or nodes of a cluster, are as fast as they should be."),
+        "accept": ("llmb.cli.accept", "Check that this machine, or nodes of a cluster, are as fast as they should be."),
         "list": ("llmb.cli.recipe", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
         "show": ("llmb.cli.recipe", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
         "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
@@ -31,19 +31,19 @@ PANELS = {
         "docs": ("llmb.cli.docs", "The documentation, page by page."),
     },
     "Judge": {
-        "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
-        "compare": ("llmb.cli.judge", "Whether one group of runs is faster than another, recipe by recipe."),
+        "judge": ("llmb.cli.judge", "Judge whether runs are as fast as they should be, and why not."),
+        "compare": ("llmb.cli.judge", "Compare two groups of runs, recipe by recipe."),
         "report": ("llmb.cli.share", "A page of runs with verdicts, plots and tables, in one file."),
         "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
-        "predict": ("llmb.cli.predict", "How long a step will take, and why, before anything is queued."),
+        "predict": ("llmb.cli.predict", "Predict the time of a step, and its causes, before anything is queued."),
         "plan": ("llmb.cli.predict", "The fastest layouts of a training that fit, before anything is queued."),
         "memory": ("llmb.cli.predict", "Memory, FLOPs and collectives of a rank, before anything is queued."),
         "metrics": ("llmb.cli.recipe", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     },
     "Share": {
-        "export": ("llmb.cli.share", "Results and steps as files that other tools read."),
-        "archive": ("llmb.cli.share", "Runs as one file for another machine, without checkpoints and secrets."),
-        "import": ("llmb.cli.share", "The runs of an archive, added to those of this machine."),
+        "export": ("llmb.cli.share", "Results and steps as files for other tools."),
+        "archive": ("llmb.cli.share", "Pack runs into one file for another machine, without checkpoints and secrets."),
+        "import": ("llmb.cli.share", "Add the runs of an archive to those of this machine."),
     },
     "Cluster": {
         "install": (
@@ -61,10 +61,10 @@ PANELS = {
         "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     },
     "Diagnose": {
-        "doctor": ("llmb.cli.doctor", "Whether this node is fit to train: GPUs, host, network, disks, software."),
+        "doctor": ("llmb.cli.doctor", "Check that this node is fit to train: GPUs, host, network, disks, software."),
         "bench": (
             "llmb.cli.bench",
-            "Speed of this machine's parts, alone: matrix products, attention, memory, launches.",
+            "Speed of single parts of this machine: matrix products, attention, memory, launches.",
         ),
         "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
         "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
@@ -239,7 +239,7 @@ def _check_arguments(arguments: list[str]) -> None:
     for place, argument in enumerate(arguments, start=1):
         if has_secret(argument, settings=False):
             what = f"argument {place} looks like a secret, which other users could see and logs would keep"
-            do = "give it by a variable that the program reads, such as HF_TOKEN, or by its own file of credentials"
+            do = "pass it in a variable that the program reads, such as HF_TOKEN, or in its own credentials file"
             raise UsageError(what, do=do)
 
 

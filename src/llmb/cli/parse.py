@@ -89,10 +89,10 @@ def _print_as_reference(
     if window in WINDOW_RULES[:-1]:
         raise UsageError(f"--compat requires steps A-B, not the window '{window}'", do=f"specify A-B, such as {WINDOW}")
     if len(folders) > 1:
-        raise UsageError("--compat accepts only one folder", do="call it once per folder")
+        raise UsageError("--compat accepts only one folder", do="run it once per folder")
     folder = folders[0] if folders else DIRECTORY
     if not folder.is_dir():
-        raise UsageError(f"directory '{folder}' not found", do="pass the folder with the logs, or call it next to that")
+        raise UsageError(f"directory '{folder}' not found", do="pass the folder with the logs")
     found = _regular(find_logs(folder))
     window = window or _documented_window(found.logs)
     read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), workers)
@@ -100,14 +100,14 @@ def _print_as_reference(
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_output(FORMATS[form](report))
     if not report.successes:
-        raise RunFailed("no run has the step times of the whole window", where=str(folder))
+        raise RunFailed("no run has step times for the whole window", where=str(folder))
 
 
 def _documented_window(logs: Iterable[Path]) -> str:
     """Return the window of the release that the logs are from; that of the newest if they differ or are unknown."""
     found = sorted({document.window for path in logs if (document := document_of_log(path))})
     if len(found) > 1:
-        say(f"these logs are of documents with different windows ({', '.join(found)}): {WINDOW} is used for all")
+        say(f"these logs belong to documents with different windows ({', '.join(found)}): {WINDOW} is used for all")
     window = found[0] if len(found) == 1 else WINDOW
     return f"{LAST_STEP}-{LAST_STEP}" if window == "last" else window
 
@@ -127,10 +127,10 @@ Paths = Annotated[
     ),
 ]
 Group = Annotated[
-    bool, typer.Option("--group", help="Repeats together: number of runs, median of their means, and their spread.")
+    bool, typer.Option("--group", help="Group repeats: number of runs, median of their means, and their spread.")
 ]
 Scaling = Annotated[
-    bool, typer.Option("--scaling", help="All scales of each recipe, with efficiency, beside the published figures.")
+    bool, typer.Option("--scaling", help="Show all scales of each recipe, with efficiency and published figures.")
 ]
 WindowRule = Annotated[
     str | None,
@@ -141,7 +141,7 @@ WindowRule = Annotated[
     ),
 ]
 Compat = Annotated[
-    bool, typer.Option("--compat", help="The output and the exit codes of the reference suite's parse_train_timing.sh.")
+    bool, typer.Option("--compat", help="Use the output and exit codes of the reference suite's parse_train_timing.sh.")
 ]
 CompatBridge = Annotated[
     bool,
@@ -202,7 +202,7 @@ def parse(
     rule = window or DEFAULT_RULE
     check_rule(rule)
     if group and scaling:
-        raise UsageError("--group and --scaling are different tables", do="pass only one")
+        raise UsageError("--group and --scaling cannot be combined", do="pass only one")
     roots = run_paths(paths) if paths else [_default_root()]
     found = find_all_logs(roots)
     read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
@@ -224,7 +224,7 @@ def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRu
     say(*sorted({run.copy_of for run in runs if run.copy_of}))
     for run in runs:
         if run.unread_record:
-            say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.log_path.parent})")
+            say(f"run {run.id}: its record is ignored: {run.unread_record} ({run.log_path.parent})")
     return _catalogued(runs, stated) if stated or needs_catalogue(runs) else runs
 
 

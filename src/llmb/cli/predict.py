@@ -63,12 +63,11 @@ Calibrate = Annotated[
     typer.Option(
         "--calibrate",
         metavar="RUN|FILE",
-        help="A run of yours, of the same GPU type and dtype; or a file that 'llmb bench' saved, or its folder.",
+        help="One of your runs with the same GPU type and dtype, or a file saved by 'llmb bench', or its folder.",
     ),
 ]
 Layouts = Annotated[
-    Path | None,
-    typer.Option("--file", metavar="FILE", help="A CSV file with a recipe and sizes in each line; prints one."),
+    Path | None, typer.Option("--file", metavar="FILE", help="CSV file with a recipe and sizes per line; prints CSV.")
 ]
 WORK = ("gbs", "seq_len", "layers")
 """Sizes that define the work; the others define the layout."""
@@ -78,7 +77,7 @@ BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
 """Options that can be combined with a file; its lines have the others."""
 AtScales = Annotated[
     Scaling | None,
-    typer.Option("--scaling", help="Also at more GPUs: weak, with a batch that grows, or strong, with this one."),
+    typer.Option("--scaling", help="Also predict more GPUs: weak, with a growing batch, or strong, with this one."),
 ]
 GpuMtbf = Annotated[
     float | None,
@@ -190,7 +189,7 @@ def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
 
 def _check_gpu(recipe: Recipe, catalogue: Catalogue) -> None:
     if recipe.gpu_type not in catalogue.gpus:
-        raise UsageError("CPUs are not predicted", choices=catalogue.gpus, do="add --gpu-type")
+        raise UsageError("predictions are for GPUs only", choices=catalogue.gpus, do="add --gpu-type")
 
 
 def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
@@ -246,9 +245,9 @@ class SearchOptions:
 
     goal: Annotated[
         Goal,
-        typer.Option("--goal", help="step: the fastest step; token: the cheapest token, on as many GPUs or fewer."),
+        typer.Option("--goal", help="step: the fastest step; token: the cheapest token, on this many GPUs or fewer."),
     ] = "step"
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Layouts that are listed.")] = 10
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Number of layouts to list.")] = 10
     price: Annotated[
         float | None, typer.Option("--price", min=0, help="Price of a GPU hour, for the price of a trillion tokens.")
     ] = None
@@ -258,7 +257,7 @@ class SearchOptions:
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each layout in that campaign.")] = 3
     max_memory_gib: Annotated[
         float | None,
-        typer.Option("--max-memory-gib", metavar="GIB", min=1, help="What a rank may need. Default: what a GPU has."),
+        typer.Option("--max-memory-gib", metavar="GIB", min=1, help="Memory limit of a rank. Default: the GPU's."),
     ] = None
 
 
@@ -300,7 +299,7 @@ def plan(
     if wanted.output is not None:  # last: what was searched for is not lost if it cannot be written
         with new_file(wanted.output) as partial:
             partial.write_text(campaign_text(found, wanted.repeats))
-        say(f"written: {wanted.output}; 'llmb bulk {wanted.output} --dry-run' shows its jobs")
+        say(f"wrote {wanted.output}; 'llmb bulk {wanted.output} --dry-run' shows its jobs")
 
 
 def plan_with(
@@ -324,7 +323,7 @@ def plan_with(
     _check_gpu(recipe, catalogue)
     start = plan_to_search(recipe, choices)
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and "it needs sequence parallelism"):
-        raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that are not estimated")
+        raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that cannot be estimated")
     ways = {
         "recompute": choices.recompute if explicit_recompute else None,
         **parallelism.model_dump(),
@@ -351,7 +350,7 @@ def memory(
         bool, typer.Option("--all-stages", help="Count one rank of every stage of the pipeline.")
     ] = False,
     estimated: Annotated[
-        bool, typer.Option("--estimate", help="Estimate the memory at once, instead of counting it.")
+        bool, typer.Option("--estimate", help="Estimate the memory immediately, instead of counting it.")
     ] = False,
     json: Json = False,
 ) -> None:

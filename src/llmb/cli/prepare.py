@@ -105,7 +105,7 @@ def access(workload: Workload, size: Size = None, json: Json = False) -> None:
     source = token_source()
     print_output(access_document(found, source) if json else access_table(found))
     for reason in dict.fromkeys(item.reason for item in found if item.state == "not checked"):
-        say(f"warning: access is not checked: {reason}")
+        say(f"warning: access was not checked: {reason}")
     if problem := access_problem(found):
         raise problem
 
@@ -358,7 +358,7 @@ def checkpoint(
     with ByteProgress("preparing") as progress:
         prepared = prepare_checkpoint(catalogue, request, folders, progress.bytes, say)
     if not prepared.made:
-        say("this checkpoint was prepared before; nothing to do")
+        say("this checkpoint is already prepared; nothing to do")
     saved = prepared.checkpoint
     print_output({"made": prepared.made, **checkpoint_document(saved)} if json else checkpoint_table(saved))
 
@@ -468,7 +468,7 @@ def dataset(
     )
     prepared = _prepared(catalogue, request)
     if not prepared.samples_made and not any(packed.made for packed in prepared.packed):
-        say("everything was prepared before; nothing to do")
+        say("everything is already prepared; nothing to do")
     print_output(dataset_document(prepared) if json else dataset_tables(prepared))
 
 

@@ -91,7 +91,7 @@ class Several:
     repeats: Annotated[
         int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
     ] = 1
-    start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False
+    start_new: Annotated[bool, typer.Option("--new", help="Repeat runs that --label would skip.")] = False
 
 
 @app.command()
@@ -109,7 +109,7 @@ def run(
     """Train on this machine, now, with a progress bar, and print the result.
 
     `--repeats`, and options with commas between their values (`--mbs 1,2,4`), make several runs, one after another, and
-    a table that compares them; with `--label` the same command continues where it was interrupted.
+    a table that compares them; with `--label` run the same command again to continue interrupted.
 
     A run that does not fit a GPU, by `llmb memory`, is refused before it starts, unless `--force` is set.
 
@@ -166,8 +166,8 @@ def run(
 def _refuse_several(started: StartedRank | None) -> None:
     """Raise UsageError for several runs in ranks that something else has started."""
     if started:
-        what = f"{started.world_size} ranks were started for one run, and this is several"
-        raise UsageError(what, do="give one value for each option, and start the ranks for each run")
+        what = f"{started.world_size} ranks were started for one run, but these options select several"
+        raise UsageError(what, do="pass one value per option, and start the ranks once per run")
 
 
 def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) -> None:
@@ -219,7 +219,7 @@ def combined(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _values(option: Option, text: str) -> list[Any]:
     items = [item.strip() for item in text.split(",")]
     if len(items) > 1 and (not all(items) or len(set(items)) < len(items)):
-        what = f"{option.spelled} is '{text}'; it must be values separated by commas, each of them once"
+        what = f"{option.spelled} is '{text}'; it must be values separated by commas, without repetition"
         raise UsageError(what)
     unlimited = replace(option, minimum=None, above=None)  # limits are checked later, with all other problems
     named = get_origin(option.type) is Literal
@@ -270,7 +270,7 @@ def run_several(
         except UserInterrupt as error:
             _print_ended(ended, json=json)
             left, label = sum(repeats) - sum(map(len, ended)), locals_[0].label
-            do = f"the same command runs the {left} that are left" if label else "with --label it can be resumed"
+            do = f"run the same command for the remaining {left}" if label else "with --label it can be resumed"
             raise UserInterrupt(error.what, where=error.where, do=do) from error
         except EnvironmentProblem:
             _print_ended(ended, json=json)
@@ -288,7 +288,7 @@ def _turns(
         runs = [] if start_new else earlier_runs(local, say)[:count]
         if runs:
             ids = ", ".join(run.record.id for run in runs)
-            say(f"{title}: {len(runs)} of {count} were run before ({ids}); --new repeats them")
+            say(f"{title}: {len(runs)} of {count} have already run ({ids}); --new repeats them")
         ended.append(runs)
     done = {number: len(runs) for number, runs in enumerate(ended)}
     return ended, remaining(interleaved(repeats), done)
@@ -307,7 +307,7 @@ def print_order(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_ne
             say(f"warning: {local.missing.warning}")
     titles = titles_of([local.plan for local in locals_])
     order = [f"{titles[turn.recipe]}, repeat {turn.repeat} of {repeats[turn.recipe]}" for turn in turns]
-    order = order or ["nothing: all were run before"]
+    order = order or ["nothing: all have already run"]
     print_output("".join(f"{line}\n" for line in order))
 
 

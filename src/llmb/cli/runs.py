@@ -104,7 +104,7 @@ def result(
         ended = read_ended_run(folders[0])
         if plot:
             lines = step_chart(read_steps(ended.folder.steps), ended.result.window or ended.plan.window)
-            print_output("".join(f"{line}\n" for line in [*lines, ""]) if lines else "no step is recorded to draw\n\n")
+            print_output("".join(f"{line}\n" for line in [*lines, ""]) if lines else "no recorded steps to draw\n\n")
         print_result(ended, json=json, verbose=is_verbose(ctx))
     else:
         print_repeats(_by_recipe(folders), json=json)

@@ -186,7 +186,7 @@ def _recorded_runs(selectors: list[str] | None) -> list[Path]:
     say(*left_out_lines(found.left_out))
     folders = [run.path for run in found.runs if run.record]
     if logs := len(found.runs) - len(folders):
-        say(f"left out: {logs} without a record; 'llmb parse --format csv' has the figures of logs")
+        say(f"skipped {logs} without a record; use 'llmb parse --format csv' for logs")
     if not folders:
         raise UsageError(f"no run with a record{f' in {found.title}' if selectors else ''}", do="'llmb runs' shows all")
     return folders
@@ -200,7 +200,7 @@ def archive(
         typer.Option("-o", "--output", metavar="FILE", help=f"A new file whose name ends in {' or '.join(ENDINGS)}."),
     ] = None,
     traces: Annotated[
-        bool, typer.Option("--traces", help="Also profiles and NCCL's logs, which are large, as they are.")
+        bool, typer.Option("--traces", help="Also include profiles and NCCL's logs, which are large, unchanged.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -224,7 +224,7 @@ def archive(
         raise UsageError("this file exists", where=str(output), do="choose another name, or remove the file")
     written = write_archive(_recorded_runs(runs), output, traces=traces)
     if written.hidden:
-        say(f"{written.hidden} lines of logs may hold a secret, and are replaced in the archive")
+        say(f"{written.hidden} log lines that may contain a secret are redacted in the archive")
     count, size = len(written.manifest.runs), output.stat().st_size
     document = {"archive": str(output), "runs": count, "files": len(written.manifest.files), "size_bytes": size}
     print_output({**document, "hidden_lines": written.hidden} if json else f"{output}: {count} runs, {size:,} bytes\n")
@@ -232,7 +232,7 @@ def archive(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'llmb archive' wrote.")], json: Json = False
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive written by 'llmb archive'.")], json: Json = False
 ) -> None:
     """Add the runs of an archive to those of this machine. Existing runs are not changed.
 
@@ -245,6 +245,6 @@ def import_(
     """
     done = import_archive(file, install_here(), say)
     document = {"added": [str(path) for path in done.added], "known": [str(path) for path in done.present]}
-    there = f"; {len(done.present)} were there already" if done.present else ""
+    there = f"; {len(done.present)} were already there" if done.present else ""
     were = "1 run was" if len(done.added) == 1 else f"{len(done.added)} runs were"
     print_output(document if json else f"{were} added{there}\n")

@@ -90,7 +90,7 @@ class Again:
         bool,
         typer.Option("--resume", help="Resume the unfinished campaign, even if the file or the options have changed."),
     ] = False
-    start_new: Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it exists.")] = False
+    start_new: Annotated[bool, typer.Option("--new", help="Start a new campaign even if a similar one exists.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def run_campaign(
     refused = sum(job.state == "refused" for job in campaign.jobs)
     counts = [f"{sum(job.state == 'submitted' for job in campaign.jobs)} of {len(campaign.jobs)} jobs are queued"]
     counts += [f"{refused} rejected"] if refused else []
-    counts += [f"recipes were left out for {counted(left_out, 'reason')}"] if left_out else []
+    counts += [f"recipes were skipped for {counted(left_out, 'reason')}"] if left_out else []
     say(f"campaign {campaign.campaign}: {', '.join(counts)}")
     _raise_refusals(outcome)
 
@@ -217,7 +217,7 @@ def submit(
     ctx: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Option("-f", "--file", metavar="FILE", help="The jobs of this file, as `llmb bulk FILE` queues them."),
+        typer.Option("-f", "--file", metavar="FILE", help="Queue the jobs of this file, as `llmb bulk FILE` does."),
     ] = None,
 ) -> None:
     """Queue runs on a cluster, with the same options as `llmb run`.
@@ -274,7 +274,7 @@ def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> No
     context = context_here(dry_run=queueing.dry_run)
     if context.site.config.scheduler == LOCAL:
         raise UsageError(
-            "the settings specify no scheduler that queues jobs", do="'llmb run' trains on this machine now"
+            "the settings specify no scheduler that queues jobs", do="use 'llmb run' to train on this machine now"
         )
     request = job_request(context.site, values, context.environ)
     order = context.order(request)

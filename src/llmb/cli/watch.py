@@ -69,7 +69,7 @@ def _named(store: Store, text: str | None, ask: Ask) -> Job:
         return last_try(store, (_labeled(store, text, ask) or find_run(store, text)).key)
     if newest := _living(store.live(), ask):
         return newest
-    do = "name a job, a run folder or 'latest'; 'llmb jobs list' shows all"
+    do = "pass a job, a run folder or 'latest'; 'llmb jobs list' shows all"
     raise UsageError("no run is running or queued here", where=str(store.path), do=do)
 
 
@@ -100,7 +100,7 @@ def _run_folder(path: Path) -> RunFolder:
         return folder
     if not path.is_file():
         raise UsageError("no such file or folder", where=str(path), do="'llmb jobs list' shows all jobs")
-    raise UsageError("this was not made by llmb", where=str(path), do=f"'llmb parse {path}' reads the steps of a log")
+    raise UsageError("this is not a run of llmb", where=str(path), do=f"'llmb parse {path}' reads the steps of a log")
 
 
 @app.command()

@@ -93,7 +93,7 @@ def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
     """Raise EnvironmentProblem if a kernel computes something else."""
     wrong = [
         f"{each.kernel}, {'x'.join(map(str, each.shape))}, on rank {each.rank}: "
-        + ("not finite" if each.difference is None else f"{each.difference:.3g} times as far off as rounding explains")
+        + ("not finite" if each.difference is None else f"{each.difference:.3g} times the error that rounding explains")
         for each in checks
         if not each.right
     ]

@@ -106,4 +106,4 @@ def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
                 lines = text.splitlines(keepends=True)
                 target.writelines(line for line in lines if b"NCCL " in line and b"opCount" not in line)
     except OSError as error:
-        sys.stderr.write(f"llmb: what NCCL said of the network was not kept: {error.strerror} ({log})\n")
+        sys.stderr.write(f"llmb: NCCL's output about the network was not saved: {error.strerror} ({log})\n")

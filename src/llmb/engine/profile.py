@@ -95,7 +95,7 @@ class TorchRecorder:
             probe(path.parent)
             probe(Path(gettempdir()))
         except OSError as error:
-            do = "free some space; TMPDIR sets another folder for temporary files"
+            do = "free some space, or set TMPDIR to another folder for temporary files"
             what = f"the profile cannot be written: {error.strerror}"
             raise EnvironmentProblem(what, where=str(error.filename or path.parent), do=do) from error
 
@@ -119,7 +119,7 @@ class TorchRecorder:
 def pack(whole: Path, packed: Path) -> None:
     """Compress a trace. Raises OSError if there is none: torch reports no error if it could not write it."""
     if not whole.exists() or not whole.stat().st_size:
-        raise OSError(errno.EIO, "torch wrote no trace; is its disk full? TMPDIR sets another one", str(whole.parent))
+        raise OSError(errno.EIO, "torch wrote no trace; is its disk full? TMPDIR sets another", str(whole.parent))
     with whole.open("rb") as source, gzip.open(packed, "wb") as target:
         shutil.copyfileobj(source, target)
 

@@ -70,9 +70,9 @@ def check_names(names: Iterable[str]) -> None:
     """Raise EnvironmentProblem with those that this torch lacks."""
     if missing := list(missing_names(names)):
         raise EnvironmentProblem(
-            f"torch {torch.__version__} lacks what llmb uses of it: {', '.join(missing)}",
+            f"torch {torch.__version__} lacks functions that llmb uses: {', '.join(missing)}",
             where=str(torch.__file__),
-            do=f"use a version that llmb was tried with: {' or '.join(TRIED)}",
+            do=f"use a version that llmb was tested with: {' or '.join(TRIED)}",
         )
 
 
@@ -108,4 +108,4 @@ def untried(version: str) -> str | None:
     """Why results with this version of torch say so; None for one of ``TRIED``."""
     if ".".join(version.split(".")[:2]) in TRIED:
         return None
-    return f"torch {version} was never tried with this version of llmb, only {' and '.join(TRIED)}"
+    return f"torch {version} was never tested with this version of llmb, only {' and '.join(TRIED)}"

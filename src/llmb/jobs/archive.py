@@ -136,7 +136,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         folder = "/".join(file.path.split("/")[:6])
         name = file.path[len(folder) + 1 :]
         if folder not in members or not (is_archived(name) or is_trace(name)):
-            yield f"it has a file that is none of a run: '{file.path}'"
+            yield f"it has a file that belongs to no run: '{file.path}'"
         if file.size < 0:
             yield f"a file of it has no size: '{file.path}'"
     yield from (f"a run of it has no record: '{folder}'" for folder in folders if f"{folder}/run.json" not in {*names})
@@ -363,7 +363,7 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
     Raises UsageError for anything that is not a complete archive of runs that have ended; what ``into`` then holds
     must not be used. Raises OSError if it cannot be written.
     """
-    with open_file(path, do="give the file that 'llmb archive' wrote") as file, _refusing(path):
+    with open_file(path, do="pass a file written by 'llmb archive'") as file, _refusing(path):
         check_library(path)
         with _decompressed(file, path) as stream:
             manifest = _manifest(stream, path.stat().st_size)
@@ -402,7 +402,7 @@ def _refusing(path: Path) -> Iterator[None]:
         yield
     except ValueError as error:  # also of what reads the manifest and the records
         what = getattr(error, "what", str(error))
-        do = "have it made again by 'llmb archive', and compare the checksum of the file after copying"
+        do = "create it again with 'llmb archive', and compare the checksum of the file after copying"
         raise UsageError(f"this archive is not accepted: {what}", where=str(path), do=do) from error
 
 

@@ -57,7 +57,7 @@ def _conclude_below(install: Path, paths: Iterable[str], say: Say) -> bool:
             try:
                 refresh(store, install)
             except (InfrastructureError, EnvironmentProblem) as error:
-                say(f"states are as of the last answer, because {error.what}")
+                say(f"states are from the last successful query, because {error.what}")
             jobs = [again for job in jobs if (again := store.by_key(job.key))]
         return [conclude_job(store, job, say) for job in jobs] != jobs
 
@@ -74,7 +74,7 @@ def conclude_job(store: Store, job: Job, say: Say) -> Job:
     except (OSError, ValueError) as error:
         say(f"run {job.id} has no result, and none can be written: {error}")
         return job
-    say(f"run {job.id} ended without a result ({job.state}): it is concluded now, from its files")
+    say(f"run {job.id} ended without a result ({job.state}); concluding it now from its files")
     concluded = _with_result(job, read_record(job.folder))
     with suppress(NotWritable):  # as in the install root of another user
         store.apply([concluded], store.next_query())

@@ -57,7 +57,7 @@ def find_run(store: Store, text: str) -> Job:
     """Find as ``find_job``, of jobs that train. Raises UsageError for another one."""
     job = find_job(store, text)
     if job.kind != "run":
-        do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} what came of it"
+        do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} its result"
         raise UsageError(f"job {job.job_id} is a {job.kind} ({job.subject}), not a run", where=job.run_dir, do=do)
     return job
 
@@ -132,7 +132,7 @@ def parse_since(text: str, now_s: float) -> float:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError as error:
         choices = ("30m", "12h", "7d", "2w", "2026-11-21", "2026-11-21T14:00")
-        raise UsageError(f"'{text}' is not a point in time", choices=choices) from error
+        raise UsageError(f"'{text}' is not a date, a time or an age", choices=choices) from error
 
 
 Recipe = tuple[str, str]

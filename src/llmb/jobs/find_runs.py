@@ -86,7 +86,7 @@ def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
         conclude_ended([folder], say)
         return [folder]
     if "/" in text:
-        do = "name the folder with run.json, a run, a label or a campaign; 'llmb runs' shows all"
+        do = "pass the folder with run.json, a run, a label or a campaign; 'llmb runs' shows all"
         raise UsageError(f"there is no folder '{text}'", where=str(path), do=do)
     if text == LATEST:
         return [_latest(install, say).folder]

@@ -113,7 +113,7 @@ def read_history(install: Path, say: Callable[[str], None]) -> Store:
     path = database_path(install)
     try:
         if not install.exists():
-            say(f"{install} does not exist: no runs are there")
+            say(f"{install} does not exist, so it has no runs")
         elif _has_content(path) or _is_own(install):
             return open_history(install, say)
     except NotWritable:
@@ -122,7 +122,7 @@ def read_history(install: Path, say: Callable[[str], None]) -> Store:
         if _has_content(path):
             return _checked(Store(path, "read"))
     except EnvironmentProblem as error:
-        say(f"{error.what}; run folders are read instead")
+        say(f"{error.what}; reading the run folders instead")
     store = Store(path, "memory")
     store.restore(jobs_of_folders(install))
     store.lock_changes()

@@ -96,7 +96,7 @@ class LocalRun:
         processes = NodeProcesses()
         processes.look()
         for run in processes.others():
-            yield f"warning: another run is on this machine: {run_text(run)}; step times of both will be rough"
+            yield f"warning: another run is on this machine: {run_text(run)}; step times of both will be unreliable"
         gpus = find_gpus() if self.plan.device == "cuda" else None
         if gpus and (pids := sorted({pid for each in gpus.processes() for pid in each or ()})):
             yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
@@ -211,7 +211,7 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
     scale = request.scale
     if started and scale not in (None, started.world_size):
         what = f"--scale is {scale}, and {started.world_size} ranks were started"
-        raise UsageError(what, do="omit --scale, or start as many ranks")
+        raise UsageError(what, do="omit --scale, or start that many ranks")
     if started:
         scale = started.world_size
     elif scale is None and gpu_type == CPU:
@@ -222,7 +222,7 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
     notes = {name: DETECTED for name in ("gpu_type", "scale") if getattr(local, name) != getattr(request, name)}
     recipe = resolve(catalogue, local, notes)
     if machine.gpu_names and recipe.gpu_type not in (CPU, here):
-        note = f"this machine's {machine.gpu_names[0]} is no {recipe.gpu_type} of the catalogue: its peak is unknown"
+        note = f"this machine's {machine.gpu_names[0]} is not the catalogue's {recipe.gpu_type}: its peak is unknown"
         unknown = {"peak_tflops": None, "gpu_memory_gb": None}
         return recipe.model_copy(update={**unknown, "decisions": (*recipe.decisions, note)})
     return recipe
@@ -310,7 +310,7 @@ def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
 
     Another client waits, as long as it takes, and says so. Raises EnvironmentProblem where there are no locks.
     """
-    waiting = "another command makes runs one after another here: waiting for its end"
+    waiting = "another command is running a series here; waiting for it to end"
     return file_lock(install / STATE_FOLDER / "runs.lock", inf, "making several runs", lambda: say(waiting))
 
 

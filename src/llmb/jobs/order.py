@@ -115,7 +115,7 @@ def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) ->
     names = {variable.name for variable in variables} | set(site.shell)
     missing = [name for name in fabric.needs if name not in names]
     if missing:
-        what = f"the network {fabric.fabric} needs {', '.join(missing)}, which only this cluster knows"
+        what = f"the network {fabric.fabric} needs {', '.join(missing)}, which is specific to this cluster"
         raise UsageError(what, do="set it under 'environment' in cluster_config.yaml")
 
 
@@ -126,7 +126,7 @@ def mounted_folders(container: ContainerSettings, folders: Iterable[str]) -> Con
     names = list(folders)
     odd = [path for path in names if "," in path or ":" in path]
     if odd:
-        do = "give a folder whose name has no comma and no colon"
+        do = "use a folder whose name has no comma and no colon"
         raise UsageError(f"{container.runtime} cannot mount {', '.join(map(repr, odd))}", do=do)
     return container.model_copy(update={"mounts": tuple(dict.fromkeys([*container.mounts, *names]))})
 

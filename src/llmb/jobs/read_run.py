@@ -428,7 +428,7 @@ def runs_of_engines(path: Path, title: str) -> RunSet:
     try:
         document = EngineDocument.model_validate_json(text)
     except ValidationError as error:
-        do = "give the file that 'python -m benchmarks.engine --out FILE' wrote, or a folder of runs or logs"
+        do = "pass a file written by 'python -m benchmarks.engine --out FILE', or a folder of runs or logs"
         raise UsageError("this JSON file is not a comparison of engines", where=str(path), do=do) from error
     return RunSet(title, tuple(_engine_run(path, document, case) for case in document.cases))
 

@@ -109,7 +109,7 @@ def _ended(job: Job, state: JobState, folder: FolderState) -> tuple[Status, str 
 def _completed(folder: FolderState) -> tuple[Status, str | None]:
     """A run is a success only if its record says so: the scheduler knows the job, not the run."""
     if folder.run_status is None:
-        return "invalid", f"the job completed, but the result of the run is not known: {folder.unread}"
+        return "invalid", f"the job completed, but the result of the run is unknown: {folder.unread}"
     if folder.run_status in ("failed", "cancelled"):
         return folder.run_status, folder.run_reason
     if folder.planned is not None and not folder.complete and folder.run_status != "success":

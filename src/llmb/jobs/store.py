@@ -52,7 +52,7 @@ class Damaged(EnvironmentProblem):
     """The history of jobs is not a database, or an incomplete one."""
 
     def __init__(self, what: str, path: Path) -> None:
-        do = "'llmb jobs rebuild' renames the file, and makes the history again from the run folders"
+        do = "'llmb jobs rebuild' renames the file, and rebuilds the history from the run folders"
         super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
 
 

@@ -75,13 +75,13 @@ def _add(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str],
 @contextmanager
 def unanswered_is_explained() -> Iterator[None]:
     """Without an answer, rerunning a command that submits could queue a job twice: its error says so."""
-    do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not resubmit it before"
+    do = "run 'llmb jobs refresh' and 'llmb jobs list' before submitting it again"
     try:
         yield
     except InfrastructureError as error:
-        raise InfrastructureError(f"{error.what}; the job may be queued anyway", do=do) from error
+        raise InfrastructureError(f"{error.what}; the job may have been queued anyway", do=do) from error
     except KeyboardInterrupt as error:
-        raise UserInterrupt("interrupted; the job may be queued anyway", do=do) from error
+        raise UserInterrupt("interrupted; the job may have been queued anyway", do=do) from error
 
 
 def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str], descriptor: int) -> Job:

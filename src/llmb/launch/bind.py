@@ -109,7 +109,7 @@ def bind_memory(node: int) -> str | None:
     """Bind this process, and what it becomes, to the memory of ``node``; return the problem, if any."""
     number = SET_MEMPOLICY.get(platform.machine())
     if number is None:
-        return f"not known how on {platform.machine()}"
+        return f"unsupported on {platform.machine()}"
     mask = (ctypes.c_ulong * (MOST_NODES // 64))()
     mask[node // 64] = 1 << node % 64
     libc = ctypes.CDLL(None, use_errno=True)

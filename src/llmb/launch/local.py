@@ -114,7 +114,7 @@ def started(pid: int) -> str | None:
 INTERRUPTED = 130
 """Exit code of a run that was asked to end."""
 JOB_VARIABLE = "LLMB_JOB_ID"
-GONE = "the run folder is gone, and with it how the run ended"
+GONE = "the run folder is gone, and with it the record of the run's end"
 WORDS: dict[Phase, str] = {
     "running": "RUNNING",
     "completed": "COMPLETED",
@@ -133,7 +133,7 @@ class LocalScheduler(Scheduler):
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002 (of the port)
         if spec.launch:
-            do = "call 'llmb submit' where Slurm is, or omit --framework"
+            do = "run 'llmb submit' where Slurm is available, or omit --framework"
             raise UsageError(f"{spec.program} queues its jobs in Slurm itself, and nothing is queued here", do=do)
         return spec
 
@@ -153,8 +153,8 @@ class LocalScheduler(Scheduler):
             if process is None:
                 continue
             if not is_here(process):
-                do = f"call 'llmb jobs cancel {job.job_id}' on {process.host}"
-                raise UsageError(f"job {job.job_id} runs on {process.host}, and this is another host", do=do)
+                do = f"run 'llmb jobs cancel {job.job_id}' on {process.host}"
+                raise UsageError(f"job {job.job_id} runs on {process.host}, not on this host", do=do)
             if is_alive(process):
                 _end(process, job)
 
@@ -193,7 +193,7 @@ def _state(job: JobHandle) -> JobState:
         return _ended(job_id, record, nodes)
     started_s = seconds_of(record.started_at) if record else None
     if process and not here:
-        meaning = f"it was started on {process.host}, and only that host can show whether it still runs"
+        meaning = f"it was started on {process.host}, and only that host can tell whether it is still running"
         return JobState(job_id=job_id, phase="running", meaning=meaning, nodes=nodes, started_s=started_s)
     if process is None and not job.folder.path.is_dir():
         return JobState(job_id=job_id, state=UNKNOWN, phase="failed", meaning=GONE)

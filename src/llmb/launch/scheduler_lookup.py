@@ -62,7 +62,7 @@ def read_job_options(site: Site, values: Mapping[str, Any], environ: Mapping[str
     scheduler = scheduler_of(site)
     foreign = [item for name, item in scheduler_options().items() if name not in options_of(scheduler.choices)]
     if options := [item.spelled for item in foreign if values.get(item.name)]:
-        raise UsageError(f"{scheduler.title}, which queues the jobs of this cluster, has no {', '.join(options)}")
+        raise UsageError(f"{scheduler.title}, the scheduler configured here, does not support {', '.join(options)}")
     return scheduler.read_options(values, environ, python)
 
 

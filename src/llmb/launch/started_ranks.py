@@ -45,7 +45,7 @@ def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
             raise ValueError
     except ValueError as error:
         values = ", ".join(f"{name} is '{environ[name]}'" for name in VARIABLES)
-        raise UsageError(f"these are no ranks: {values}", do="RANK counts from 0 to WORLD_SIZE - 1") from error
+        raise UsageError(f"invalid ranks: {values}", do="RANK counts from 0 to WORLD_SIZE - 1") from error
     return StartedRank(rank, world_size, environ["MASTER_ADDR"])
 
 

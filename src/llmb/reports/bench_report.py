@@ -166,7 +166,7 @@ def _devices(parts: Parts, rule: OutlierRule) -> Table:
         f"{rule.sigmas:g} robust standard deviations below the median of devices of the same name."
     )
     if len(parts.measured) < rule.least_devices:
-        why = "nothing tells which one of two is"
+        why = "with two, there is no way to tell which one is"
         caption = f"No device is called slow with fewer than {rule.least_devices}: {why}."
     return table_of(title, shown, columns, caption=caption)
 
@@ -176,7 +176,7 @@ def advice(parts: Parts) -> str | None:
     nodes = ",".join(parts.unfit_nodes)
     if not nodes:
         return None
-    return f"'llmb doctor' on these nodes looks for the cause; until it is mended: llmb submit --exclude {nodes}"
+    return f"'llmb doctor' on these nodes looks for the cause; until it is repaired: llmb submit --exclude {nodes}"
 
 
 WORDS = {True: "fit", False: "UNFIT", None: "undecided"}

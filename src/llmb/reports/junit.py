@@ -58,7 +58,7 @@ def write_junit(path: Path | None, suite: str, cases: Callable[[], Iterable[Juni
     try:
         write_atomically(path, junit_text(suite, list(cases())))
     except OSError as error:
-        do = "give --junit a file in a folder that exists and can be written"
+        do = "set --junit to a file in a writable folder"
         raise EnvironmentProblem(f"cannot write it: {error.strerror}", where=str(path), do=do) from error
 
 

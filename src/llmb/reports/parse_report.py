@@ -400,7 +400,7 @@ def groups_csv(groups: "Iterable[RunGroup]") -> str:
 def scaling_tables(report: ParseReport, scalings: "Sequence[Scaling]") -> list[Table]:
     """One for each recipe."""
     if not scalings:
-        why = "no log tells its recipe and its number of GPUs"
+        why = "no log reports both its recipe and its number of GPUs"
         return [Table(f"Scaling, window {report.rule}", [Column("")], caption=why)]
     return [_scaling_table(report, scaling) for scaling in scalings]
 

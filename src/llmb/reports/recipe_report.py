@@ -88,7 +88,7 @@ def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterato
             *texts("without it: slower_pct", form=lambda by: "{:g} to {:g} % slower".format(*by) if by else ""),
             *texts("source"),
         ]
-        caption = "What of it a run does not share, its verdict names: llmb docs what-is-the-same"
+        caption = "A run's verdict lists what differs from this: llmb docs what-is-the-same"
         yield table_of("How the published runs trained", recipe.conditions, columns, caption=caption)
     yield rows_table("On a cluster", ("", "", "source"), _job_rows(job))
     of_figures = (note for item in recipe.expectations for note in item.notes)

@@ -37,7 +37,7 @@ SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
 READABLE = 24
 """Sentences in a narrower column are hard to read."""
 SIDES = ("", "run", "reference", "effect")
-NOTHING = "nothing that was measured costs 1 % of a step or more"
+NOTHING = "no measured cause costs 1 % of a step or more"
 
 
 def judge_document(
@@ -78,7 +78,7 @@ def verdict_tables(
         if explanation:
             yield from explanation_tables(explanation)
         elif explanations:
-            yield rows_table(f"why slow: not known, as {', '.join(run.id for run in one.runs)} has no step time", [""])
+            yield rows_table(f"why slow: unknown, as {', '.join(run.id for run in one.runs)} has no step time", [""])
 
 
 def notebook_table(verdict: Verdict) -> Table:
@@ -218,7 +218,7 @@ def explanation_tables(explanation: Explanation) -> list[Table]:
     tables = [_causes_table(explanation)]
     if explanation.not_known:
         columns = [*texts("cause: title"), *texts("why: reason", "what tells: confirm", min_width=READABLE)]
-        tables.append(table_of("not known from this run", explanation.not_known, columns))
+        tables.append(table_of("unknown for this run", explanation.not_known, columns))
     if terms := explanation.predicted_s:
         caption = f"predicted {number(sum(terms.values()))} s, measured {number(explanation.step_time_s)} s"
         tables.append(waterfall("what a step was predicted to consist of", terms, caption))
@@ -354,7 +354,7 @@ def _row_notes(row: Row) -> Iterator[str]:
     if row.more_runs:
         yield f"{counted(row.more_runs, 'more run')}, of both sides together, would settle it."
     elif row.verdict == "inconclusive":
-        yield "the noise is too large, or the difference too close to the tolerance, for a few more runs to tell."
+        yield "the noise is too large, or the difference too close to the tolerance, for a few more runs to settle it."
     if row.measure == "gpu_time_per_token":
         yield "a step is not the same work on both sides: the change is that of the GPU time per token."
     if row.scaling and row.speed_up is not None:
@@ -372,7 +372,7 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
         if one not in both:
             side, value = ("before", one.before) if one.after is None else ("after", one.after)
             single.append(f"{printable(one.key)} ({side}: {shortened(value)})")
-    caption = f"Known of one side only: {'; '.join(single)}." if single else ""
+    caption = f"Known only for one side: {'; '.join(single)}." if single else ""
     return table_of("What differs in the records", both, columns if both else columns[:1], caption=caption)
 
 

@@ -27,9 +27,9 @@ def fp8_product(device: Device, *, emulate: bool) -> Fp8Product:
     CPU, and closest to a GPU's FP8 product: it accumulates in fp32 and rounds to bf16 once.
     """
     if device == "cpu":
-        return Fp8Product(dtype="fp32", why="the values of FP8 as fp32: quick on every CPU")
+        return Fp8Product(dtype="fp32", why="FP8 values as fp32: fast on every CPU")
     if emulate:
-        return Fp8Product(dtype="bf16", why="the values of FP8 as bf16, as --emulate-fp8 specifies")
+        return Fp8Product(dtype="bf16", why="FP8 values as bf16, as set by --emulate-fp8")
     return Fp8Product(dtype="fp8", why="the GPU's own product")
 
 
@@ -120,7 +120,7 @@ def _why(choice: AttentionChoice, best: Trial, usable: Sequence[Trial]) -> str:
     if choice != "auto":
         return "chosen"
     if best.milliseconds is None and best.backend == "varlen":
-        return "it leaves out pairs of tokens of different documents"
+        return "it skips pairs of tokens of different documents"
     if best.milliseconds is None:
         return "the only one that computes this run's attention" if best.backend == "math" else "the only fused one"
     several = len({trial.backend for trial in usable})

@@ -44,7 +44,7 @@ def check_space(plan: Plan, folder: Path) -> None:
 def check_weights_space(model: Model, bytes_each: int, folder: Path) -> None:
     """Raise EnvironmentProblem if the weights of ``model`` alone do not fit on the disk of ``folder``."""
     need = bytes_each * parameter_count(model)[0]
-    check_room("the weights need", need, folder, "free some space, or give a folder on another disk")
+    check_room("the weights need", need, folder, "free some space, or use a folder on another disk")
 
 
 def check_room(what: str, need: int, folder: Path, advice: str) -> None:
@@ -92,7 +92,7 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
     """None for a run that neither loads nor saves."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
-    return read_or_missing("what was written of the checkpoints", lambda: _report(folder, plan, steps))
+    return read_or_missing("the unfinished checkpoints", lambda: _report(folder, plan, steps))
 
 
 def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport:
@@ -132,7 +132,7 @@ def check_weights(plan: Plan) -> None:
     if plan.lora and plan.start:
         recorded, base = read_checkpoint_record(Path(plan.start.path)).base, base_weights(plan)
         if recorded and base and (problem := base_problem(recorded, base)):
-            raise UsageError(problem, where=plan.start.path, do="give the weights that the adapters were trained with")
+            raise UsageError(problem, where=plan.start.path, do="pass the weights that the adapters were trained with")
 
 
 def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:

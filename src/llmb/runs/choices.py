@@ -33,7 +33,7 @@ class Parallelism(Record):
         _option(
             help="What data-parallel ranks shard: 'full' parameters, gradients and optimizer state (ZeRO-3), "
             "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: as in the "
-            "recipe's document; without one optimizer where it is sure to fit or there is only one rank, else full."
+            "recipe's document; without one, optimizer if it surely fits or there is only one rank, else full."
         ),
     ] = None
     """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
@@ -219,8 +219,8 @@ class Choices(Record):
         int,
         _training(
             flags=("--stall-limit",),
-            help="Seconds without progress after which a run is ended; 4 times as many before the first step, 12 times"
-            " while saving or writing a profile. 0: never.",
+            help="Seconds without progress after which a run is ended; 4x before the first step, 12x while saving or"
+            " writing a profile. 0: never.",
             minimum=0,
         ),
     ] = DEFAULT_STALL_LIMIT_S
@@ -238,24 +238,24 @@ class Choices(Record):
         bool,
         _fine_tuning(
             basic=True,
-            help="Train from random weights on synthetic data, also a recipe that fine-tunes: its documents then have "
-            "lengths like those of its dataset.",
+            help="Train from random weights on synthetic data. Fine-tuning recipes then use document lengths like "
+            "those of their dataset.",
         ),
     ] = False
     weights: Annotated[
         str | None,
         _fine_tuning(
             help="Checkpoint whose weights the training starts with, the folder above 'weights'. Default: for a recipe "
-            "that fine-tunes what 'llmb prepare checkpoint' made, else random weights. With --load-checkpoint: where "
-            "the weights that its adapters belong to are now.",
+            "that fine-tunes, the result of 'llmb prepare checkpoint', else random weights. With --load-checkpoint: "
+            "the present location of its adapters' base weights.",
             folder=True,
         ),
     ] = None
     dataset: Annotated[
         str | None,
         _fine_tuning(
-            help="Packed dataset of a recipe that fine-tunes, the folder with dataset.json. Default: what "
-            "'llmb prepare dataset' made.",
+            help="Packed dataset of a recipe that fine-tunes, the folder with dataset.json. Default: the "
+            "result of 'llmb prepare dataset'.",
             folder=True,
         ),
     ] = None
@@ -355,7 +355,7 @@ class Choices(Record):
             yield problem
         yield from self._routing_problems(recipe)
         if self.checkpoint_dir and not self.saves:
-            yield "--checkpoint-dir is given, but nothing is saved; add --save-checkpoint or --checkpoint-interval"
+            yield "--checkpoint-dir is set, but nothing is saved; add --save-checkpoint or --checkpoint-interval"
         if recipe.dtype is Dtype.FP32 and self.grad_reduce_dtype == "bf16":
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; remove it or add --dtype bf16"
         yield from self.parallelism.problems(recipe.layout)
@@ -370,10 +370,10 @@ class Choices(Record):
             for option in (name for name, is_set in options.items() if is_set):
                 yield f"{option} is for models with experts; {recipe.model.model} has none"
         elif factor and self.force_load_balancing:
-            yield "--capacity-factor drops tokens of uneven routers, and --force-load-balancing evens them; choose one"
+            yield "--capacity-factor drops tokens of uneven routers, --force-load-balancing balances them; choose one"
         elif factor and factor * moe.top_k > moe.experts:
             most = f"{moe.experts / moe.top_k:g}"
-            yield f"--capacity-factor is {factor:g}; an expert has all tokens at {most}: give at most that"
+            yield f"--capacity-factor is {factor:g}; an expert has all tokens at {most}, so that is the maximum"
 
     def _pretend_problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.pretended_rank is None:
@@ -410,13 +410,13 @@ class Choices(Record):
         if self.fp8_recipe:
             yield f"--fp8-recipe is {self.fp8_recipe}, but the run computes in {recipe.dtype}; add --dtype fp8"
         if self.emulate_fp8:
-            yield f"--emulate-fp8 is given, but the run computes in {recipe.dtype}; add --dtype fp8"
+            yield f"--emulate-fp8 is set, but the run computes in {recipe.dtype}; add --dtype fp8"
 
     def _lora_problems(self, recipe: Recipe, resumed: Lora | None) -> Iterator[str]:
         changes = self.lora_changes()
         if recipe.lora is None:
             for name in changes:
-                yield f"--lora-{name} is given, but {recipe.workload} trains all weights, not adapters"
+                yield f"--lora-{name} is set, but {recipe.workload} trains all weights, not adapters"
             return
         lora = (resumed or recipe.lora).model_copy(update=changes)
         if lora.dropout >= 1:

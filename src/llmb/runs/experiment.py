@@ -216,7 +216,7 @@ def probe_file(path: Path) -> None:
 
 
 def cannot_save_to(folder: Path, error: OSError) -> EnvironmentProblem:
-    advice = "give --checkpoint-dir a folder in which files can be created, or omit it"
+    advice = "set --checkpoint-dir to a writable folder, or omit it"
     reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
     what = f"checkpoints cannot be saved there: {reason}"
     return EnvironmentProblem(what, where=str(error.filename or folder), do=advice)

@@ -193,7 +193,7 @@ def user_root(path: Path) -> Path | None:
         return None
     if not root.startswith(("/", "~")):
         raise UsageError(
-            f"{ROOT_KEY} is '{root}', which is a different folder in each folder", where=str(path), do=ABSOLUTE
+            f"{ROOT_KEY} is '{root}', which depends on the working directory", where=str(path), do=ABSOLUTE
         )
     return Path(root).expanduser().absolute()
 
@@ -224,7 +224,7 @@ def writing(path: Path) -> Iterator[None]:
 def check_regular(path: Path) -> None:
     """Raise OSError for a device, a pipe or a folder, which a file that replaces it would remove from the machine."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EEXIST, "it is there and not a regular file")
+        raise OSError(errno.EEXIST, "it exists and is not a regular file")
 
 
 def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict") -> None:
@@ -263,7 +263,7 @@ def new_file(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        what, do = f"cannot write: {error.strerror or error}", "free some space there, or name another place"
+        what, do = f"cannot write: {error.strerror or error}", "free some space there, or choose another place"
         raise EnvironmentProblem(what, where=str(path), do=do) from error
     finally:
         with suppress(OSError):

@@ -340,7 +340,7 @@ def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRec
     for difference in model_differences(recipe.model, record.model):
         yield f"the checkpoint is of another model: {difference}"
     if recipe.lora and record.lora is None:
-        yield "the checkpoint contains all weights, and LoRA resumes from adapters; give it with --weights instead"
+        yield "the checkpoint contains all weights, and LoRA resumes from adapters; pass it with --weights instead"
     elif record.lora and recipe.lora is None:
         yield f"the checkpoint contains only adapters, and {recipe.workload} trains all weights"
     if record.seed is not None and seed is not None and seed != record.seed:

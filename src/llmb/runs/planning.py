@@ -69,7 +69,7 @@ class Search:
     def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
         """Return the inputs that exist. ``resumed`` is the checkpoint that the run resumes from."""
         if self.choices.synthetic and (explicit := self._explicit()):
-            self.problems.append(f"{explicit} is given, but {SYNTHETIC} does not need it; omit one of them")
+            self.problems.append(f"{explicit} is set, but {SYNTHETIC} does not need it; omit one of them")
             return TrainingInputs()
         imported = resumed if resumed and resumed.record.imported_from else None
         if resumed and not imported:
@@ -173,7 +173,7 @@ class Search:
                 problems.append(f"is damaged: {'; '.join(incomplete)}; prepare it again with --force")
             packing = None if problems else packing_of(path, packed, self.recipe.model)
         except FileNotFoundError:
-            give = "give --dataset the folder of a split and sequence length, which contains it"
+            give = "pass the folder of a split and sequence length to --dataset"
             self.problems.append(f"there is no dataset in {path}: it has no {RECORD}; {give}")
             return {}
         except (OSError, ValidationError, ValueError) as error:
@@ -222,7 +222,7 @@ class Search:
             return self._checked(read_checkpoint(Path(recorded.path)), recorded.name)
         except UsageError as error:
             belong = f"the adapters belong to {recorded.name} in {recorded.path}"
-            self.problems.append(f"{belong}, but {error.what}; give it with --weights if it was moved")
+            self.problems.append(f"{belong}, but {error.what}; pass it with --weights if it was moved")
             return None
 
     def _imported(self, saved: SavedCheckpoint) -> InitialWeights | None:
@@ -308,7 +308,7 @@ class NotPrepared(UsageError):
     @property
     def warning(self) -> str:
         """Return the warning of a dry run, which shows the plan all the same."""
-        return f"the run would be refused: {self.what}"
+        return f"the run would be rejected: {self.what}"
 
 
 def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHere:

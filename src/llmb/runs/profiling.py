@@ -39,8 +39,7 @@ class Profiling(Record):
     """The profiling options of a run. None means a default that depends on the number of steps and ranks."""
 
     profile: Annotated[
-        bool,
-        _option(basic=True, help="Profile some steps, and show where the time of one went.", envvar="ENABLE_PROFILE"),
+        bool, _option(basic=True, help="Profile some steps, and break down the time of one.", envvar="ENABLE_PROFILE")
     ] = False
     profiler: Annotated[
         Literal["auto", "nsys", "torch"],
@@ -165,7 +164,7 @@ def _rank_problems(text: str, ranks: int) -> Iterator[str]:
     spans = _spans(text)
     last = max((span.last for span in spans), default=0)
     if not spans:
-        yield f"--profile-ranks is '{text}'; give ranks such as 0,4-7"
+        yield f"--profile-ranks is '{text}'; specify ranks such as 0,4-7"
     elif last >= ranks:
         yield f"--profile-ranks names rank {last}, but the {ranks} ranks are numbered 0-{ranks - 1}"
 

@@ -357,7 +357,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
     number = len(record.attempts) + 1
     if record.retries and number > record.retries + 1:
         raise InfrastructureError(
-            f"the run was started {number - 1} times, and may be retried {record.retries} times only",
+            f"the run was started {number - 1} times, and its limit is {record.retries} retries",
             where=str(folder.path),
             do="look for what its nodes have in common: 'llmb jobs nodes'; then submit it again",
         )

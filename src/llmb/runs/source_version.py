@@ -13,7 +13,7 @@ COMMIT_FILE = "commit.txt"
 PATIENCE_S = 5.0
 """The time limit of git; on a slow file system the answer is then unknown."""
 NOT_GIT = "llmb was installed from a package, which does not record its commit"
-NO_COMMIT = "git tells no commit of the checkout of llmb here"
+NO_COMMIT = "git reports no commit for the checkout of llmb here"
 NOT_COMPARED = "git did not compare the source with the commit"
 
 

@@ -140,7 +140,7 @@ DECIDING = (
     *("NCCL_NET_GDR_LEVEL", "NCCL_NET_DISABLE_GDR"),
 )
 """Variables that choose the network."""
-SILENT = "NCCL said nothing of its network in the run's files"
+SILENT = "NCCL reported nothing about its network in the run's files"
 
 
 class NetworkUse(Network):
@@ -243,10 +243,10 @@ def network_log(folder: RunFolder, rank: int) -> Path:
 
 def report_network(folder: RunFolder, plan: Plan, environment: Environment | None) -> NetworkUse | Missing:
     if plan.device != "cuda":
-        return Missing("the ranks talk by gloo, not by NCCL")
+        return Missing("the ranks communicate by gloo, not by NCCL")
     gpu, gpus = Catalogue().gpus.get(plan.recipe.gpu_type), plan.recipe.layout.gpus
     if len(environment.nodes) == 1 if environment else gpu and gpus <= gpu.gpus_per_node:
-        return Missing("the run is of one node")
+        return Missing("the run used one node")
     logs = _logs(folder)
     if not logs:
         return Missing(SILENT)
@@ -258,7 +258,7 @@ def report_network(folder: RunFolder, plan: Plan, environment: Environment | Non
             return network
         return NetworkUse(**dict(network), faults=tuple(find_faults(network, environment, gpu)))
 
-    return read_or_missing("what NCCL said of it", read)
+    return read_or_missing("NCCL's output about it", read)
 
 
 def _logs(folder: RunFolder) -> Sequence[Path]:

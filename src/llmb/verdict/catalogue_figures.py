@@ -47,7 +47,7 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
         model = find_model(catalogue, str(named["workload"]), str(stated["size"]))
         if layers != model.layers:
             what = f"size {stated['size']} was specified, with {model.layers} layers, and the log reports {layers}"
-            raise UsageError(what, where=str(run.path), do="give the size of the log")
+            raise UsageError(what, where=str(run.path), do="specify the size in the log")
     known = {key: value for key, value in run.configuration.items() if key != ARGUMENTS or "workload" not in stated}
     return run.configured({**known, **stated})
 

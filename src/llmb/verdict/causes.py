@@ -318,7 +318,7 @@ def checkpoint(run: Evidence) -> CauseShare | Missing | None:
     if saving and others:
         how = f"which take {_ms(slower_s)} longer than the others"
     else:
-        how = "so that none tells how fast it is without" if saving else ""
+        how = "so none shows the speed without it" if saving else ""
     return CauseShare(
         share_s=within_s + between_s,
         in_step=within_s >= between_s,
@@ -344,7 +344,7 @@ def stalls(run: Evidence) -> CauseShare | Missing | None:
     """Find steps far above their neighbors, except steps that save and waiting for data, which are other causes."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
-        return Missing(f"its window has {len(times)} steps, and it takes {FEWEST_STEPS} to tell which are unusual")
+        return Missing(f"its window has {len(times)} steps, and {FEWEST_STEPS} are needed to identify unusual ones")
     known = run.steps if len(run.steps) == len(times) else ()
     anomalies = find_anomalies(times, known[0].step if known else 0)
     explained = {step.step: math.inf if step.saving else step.data_wait_s or 0.0 for step in known}
@@ -368,7 +368,7 @@ def recomputation(run: Evidence) -> CauseShare | Missing | None:
     """Full recomputation repeats the forward passes of all layers, whose time is measured."""
     work = run.work
     if work is None or work.recompute is None:
-        return Missing("only the plans of llmb's own engine tell what is recomputed")
+        return Missing("only the plans of llmb's own engine show what is recomputed")
     if work.recompute == "none":
         return None
     layers = [step.layer_s_median for step in run.steps]

@@ -156,9 +156,9 @@ def compare_runs(
     left_out = [_left_out(one, "before") for one in old.left_out]
     if after is None or new is None or sources(before) == sources(after):
         if not vary:
-            do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
+            do = "select two groups of runs, or specify what differs within one: --vary dtype, --vary scale"
             lines = "".join(f"\n  left out: {one.run}: {one.reason}" for one in left_out)
-            what = "both sides are the same runs" if after else "one group is given, and two are needed"
+            what = "both sides are the same runs" if after else "two groups are needed, but only one was specified"
             raise UsageError(f"{what}{lines}", where=before.title, do=do)
         matches = match_within(groups_of(old.runs), may_vary)
     else:
@@ -259,7 +259,7 @@ def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | 
     if other:
         return f"a token is not the same work on both sides: {', '.join(other)} differs"
     if None in works and (works[0] != works[1] or any(one.key in WORK for one in changed)):
-        return "how many tokens a step has is not known of both sides"
+        return "the number of tokens per step is not known for both sides"
     return None
 
 

@@ -27,7 +27,7 @@ MOST_RATIO = 4.0
 
 def _window(rule: str) -> str:
     if rule in (DEFAULT_RULE, STEADY):
-        raise ValueError(f"'{rule}' depends on the run; give the steps, such as 35-44")
+        raise ValueError(f"'{rule}' depends on the run; specify steps, such as 35-44")
     try:
         check_rule(rule)
     except UsageError as error:
@@ -165,7 +165,7 @@ def read_expectations(path: Path) -> Expectations:
     entries = tuple(map(ExpectationEntry, file.expectations, places))
     if problems := [*_too_fast(entries, Catalogue()), *_unlike_other_dtypes(entries)]:
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise UsageError(f"the expectations cannot be true:\n{lines}", do="correct step_time_s, or what it is of")
+        raise UsageError(f"the expectations cannot be true:\n{lines}", do="correct step_time_s or its recipe")
     return Expectations(path, file.tolerance_pct, entries)
 
 

@@ -106,7 +106,7 @@ SPREAD_POWER = 0.9
 """Half of what ``POWER`` leaves to chance is left to the spread of the runs."""
 POWER_QUANTILE = 0.8416212335729143
 """Normal quantile of ``POWER``."""
-SINGLE_RUNS = f"one run on each side: how much repeats differ is not known, and {ASSUMED_SPREAD_PCT:g} % is allowed for"
+SINGLE_RUNS = f"one run on each side: the spread of repeats is unknown, {ASSUMED_SPREAD_PCT:g} % is assumed"
 NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 

@@ -130,13 +130,11 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
     if unknown_keys := [title_of(key) for key in NEEDED if known.get(key) is None]:
         return Missing(f"the log does not report its {', '.join(unknown_keys)}")
     if (gpu_type := known["gpu_type"]) not in catalogue.gpus:
-        return Missing(
-            f"the log is of another GPU than figures are known of, {gpu_type}: {rule_of('hardware.device').why}"
-        )
+        return Missing(f"the GPU of the log, {gpu_type}, has no figures: {rule_of('hardware.device').why}")
     workload, release = catalogue.workloads.get(str(known["workload"])), known.get("release")
     releases = releases_of(workload, str(known["size"])) if workload else []
     if release and releases and release not in releases:
-        return Missing(f"the log is of release {release}, and figures are known of {' and '.join(releases)}")
+        return Missing(f"the log is of release {release}, but figures exist only for {' and '.join(releases)}")
     recipe = find_recipe({key: known[key] for key in (*NEEDED, "release") if key in known}, catalogue)
     others = other_sizes(known, recipe) if recipe else {}
     differs = [f"{title_of(key)} {known[key]}, and {size} in the recipe" for key, size in others.items()]
@@ -258,7 +256,7 @@ def _kind_of_window(run: AnalyzedRun) -> str | None:
 
 def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tolerance) -> Judged:
     record = repeats[-1].record
-    assert record, "recipes are known of records alone"
+    assert record, "only records identify recipes"
     found = published_verdict(repeats, record, tolerance)
     verdict = without_reference("not comparable", found.reason) if isinstance(found, Missing) else found
     return Judged(title, tuple(repeats), verdict)
@@ -285,7 +283,7 @@ def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
     written.
     """
     if path.exists():
-        raise UsageError("the file already exists", where=str(path), do="name another file, or remove it")
+        raise UsageError("the file already exists", where=str(path), do="choose another file, or remove it")
     entries = [_entry(group) for group in grouped(run for run in runs if flaw_of(run) is None)]
     if not entries:
         raise UsageError("none of these runs is a measurement", do="'llmb judge' without this option says why")
@@ -308,10 +306,10 @@ def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
     if "workload" not in values:
         do = f"write the entry by hand; {see('judge-a-run')}"
         raise UsageError(
-            "a log without the record of its run does not tell its recipe", where=str(group[0].path), do=do
+            "a log without the record of its run does not identify its recipe", where=str(group[0].path), do=do
         )
     times = times_of(group)
-    assert times, "runs without statistics are left out before"
+    assert times, "runs without statistics were removed earlier"
     sizes = {name: values[f"layout.{name}"] for name in LayoutSizes.model_fields if f"layout.{name}" in values}
     recipe = {name: values[name] for name in RECIPE if name in values}
     used = {*RECIPE, "window", "steps", "layout.gpus", *(f"layout.{name}" for name in sizes)}

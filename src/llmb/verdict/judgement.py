@@ -227,8 +227,8 @@ def _statistic(steps: str) -> str:
 
 DATA = Path(__file__).with_name("tolerances.yaml")
 NO_SPREAD = "a single value has no interval"
-SINGLE_RUN = f"one run: another one may differ by {ASSUMED_SPREAD_PCT:g} % and more"
-SINGLE_STEPS = f"one time each: another may differ, for which {ASSUMED_SPREAD_PCT:g} % is allowed on either side"
+SINGLE_RUN = f"one run: another may differ by {ASSUMED_SPREAD_PCT:g} % or more"
+SINGLE_STEPS = f"one time each: a spread of {ASSUMED_SPREAD_PCT:g} % is assumed on either side"
 TOO_MANY_RUNS = f"more than {MOST_MORE_RUNS} more runs would be needed"
 
 
@@ -265,7 +265,7 @@ def tolerance_of(pct: float | None, name: str) -> Tolerance | None:
     if pct is None:
         return None
     if not 0 < pct < inf:
-        raise UsageError(f"{name} {pct:g} is invalid", do="give a percentage above 0")
+        raise UsageError(f"{name} {pct:g} is invalid", do="specify a percentage above 0")
     return Tolerance(pct, name)
 
 

@@ -29,7 +29,7 @@ def test_a_run_begins_with_its_precision_and_product(tiny_plan: Callable[..., Pl
     lines = start_lines(tiny_plan(dtype="fp8"))
     assert lines[-3].endswith("tiny fp8 (delayed scaling) on 2 x cpu, 50 steps")
     assert lines[-2] == "weights: random; data: synthetic zipf"
-    assert lines[-1] == "FP8 products are computed in fp32: the values of FP8 as fp32: quick on every CPU"
+    assert lines[-1] == "FP8 products are computed in fp32: FP8 values as fp32: fast on every CPU"
     assert not any("FP8" in line for line in start_lines(tiny_plan(dtype="bf16")))
 
 

@@ -40,7 +40,7 @@ def test_a_version_that_was_never_tried_is_said(
     plan = tiny_plan(scale=1, steps=4)
     result = run_with("2.99.0", forked_python, plan, tmp_path)
     assert result.status == "success"
-    said = "torch 2.99.0 was never tried with this version of llmb, only 2.11 and 2.13"
+    said = "torch 2.99.0 was never tested with this version of llmb, only 2.11 and 2.13"
     assert result.untried == said
     assert said in [row[-1] for row in run_table(plan, result).rows]
 
@@ -50,7 +50,7 @@ def test_what_a_version_lacks_ends_the_run_at_its_start(
 ) -> None:
     result = run_with("_CachedTorchDispatchMode", forked_python, tiny_plan(scale=1, steps=4), tmp_path)
     assert result.reason is not None
-    lacks = f"torch {torch.__version__} lacks what llmb uses of it: torch.utils.checkpoint._CachedTorchDispatchMode"
+    lacks = f"torch {torch.__version__} lacks functions that llmb uses: torch.utils.checkpoint._CachedTorchDispatchMode"
     assert lacks in result.reason
 
 

@@ -42,7 +42,7 @@ def test_a_run_tells_what_its_window_used(
     assert host.samples == use.samples > 0
     assert host.cpu_pct_mean is not None and 0 < host.cpu_pct_mean <= 100.1
     assert host.memory_used_gib_max and host.worker_memory_gib_max and host.worker_memory_gib_max > 0.05
-    assert use.gpus is None and use.reasons["gpus"] == "the run computes on a CPU"
+    assert use.gpus is None and use.reasons["gpus"] == "the run is on a CPU"
     assert (use.energy_j is None) == ("energy_j" in use.reasons)
     assert next(iter(resource_rows(use)))[0] == "host CPU %"
     (sampled,) = read_samples(Path(result["run_dir"]) / "resources")

@@ -82,7 +82,7 @@ def test_ranks_started_by_hand_and_by_torchrun_train_as_those_that_llmb_starts(
         (
             {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
             ("--mbs", "1,2"),
-            "2 ranks were started for one run, and this is several",
+            "2 ranks were started for one run, but these options select several",
         ),
     ],
 )

@@ -134,9 +134,9 @@ def test_an_installer_that_adds_to_the_file_migrates_it_first(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("schema_version: 2\nlauncher: {gpu_type: h100}\n", "launcher is of the reference suite's version 1"),
-        ("launcher: {gpu_type: h100}\nslurm: {gpu: {partition: a}}\n", "slurm.gpu is of its version 2"),
-        ("schema_version: 2\nslurm: {gpu_partition: a}\n", "slurm.gpu_partition is of the reference suite's version 1"),
+        ("schema_version: 2\nlauncher: {gpu_type: h100}\n", "launcher is in version 1 of the suite's format"),
+        ("launcher: {gpu_type: h100}\nslurm: {gpu: {partition: a}}\n", "slurm.gpu in version 2"),
+        ("schema_version: 2\nslurm: {gpu_partition: a}\n", "slurm.gpu_partition is in version 1 of the suite's format"),
         ("schema_version: 3\nllmb_install: /x\n", "schema_version is 3"),
         ("schema_version: 2\ncontainer: {runtime: pyxis}\n", "cluster_config.yaml:2: container: unknown key"),
         ("schema_version: 2\nslurm:\n  gpu: {partition: [a]}\n", "cluster_config.yaml:3: slurm.gpu.partition"),

@@ -173,7 +173,7 @@ def reasons(result: Result) -> dict[str, str]:
             "checkpoints.jsonl",
             b"\xff\xfe\n{}\n",
             {"checkpoint"},
-            "what was written of the checkpoints cannot be read: ValueError: line 1 is not a complete save or load",
+            "the unfinished checkpoints cannot be read: ValueError: line 1 is not a complete save or load",
             id="no text",
         ),
         pytest.param("breakdown.json", b"[]", set(), "", id="a breakdown of another form"),

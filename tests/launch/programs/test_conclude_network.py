@@ -146,14 +146,14 @@ def test_where_nothing_tells_the_network_the_reason_is_given(tmp_path: Path) -> 
         assert isinstance(found, Missing)
         return found.reason
 
-    assert reason(record()) == "NCCL said nothing of its network in the run's files"
-    assert reason(record(nodes=("node1",))) == "the run is of one node"
+    assert reason(record()) == "NCCL reported nothing about its network in the run's files"
+    assert reason(record(nodes=("node1",))) == "the run used one node"
     on_cpu = record().model_copy(update={"plan": record().plan.model_copy(update={"device": "cpu"})})
     foreign = gpu_record(scale=8, device=None)
     folder.log.write_text(words("Socket", "node1"))
-    assert reason(foreign) == "the run is of one node", "by the GPUs of a node"
+    assert reason(foreign) == "the run used one node", "by the GPUs of a node"
     folder.log.unlink()
-    assert reason(on_cpu) == "the ranks talk by gloo, not by NCCL"
+    assert reason(on_cpu) == "the ranks communicate by gloo, not by NCCL"
     folder.log.write_text("iteration\n" + words("IB", "node1"))
     found = report_network(folder, record().plan, record().environment)
     assert found

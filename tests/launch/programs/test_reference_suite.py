@@ -144,13 +144,13 @@ def test_what_the_shell_has_set_does_not_reach_the_script_unnoticed() -> None:
 @pytest.mark.parametrize(
     ("said", "arguments"),
     [
-        ("--seed|seed is chosen, which is for llmb's engine", {"choices": Choices(seed=3)}),
+        ("--seed|seed is set, which only llmb's engine supports", {"choices": Choices(seed=3)}),
         ("such a run has 25 there", {"choices": Choices(steps=40, profiling=Profiling(profile=True))}),
         ("--tp has no variable there", {"overrides": Overrides(tp=2)}),
         ("it does not read NOTHING", {"arguments": {"nothing": "1"}}),
         ("is what --steps says", {"arguments": {"max_steps": "1"}}),
         ("the launch script reads MAX_STEPS", {"options": JobOptions(variables={"MAX_STEPS": "5"})}),
-        ("--nodelist cannot be handed to sbatch", {"options": JobOptions(flags={"nodelist": "node1"})}),
+        ("--nodelist cannot be passed to sbatch", {"options": JobOptions(flags={"nodelist": "node1"})}),
         ("--vboost is for jobs that llmb starts itself", {"options": JobOptions(vboost=1)}),
     ],
 )
@@ -166,7 +166,7 @@ def test_nodes_that_are_not_those_written_into_a_script_are_refused(
 ) -> None:
     """24.11 would train on twice the GPUs, and Nemotron4 ask for half of the nodes."""
     assert order_of(recipe, size, scale, options=JobOptions(gpus_per_node=8)).script()
-    with pytest.raises(UsageError, match="takes 8 GPUs of each node in any case, and these are 4"):
+    with pytest.raises(UsageError, match="always uses 8 GPUs per node, but these have 4"):
         order_of(recipe, size, scale, options=JobOptions(gpus_per_node=4))
 
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_the_script_cannot_load_is_named_before_a_job_is_queue
     (root / "link").symlink_to(elsewhere / "saved")
     assert f"{root}/saved/weights has no weights/*.distcp" in said(root / "saved" / "weights")
     for outside in (elsewhere / "saved", root / "link"):
-        assert f"{outside} is not in the container, which has {root} alone" in said(outside)
+        assert f"{outside} is not in the container, which mounts only {root}" in said(outside)
         assert said(outside, NEMO_HOME=str(elsewhere)) == "nothing"
     assert said(root / "saved") == "nothing"
 

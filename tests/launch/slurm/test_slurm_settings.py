@@ -101,7 +101,7 @@ def test_commas_between_parameters_are_not_guessed_at() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"flags": {"account": "a\nb"}}, "does not print"),
+        ({"flags": {"account": "a\nb"}}, "is not printable"),
         ({"flags": {"time": "tomorrow"}}, "the time limit is 'tomorrow'"),
         ({"flags": {"nice": "high"}}, "nice is 'high'"),
         ({"slurm_args": ("array=0-3",)}, "sbatch's 'array' follows from --repeats"),

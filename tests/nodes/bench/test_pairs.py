@@ -180,7 +180,7 @@ def test_what_came_of_a_step_is_read_from_its_folder(tmp_path: Path) -> None:
     assert found.group == (PairFigures(), "exit code 7")
     verdicts, notes = decide(found, RULE)
     evidence = {one.node: one.evidence for one in verdicts}
-    assert evidence["n4"] == ("nothing came of it alone",)
+    assert evidence["n4"] == ("it had no result alone",)
     assert evidence["n1"] == ("alone: RuntimeError: CUDA error: uncorrectable ECC error",)
     assert any("rather the software or its settings" in note for note in notes), "four of five"
 

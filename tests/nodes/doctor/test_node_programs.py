@@ -199,7 +199,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
     "not shared": ("disk_shared_install", "warn", "not shared: xfs from /dev/sda1", "LLMB_INSTALL",
         disk("install", mount=Mount("/dev/sda1", "/", "xfs"))),
     "slow writes": ("disk_write_install", "warn", "134 MB/s", "load", rates("write", seconds=2.0)),
-    "no writes": ("disk_write_install", "warn", "no byte in time", "by hand", rates("write", size=0)),
+    "no writes": ("disk_write_install", "warn", "nothing done in time", "by hand", rates("write", size=0)),
     "slow reads": ("disk_read_install", "warn", "134 MB/s", "load", rates("read", seconds=2.0)),
     "no interpreter": ("software_python", "fail", "is not on this machine", "cluster_config.yaml",
         said(f"{PYTHON} -c", Output("", f"{PYTHON} is not on this machine"))),

@@ -115,7 +115,7 @@ def test_the_ramp_of_maxtext_is_no_measurement() -> None:
     [
         ({"rate": 4096.0}, "by its rate and its time, step 40 has 8,192 tokens a GPU, and another step"),
         ({"seconds": 2000.0}, "by its rate and its time, step 40 has 16,384,000 tokens a GPU, and another step"),
-        ({"tokens": 65536}, "a step of the window has 65,536 tokens, and most have 131,072"),
+        ({"tokens": 65536}, "a step of the window has 65,536 tokens, but most have 131,072"),
     ],
 )
 def test_a_rate_and_the_tokens_of_a_step_have_to_fit(changed: dict[str, float], reason: str) -> None:

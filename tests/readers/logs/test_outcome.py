@@ -204,7 +204,7 @@ def test_a_window_outside_the_run():
         (
             b"loading model\nRuntimeError: NCCL\n",
             "no_data",
-            "no step line: a run that ended before its first step, or of a program whose steps are not read;"
+            "no step line: a run that ended before its first step, or a program whose steps llmb cannot read;"
             " RuntimeError: NCCL",
         ),
         (b"hello\n\n", "not_training_log", "no step line: not a training log; hello"),

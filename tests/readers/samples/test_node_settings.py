@@ -102,7 +102,7 @@ def test_variables_are_those_of_the_network_without_secrets_and_names_of_files()
 def test_what_takes_too_long_is_left_out_with_the_reason(node: RecordedNode) -> None:
     found = read_settings(node.source, {}, limit_s=-1.0)
     assert found.values == {}
-    assert found.missing["nic"] == "reading what comes before took longer than -1 s"
+    assert found.missing["nic"] == "reading the settings before it took longer than -1 s"
 
 
 def test_registers_that_make_no_sense_are_no_value(node: RecordedNode) -> None:

@@ -79,7 +79,7 @@ def test_it_samples_until_its_worker_ends_it(tmp_path: Path, monkeypatch: pytest
     assert sampler.process.returncode == 0
     (found,) = read_samples(tmp_path / "resources")
     assert (found.start.node, found.start.gpus) == ("n1", ())
-    assert found.start.missing["gpus"] == "the run computes on a CPU"
+    assert found.start.missing["gpus"] == "the run is on a CPU"
     assert len(found.samples) == lines(file) - 3
     assert found.ended
     first, last = found.readings
@@ -100,7 +100,7 @@ def test_nodes_without_settings_have_a_reason(tmp_path: Path) -> None:
         (tmp_path / f"{name}.settings.json").write_text(text)
     found = settings_of_nodes(tmp_path, ["absent", "torn"])
     assert found and (found.nodes, found.usual) == (("a.b",), own.values)
-    assert found.unread == {"absent": "no sampler read them", "torn": "the sampler's output is damaged"}
+    assert found.unread == {"absent": "no sampler recorded them", "torn": "the sampler's output is damaged"}
     discard_settings(tmp_path)
     assert settings_of_nodes(tmp_path, ["a.b"]) is None
 

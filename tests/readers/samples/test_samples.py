@@ -111,12 +111,12 @@ def test_only_the_gpus_of_the_run_count() -> None:
 
 
 def test_a_run_on_cpus_has_the_energy_of_its_packages() -> None:
-    one = sampled(gpus="the run computes on a CPU")
+    one = sampled(gpus="the run is on a CPU")
     one = Sampled(replace(one.start, gpus=()), tuple(replace(each, gpus=None) for each in one.samples))
     found = use(replace(WORK, device="cpu"), one)
     assert (found.energy_j, found.energy_source) == (pytest.approx(200), "cpu_package")
     assert found.gpus is None and found.power_w_mean is None
-    assert set(found.reasons.values()) == {"the run computes on a CPU"}
+    assert set(found.reasons.values()) == {"the run is on a CPU"}
     assert found.reasons["power_w_mean"]
 
 

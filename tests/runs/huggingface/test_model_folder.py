@@ -41,9 +41,9 @@ def test_pickles_are_refused_with_the_reason_and_the_way_out(tmp_path: Path) -> 
         (["config.json"], {"weight_map": {"a": "x.safetensors"}}, "x.safetensors is missing"),
         (["config.json"], {"weight_map": {"a": "../x.safetensors"}}, "not a safetensors file of its folder"),
         (["config.json", "x.bin"], {"weight_map": {"a": "x.bin"}}, "not a safetensors file of its folder"),
-        (["config.json"], {"weight_map": {}}, "names no tensors"),
-        (["config.json"], {}, "names no tensors"),
-        (["config.json", "model.safetensors"], {"weight_map": {"a": "x.safetensors"}}, "which programs choose from"),
+        (["config.json"], {"weight_map": {}}, "lists no tensors"),
+        (["config.json"], {}, "lists no tensors"),
+        (["config.json", "model.safetensors"], {"weight_map": {"a": "x.safetensors"}}, "programs differ in which"),
         (["config.json", "model.safetensors", "adapter_config.json"], None, "holds an adapter"),
     ],
 )

@@ -40,7 +40,7 @@ def test_all_that_is_missing_is_named_at_once_with_options_and_choices() -> None
     with pytest.raises(UsageError) as caught:
         completed(ANSWERS(), cluster(), None)
     lines = caught.value.what.splitlines()
-    assert lines[0] == "4 answers are missing or wrong:"
+    assert lines[0] == "4 answers are missing or invalid:"
     assert lines[1].strip() == "--account: it is not specified; valid: bench, other, none"
     assert lines[2].strip() == "--gpu-partition: it is not specified; valid: batch, big, cpu"
     assert lines[3].strip().startswith("--gpu-type: it is not specified; valid: h100, h200")
@@ -70,7 +70,7 @@ def test_what_the_cluster_shows_need_not_be_answered() -> None:
         ({"workloads": ("finetune_llama3",)}, "--prepare: it is not specified; valid: here, job, no"),
         ({"torch": "cu99"}, "--torch: 'cu99' is neither"),
         ({"container_runtime": "pyxis"}, "--image: it is not specified"),
-        ({"container_runtime": "pyxis", "image": "oras://a"}, "this names no image: 'oras://a'"),
+        ({"container_runtime": "pyxis", "image": "oras://a"}, "this is not the name of an image: 'oras://a'"),
         ({"variables": {"HF_TOKEN": TOKEN}}, "HF_TOKEN looks like a secret"),
         ({"gpus_per_node": 0}, "--gpus-per-node is 0; it must be at least 1"),
     ],
@@ -175,7 +175,7 @@ def test_the_headless_file_of_the_reference_suite_is_read_without_its_token(tmp_
         "image_folder": "/lustre/img",
         "prepare": "job",
     }
-    assert any("HF_TOKEN" in line and "left out" in line for line in said)
+    assert any("HF_TOKEN" in line and "is skipped" in line for line in said)
     assert TOKEN not in "".join(said)
 
 

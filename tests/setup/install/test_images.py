@@ -66,7 +66,7 @@ def test_names_of_an_image(text: str, name: str, enroot: str, apptainer: str) ->
     ["docker://me:geheim@nvcr.io#nvidia/nemo:1", "oras://ghcr.io/a/b:1", "a/b:", "a b", "", "x:1 --output /etc/passwd"],
 )
 def test_what_names_no_image(text: str) -> None:
-    with pytest.raises(UsageError, match="names no image"):
+    with pytest.raises(UsageError, match="not the name of an image"):
         image_source(text)
     assert source_problem(text)
 
@@ -150,7 +150,7 @@ def test_a_file_that_the_runtime_starts_is_taken_where_it_lies(imported: Import,
     assert imported(small, force=True) == ImportedImage(path=small, bytes=small.stat().st_size, made=False)
     for runtime, name in (("apptainer", "small.sqsh"), ("pyxis", "llmb.tar")):
         (tmp_path / "llmb.tar").write_text("layers")
-        with pytest.raises(UsageError, match="does not start such a file"):
+        with pytest.raises(UsageError, match="cannot start such a file"):
             imported(tmp_path / name, runtime)
     small.write_bytes(b"")
     with pytest.raises(UsageError, match="it is empty"):

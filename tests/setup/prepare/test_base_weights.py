@@ -104,7 +104,7 @@ def test_a_second_call_does_nothing_and_says_so(prepared: Path, root: Path, fold
     for source in ((), ("--source", str(prepared / "small" / MODEL))):
         result = invoke("checkpoint", *TINY, *source, "--json")
         assert result.exit_code == 0
-        assert "was prepared before; nothing to do" in result.stderr
+        assert "is already prepared; nothing to do" in result.stderr
         document = json.loads(result.stdout)
         assert (document["made"], document["path"]) == (False, str(folders.model(MODEL_NAME)))
     assert {path: path.stat().st_mtime_ns for path in folders.path.rglob("*")} == before

@@ -203,7 +203,7 @@ def test_the_same_source_gives_the_same_files_and_further_lengths_from_anywhere(
 def test_another_source_is_refused_until_forced(tmp_path: Path, source: Path) -> None:
     prepare(tmp_path, source)
     write_lines(source, rows(100))
-    with pytest.raises(UsageError, match=r"squad-tiny is prepared from .*squad\.jsonl") as error:
+    with pytest.raises(UsageError, match=r"squad-tiny was prepared from .*squad\.jsonl") as error:
         prepare(tmp_path, source)
     assert "--force" in str(error.value.do)
     assert prepare(tmp_path, source, force=True).samples.samples["training"] == 90

@@ -100,11 +100,11 @@ def test_a_dataset_has_the_commit_as_its_revision(client: Client) -> None:
 @pytest.mark.parametrize(
     ("token", "what", "do"),
     [
-        (None, "org/name is gated, and there is no token", "request access at https://huggingface.co/org/name"),
-        (None, "org/name is gated, and there is no token", "HF_TOKEN"),
+        (None, "org/name is gated, but there is no token", "request access at https://huggingface.co/org/name"),
+        (None, "org/name is gated, but there is no token", "HF_TOKEN"),
         (TOKEN, "the account of the token has no access", "https://huggingface.co/org/name"),
         ("hf_" + "z" * 34, "the hub rejects the token", ""),
-        (TOKEN + "\u2026", "the token has characters that a token cannot have", ""),
+        (TOKEN + "\u2026", "the token has invalid characters", ""),
     ],
 )
 def test_a_gated_model_is_refused_with_what_is_missing(

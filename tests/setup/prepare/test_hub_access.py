@@ -96,7 +96,7 @@ def test_a_hub_that_fails_or_is_not_reached_is_a_warning(hub: FakeHub, monkeypat
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     done = call("--json")
     assert done.exit_code == 0, done.exception
-    assert "warning: access is not checked: the hub cannot be reached" in done.stderr
+    assert "warning: access was not checked: the hub cannot be reached" in done.stderr
     assert json.loads(done.stdout)["granted"] is False
 
 
@@ -135,7 +135,7 @@ def test_a_workload_is_named_in_one_word_and_has_something_to_download(hub: Fake
 def test_nobody_is_asked_without_a_terminal(hub: FakeHub) -> None:
     done = call("-s", "70b")
     assert isinstance(done.exception, EnvironmentProblem)
-    assert done.exception.what == f"{MODEL} is gated, and there is no token"
+    assert done.exception.what == f"{MODEL} is gated, but there is no token"
     assert "hf auth login" in str(done.exception.do)
 
 

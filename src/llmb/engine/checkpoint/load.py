@@ -201,7 +201,7 @@ class TensorReader(FileSystemReader):
         with (Path(self.path) / ".metadata").open("rb") as stream:
             metadata = MetadataUnpickler(stream).load()
         if not isinstance(metadata, Metadata):
-            raise ValueError(f"{self.path}/.metadata holds no metadata")  # noqa: TRY004 (of a file, not an argument)
+            raise ValueError(f"{self.path}/.metadata contains no metadata")  # noqa: TRY004 (of a file, not an argument)
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
@@ -227,5 +227,5 @@ class MetadataUnpickler(pickle.Unpickler):
 def _enum_member(owner: object, name: str) -> object:
     """Return an enum's member, which early versions of Python 3.11, such as Debian's, save as a ``getattr``."""
     if not isinstance(owner, EnumType):
-        raise ValueError(f"the checkpoint's metadata takes {name} from {owner!r}, which no checkpoint of llmb does")  # noqa: TRY004 (of a file)
+        raise ValueError(f"the checkpoint's metadata takes {name} from {owner!r}, unlike llmb's")  # noqa: TRY004 (of a file)
     return owner[name]

@@ -157,7 +157,7 @@ def check_shared_folder(plan: Plan, folder: Path, ranks: Ranks, hosts: Hosts) ->
     if mine.file:
         (folder / mine.file).unlink(missing_ok=True)
     if problem:
-        advice = "give --checkpoint-dir a folder that all nodes share and can write to, or omit it"
+        advice = "set --checkpoint-dir to a folder that all nodes share and can write to, or omit it"
         raise EnvironmentProblem(f"checkpoints cannot be saved: {problem}", where=str(folder), do=advice)
 
 

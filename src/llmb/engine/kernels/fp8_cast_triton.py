@@ -168,7 +168,7 @@ def _check_offsets(*strides: int) -> None:
     # One by one: the compiler would keep which of sizes that it does not know is the largest.
     for stride in strides:
         if stride > MAX_STRIDE:
-            raise ValueError(f"a cast of rows that are {stride} elements apart: at most {MAX_STRIDE} are possible")
+            raise ValueError(f"cannot cast rows {stride} elements apart; the limit is {MAX_STRIDE}")
 
 
 def _grid(rows: int, columns: int, matrices: int = 1) -> tuple[int, int]:

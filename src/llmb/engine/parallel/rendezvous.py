@@ -77,7 +77,7 @@ def announced_folder() -> tuple[Path, dict[str, str]]:
         variables = {name: str(value) for name, value in announced["variables"].items() if HARMLESS.fullmatch(name)}
         return Path(announced["folder"]), variables
     except RuntimeError as error:
-        what = f"rank {os.environ['RANK']} has heard nothing from {store_host()} for {PATIENCE}"
+        what = f"rank {os.environ['RANK']} has received nothing from {store_host()} for {PATIENCE}"
         raise EnvironmentProblem(what, do="see why rank 0 did not start") from error
 
 
@@ -126,7 +126,7 @@ def listen(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRNOTAVAIL:
             return _on_all(port)
         what = f"rank 0 cannot listen at {address}, port {port}, where the ranks meet: {error.strerror or error}"
-        raise EnvironmentProblem(what, do="submit the job again: each chooses a port of its own") from error
+        raise EnvironmentProblem(what, do="submit the job again: every job chooses a new port") from error
 
 
 def _on_all(port: int) -> socket.socket:

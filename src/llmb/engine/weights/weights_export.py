@@ -197,7 +197,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
         path.chmod(0o644)  # safetensors restricts it to its owner
         flush_file(path)
     except (SafetensorError, OSError) as error:
-        advice = "free some space, or give a folder on another disk"
+        advice = "free some space, or use a folder on another disk"
         raise EnvironmentProblem(f"{path.name} cannot be written: {error}", where=str(path), do=advice) from error
 
 
@@ -253,7 +253,7 @@ def read_peft(
         matrices.setdefault(ours[theirs], {})[matrix] = values.float()
     if problems := list(shape_problems(matrices, shapes, job.rank)):
         raise UsageError(
-            f"the adapters do not fit {job.model.model} {job.model.size}:{itemized(problems)}", where=job.source
+            f"the adapters do not match {job.model.model} {job.model.size}:{itemized(problems)}", where=job.source
         )
     adapters = {layer: LowRank(parts["A"], parts["B"]) for layer, parts in sorted(matrices.items())}
     targets = targets_of({layer.rpartition(".")[2] for layer in matrices}, shared=has_shared_inputs(adapters))

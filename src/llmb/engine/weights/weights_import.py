@@ -273,7 +273,7 @@ def _read_metadata(path: Path) -> Metadata:
     except BROKEN_PICKLE as error:
         raise UsageError(f"the metadata cannot be read: {error}", where=str(path), do=CONVERT) from error
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise UsageError("it holds no metadata of a checkpoint", where=str(path), do=CONVERT)
+        raise UsageError("it contains no checkpoint metadata", where=str(path), do=CONVERT)
     return metadata
 
 
@@ -375,7 +375,7 @@ def _written(
     imported = write_checkpoint(job, source, on_progress, on_note)
     if left_out:
         some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        on_note(f"{len(left_out)} tensors that the model does not have are left out: {some}")
+        on_note(f"{len(left_out)} tensors that the model does not have are skipped: {some}")
     return imported
 
 

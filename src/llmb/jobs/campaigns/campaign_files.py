@@ -355,5 +355,5 @@ def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileE
             raise UsageError("this is not a text file", where=str(path)) from error
     if not reader.entries and not reader.problems:
         do = see("run-many-recipes", "for the format of files")
-        raise UsageError("the file names no job", where=str(path), do=do)
+        raise UsageError("the file lists no jobs", where=str(path), do=do)
     return FileEntries(tuple(reader.entries), tuple(reader.problems))

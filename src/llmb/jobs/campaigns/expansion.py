@@ -100,7 +100,7 @@ class Entry:
     repeats: Annotated[
         int, _selection(flags=("-r", "--repeats"), help="Runs of each recipe. Default: 1.", minimum=1)
     ] = 1
-    profile: Annotated[bool, Option(help="Every run is profiled.")] = False
+    profile: Annotated[bool, Option(help="Profile every run.")] = False
     add_profile: Annotated[bool, Option(help="Add one profiled run of each recipe.")] = False
     repeatable: frozenset[str] = frozenset()
     """Options that take several values at once: they are not swept."""
@@ -274,7 +274,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             break  # each further entry would add its jobs, and the same problem
     types = dict.fromkeys(str(job.request.gpu_type) for job in expansion.jobs)
     if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
-        do = "give --gpu-type, or set gpu_type in cluster_config.yaml"
+        do = "set --gpu-type, or gpu_type in cluster_config.yaml"
         expansion.problems.append(f"the cluster's GPU type is not specified: {' or '.join(types)}; {do}")
     expansion.jobs = _in_turn(expansion.jobs)
     return expansion

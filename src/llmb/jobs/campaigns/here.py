@@ -82,8 +82,8 @@ def _gpu_type(context: CampaignContext, values: Mapping[str, object]) -> str | N
 
 def _plan(context: CampaignContext, request: JobRequest) -> LocalRun:
     if request.framework.framework not in (None, ENGINE):
-        do = "call 'llmb submit' where Slurm is, or omit --framework"
-        raise UsageError(f"{request.framework.framework} has jobs of a cluster, and nothing is queued here", do=do)
+        do = "run 'llmb submit' where Slurm is available, or omit --framework"
+        raise UsageError(f"{request.framework.framework} needs a scheduler, and nothing is queued here", do=do)
     environ = {**context.environ, **request.options.variables}
     local = plan_here(context.catalogue, request.request, request.choices, environ, context.install)
     if not context.dry_run:

@@ -178,9 +178,7 @@ def check_jobs(
         do = see("run-many-recipes", "for the format of files") if requested.problems else None
         raise UsageError(f"the campaign cannot be queued:{itemized(problems)}", do=do)
     if not jobs:
-        raise UsageError(
-            f"there is nothing to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list'"
-        )
+        raise UsageError(f"nothing to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list'")
     return jobs, left_out
 
 

@@ -149,9 +149,9 @@ def form_of(data: object) -> ReferenceForm | None:
     version = data.get("schema_version")
     if first and (second or version == 2):
         other = second[0] if second else "schema_version: 2"
-        raise ValueError(f"{first[0]} is of the reference suite's version 1, and {other} is of its version 2; keep one")
+        raise ValueError(f"{first[0]} is in version 1 of the suite's format, {other} in version 2; keep one")
     if "schema_version" in data and version not in (1, 2):
-        raise ValueError(f"schema_version is {version}; the reference suite's files have 1 or 2, and llmb's have none")
+        raise ValueError(f"schema_version is {version}; the reference suite's files have 1 or 2, llmb's have none")
     if second or version == 2:
         return ReferenceForm("schema_version 2", Version2)
     workloads = data.get("workloads")

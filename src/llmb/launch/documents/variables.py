@@ -323,7 +323,7 @@ def read_launch(
     chosen = {**values, **reading.options, **strongest}
     chosen["size"] = chosen.get("size") or _only_size(catalogue, workload)
     if chosen.get("scale") is None and chosen.get("nodes") is None:
-        raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or give --scale or --nodes")
+        raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or pass --scale or --nodes")
     notes = list(reading.notes)
     if release := _other_release(catalogue, chosen, reading.origins):
         chosen["release"] = release
@@ -370,5 +370,5 @@ def _only_size(catalogue: Catalogue, name: str) -> str:
     workload = find_workload(catalogue, name)
     sizes = [size for size in sizes_of(workload) if releases_of(workload, size)]
     if len(sizes) != 1:
-        raise UsageError(f"the size of {name} is not specified", choices=sizes, do="set MODEL_SIZE, or give --size")
+        raise UsageError(f"the size of {name} is not specified", choices=sizes, do="set MODEL_SIZE, or pass --size")
     return sizes[0]

@@ -24,9 +24,9 @@ NumaBinding = Literal["none", "local"]
 def text_problems(text: str) -> Iterator[str]:
     """Why ``text`` cannot be written into a batch script."""
     if has_secret(text):
-        yield "it looks like a secret, and is written into the batch script; use what the nodes have logged in to"
+        yield "it looks like a secret, and is written into the batch script; log in on the nodes instead"
     elif not text.isprintable():
-        yield f"{text!r} holds a character that does not print"
+        yield f"{text!r} contains a character that is not printable"
 
 
 class ContainerSettings(Record):
@@ -43,7 +43,7 @@ class ContainerSettings(Record):
     def _can_be_started(self) -> Self:
         problems = [problem for item in self._texts() for problem in text_problems(item)]
         problems += [
-            f"the mount '{mount}' holds a comma, which separates mounts" for mount in self.mounts if "," in mount
+            f"the mount '{mount}' contains a comma, which separates mounts" for mount in self.mounts if "," in mount
         ]
         if self.runtime != "none" and not self.image:
             problems.append(f"{self.runtime} needs an image")
@@ -128,16 +128,14 @@ class FrameworkChoices(Record):
     modified_suite: Annotated[
         bool,
         _option(
-            help="Also call a launch script of the reference suite that is not as it was released; the run is then not"
-            " that of its document."
+            help="Also run a modified launch script of the reference suite; the run then no longer represents its"
+            " document."
         ),
     ] = False
     image: Annotated[
         str | None, _option(help="Container image. Default: that of cluster_config.yaml, or the framework's.")
     ] = None
-    mounts: Annotated[str | None, _option(help="More folders to mount in the container, with commas between them.")] = (
-        None
-    )
+    mounts: Annotated[str | None, _option(help="More folders to mount in the container, separated by commas.")] = None
     framework_arg: Annotated[
         tuple[str, ...],
         _option(help="Argument of the framework's script. Repeatable.", metavar="NAME=VALUE", repeatable=True),

@@ -87,10 +87,10 @@ def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
         elif holds_secret(name, value):
             yield (
                 f"{name} looks like a secret, and variables are written into the batch script; jobs need none:"
-                " prepare gated data before, where the secret stays in your shell"
+                " prepare gated data first, with the secret only in your shell"
             )
         if not value.isprintable():
-            yield f"{name} holds a character that does not print"
+            yield f"{name} contains a character that is not printable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status
 from llmb.runs.steps import StepNews
 from llmb.runs.trace_reports import ProfileReport
 
-NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
+NOT_SAMPLED = Missing("no llmb sampler ran during the run")
 NOT_SEPARATED = Missing("the processes of the run are unknown: they are in the framework's container")
 CLOCK_S = 1.0
 """The resolution of the clock of a log."""

@@ -158,7 +158,7 @@ def script_problems(
     if script.fixes_steps and (profiling.profile or profiling.nccl_trace or choices.load_checkpoint) and steps != usual:
         yield f"--steps is {steps}, and such a run has {usual} there"
     if choices.profiling.profiler == "torch" or choices.profiling.profile_ranks:
-        yield "it profiles with Nsight Systems, and ranks of its own choice"
+        yield "it profiles with Nsight Systems, and chooses the ranks itself"
     if recipe.gpu_type not in script.gpu_types:
         yield f"it has no settings for {recipe.gpu_type}; it is for {', '.join(script.gpu_types)}"
     yield from _unknown_options(script, recipe, choices, steps)
@@ -169,7 +169,7 @@ def _unknown_options(script: LaunchScript, recipe: Recipe, choices: Choices, ste
     variables, default = variables_by_option(script), Choices()
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
-            yield f"{name.replace('_', '-')} is chosen, which is for llmb's engine"
+            yield f"{name.replace('_', '-')} is set, which only llmb's engine supports"
     chosen = [name for name, value in _chosen(script, recipe, choices, steps) if value is not None]
     others = [name for name in recipe.overridden if name not in LAYOUT]
     for option in (*(name for name in chosen if name not in variables), *others):
@@ -198,8 +198,8 @@ CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samp
 """The counters in the step lines of NeMo 1 and 2."""
 IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
 """The version in an image's name, as enroot and the suite's installer write it."""
-MODIFIED = "--modified-suite calls it anyway"
-NOT_BESIDE = Missing("the reference suite's own script starts the job, and no sampler of llmb runs beside it")
+MODIFIED = "--modified-suite runs it anyway"
+NOT_BESIDE = Missing("the reference suite's own script starts the job, without the sampler of llmb")
 
 
 def script_of(recipe: Recipe) -> LaunchScript:
@@ -240,10 +240,10 @@ def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) ->
 
 def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> Iterator[str]:
     """Yield problems of this machine for the script, each with a remedy."""
-    checkout, install = checkout_of(script, options, site), f"call 'llmb install --suite-release {script.release}'"
+    checkout, install = checkout_of(script, options, site), f"run 'llmb install --suite-release {script.release}'"
     if not (checkout / script.folder / script.script).is_file():
         place = f"{script.folder}/{script.script} in {checkout}"
-        yield f"there is no {place}: {install}, or give --suite, a clone at tag {script.tag}"
+        yield f"there is no {place}: {install}, or set --suite to a clone at tag {script.tag}"
         return
     values = _values(script, recipe, checkout, site)
     yield from unmet_needs(script, values)
@@ -274,7 +274,7 @@ def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[
     checkpoint, _ = nemo_items(folders, source.model, source.dataset, recipe.layout.seq_len)
     if checkpoint.state != "complete":
         why = f", {checkpoint.problem}" if checkpoint.problem else ""
-        do = f"call 'llmb install --suite-release {script.release} --prepare job'"
+        do = f"run 'llmb install --suite-release {script.release} --prepare job'"
         yield f"{checkpoint.path} is {checkpoint.state}{why}: {do}"
 
 
@@ -286,9 +286,9 @@ def _unloadable(checkpoint: str | None, site: Site) -> Iterator[str]:
     mounted = [site.install, *([Path(cache)] if cache else [])]
     visible = any(path.is_relative_to(root) for root in mounted)
     if not visible or not any(path.resolve().is_relative_to(root.resolve()) for root in mounted):
-        yield f"{path} is not in the container, which has {' and '.join(map(str, mounted))} alone: move it below"
+        yield f"{path} is not in the container, which mounts only {' and '.join(map(str, mounted))}: move it below"
     if not any(path.glob("weights/*.distcp")):
-        yield f"{path} has no weights/*.distcp: give the folder that holds the folder 'weights' of a checkpoint of NeMo"
+        yield f"{path} has no weights/*.distcp: pass the folder that contains 'weights' of a checkpoint of NeMo"
 
 
 def _changes(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> list[str]:
@@ -313,7 +313,7 @@ class ReferenceSuite(Program):
             *choices.label_problems(),
         ]
         if problems:
-            raise UsageError(f"the launch script of {script.title} cannot do this:{itemized(problems)}")
+            raise UsageError(f"the launch script of {script.title} does not support this:{itemized(problems)}")
         profile = choices.profiling.settled(*recorded)
         documented, window = _documented(script, recipe, options, site), recipe.documented_window
         rule = rule_of_document(choices.window, window) if documented else choices.window
@@ -447,9 +447,9 @@ def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
     """Raise UsageError for nodes that are not those which are written into the script."""
     if script.gpus_per_node in (None, gpus_per_node):
         return
-    what = f"the launch script of {script.title} takes {script.gpus_per_node} GPUs of each node in any case"
+    what = f"the launch script of {script.title} always uses {script.gpus_per_node} GPUs per node"
     do = f"specify whole nodes of {script.gpus_per_node}, or omit --framework: llmb's engine supports any number"
-    raise UsageError(f"{what}, and these are {gpus_per_node}", do=do)
+    raise UsageError(f"{what}, but these have {gpus_per_node}", do=do)
 
 
 def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
@@ -457,7 +457,7 @@ def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
     clashing = sorted(request.explicit & (script.reads | {*script.removed}) - CACHES - {TOKEN})
     if clashing:
         do = "use the options of llmb for them, or --framework-arg NAME=VALUE"
-        raise UsageError(f"the launch script reads {', '.join(clashing)}, given by --env or cluster_config.yaml", do=do)
+        raise UsageError(f"the launch script reads {', '.join(clashing)}, set by --env or cluster_config.yaml", do=do)
 
 
 def bring_log(folder: RunFolder) -> None:

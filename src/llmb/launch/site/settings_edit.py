@@ -28,7 +28,7 @@ BACKUP_ENDING = ".reference"
 REMOVED = object()
 """Marks a value that is removed."""
 WIDTH = 10**6
-NEW_FILE = "# See 'llmb config show' for what holds, and 'llmb docs schema cluster_config.yaml' for all keys.\n"
+NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb docs schema cluster_config.yaml'.\n"
 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
@@ -39,7 +39,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     """
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
-        raise UsageError(f"{key} looks like a secret, and settings must not hold secrets", do="keep it in your shell")
+        raise UsageError(f"{key} looks like a secret, and settings must not hold secrets", do="set it in your shell")
     before = _text(path)
     problems: list[str] = []
     for value in _values(text):
@@ -98,7 +98,7 @@ def _text(path: Path) -> str:
         data = read_data(path)
         if form_of(data):
             do = "'llmb config migrate' writes it in llmb's form"
-            raise UsageError("it is the reference suite's, and llmb changes only its own", where=str(path), do=do)
+            raise UsageError("this file belongs to the reference suite, not to llmb", where=str(path), do=do)
     except CatalogueError as error:
         raise unusable(path, error.problems) from error
     except ValueError as error:
@@ -137,7 +137,7 @@ def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMO
             return edited
     except (YAMLError, yaml.YAMLError):
         pass
-    what = f"{'.'.join(keys)} is written there in a way that llmb does not edit"
+    what = f"{'.'.join(keys)} is written there in a form that llmb cannot edit"
     raise UsageError(what, where=str(path), do="change it there")
 
 

@@ -62,7 +62,7 @@ def submit(
         raise UsageError(f"Slurm rejected the job: {message(output)}", do=do)
     match = SUBMITTED.fullmatch("".join(output.text.strip().splitlines()[-1:]))
     if match is None:
-        what = f"sbatch did not answer with the id of a job, but with '{printable(output.text.strip()[:MOST_SHOWN])}'"
+        what = f"sbatch did not print the id of a job, but '{printable(output.text.strip()[:MOST_SHOWN])}'"
         raise InfrastructureError(what, do="see 'squeue --me'; 'llmb jobs refresh' finds the job if it was queued")
     return match["job_id"], match["cluster"]
 
@@ -88,7 +88,7 @@ def call(
         return output
     problem = output.problem or ""
     if output.not_here:
-        do = "call llmb where Slurm's commands are, such as a login node; or use 'llmb run' here"
+        do = "run llmb where Slurm's commands are installed, such as on a login node; or use 'llmb run' here"
         raise EnvironmentProblem(problem, do=do)
     _raise_unless_configured(output.errors)
     if output.timed_out:
@@ -104,7 +104,7 @@ def call(
 def _raise_unless_configured(errors: str) -> None:
     """A machine that gets its configuration from the controller has none while that is down, and says both."""
     if NO_CONFIGURATION.search(errors) and not DOWN.search(errors):
-        do = "call llmb where Slurm is configured, such as a login node, or set SLURM_CONF to its slurm.conf"
+        do = "run llmb where Slurm is configured, such as on a login node, or set SLURM_CONF to its slurm.conf"
         raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(errors)}", do=do)
 
 

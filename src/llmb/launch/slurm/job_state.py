@@ -140,13 +140,13 @@ WAITS = {
     "DependencyNeverSatisfied": "the job that it depends on did not end as required: it will never start; cancel it",
     "BadConstraints": "no node has what it requests: it will never start; cancel it",
     "JobHeldAdmin": "held by an administrator",
-    "JobHeldUser": "held; 'scontrol release' lets it go",
-    "JobHoldMaxRequeue": "held, as it was queued again too often; 'scontrol release' lets it go",
-    "job_requeued_in_held_state": "queued again, and held; 'scontrol release' lets it go",
+    "JobHeldUser": "held; 'scontrol release' releases it",
+    "JobHoldMaxRequeue": "held, because it was requeued too often; 'scontrol release' releases it",
+    "job_requeued_in_held_state": "requeued, and held; 'scontrol release' releases it",
     "launch_failed_requeued_held": "Slurm could not start it on a node and holds it: look at the node with 'scontrol"
-    " show node', or exclude it; then 'scontrol release' lets the job go",
+    " show node', or exclude it; then 'scontrol release' releases the job",
     "user_env_retrieval_failed_requeued_held": "Slurm could not read the user's environment on a node and holds it;"
-    " 'scontrol release' lets it go",
+    " 'scontrol release' releases it",
     "PartitionDown": "the partition is down",
     "PartitionNodeLimit": "it requests more nodes than the partition allows, or for nodes that are down",
     "PartitionTimeLimit": "it requests more time than the partition allows: it will never start",
@@ -172,7 +172,7 @@ def with_meaning(job: SlurmJob) -> JobState:
     phase = phase_of(job.state)
     meaning = None
     if phase == "unrecognized":
-        meaning = f"Slurm reports {job.state}, a state that this llmb does not know; it is asked again"
+        meaning = f"Slurm reports {job.state}, a state that this llmb does not know; querying again"
     elif phase in ("queued", "running"):
         meaning = _live_meaning(job)
     elif phase not in ("unknown", "completed"):

@@ -64,13 +64,13 @@ def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, setting
 
 def _problems(launch: Launch, flags: Mapping[str, str | None], options: JobOptions) -> Iterator[str]:
     yield from (
-        f"{name} is not known, which the launch script needs: give --{name}"
+        f"{name} is unknown, which the launch script needs: set --{name}"
         for name in ("account", "partition")
         if name in launch.needed and not flags.get(name)
     )
     if launch.queued_by == "script" and "flags" not in launch.named:
         names = {*launch.named, *SBATCH_VARIABLES}
-        yield from (f"--{name} cannot be handed to sbatch by the launch script" for name in flags if name not in names)
+        yield from (f"--{name} cannot be passed to sbatch by the launch script" for name in flags if name not in names)
     chosen = {
         "--start": options.start,
         "--vboost": options.vboost,
@@ -150,8 +150,8 @@ def call_launch(job: Submission) -> str:
             f"Slurm rejected the job: {printable(refused[1])}", do="correct the options or cluster_config.yaml"
         )
     if program.code == 0:
-        what = f"{launch.script} ended without the id of a job:\n{last}"
-        raise InfrastructureError(what, do="see 'squeue --me': if it queued a job, llmb does not follow it")
+        what = f"{launch.script} ended without printing the id of a job:\n{last}"
+        raise InfrastructureError(what, do="see 'squeue --me': llmb does not follow a job that it queued")
     why = "took too long" if program.timed_out else f"ended with exit code {program.code}"
     raise UsageError(f"{launch.script} in {launch.folder} {why}, and queued nothing:\n{last}")
 

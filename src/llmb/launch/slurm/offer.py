@@ -99,7 +99,7 @@ def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> 
 
 
 def _listed(text: str) -> list[str]:
-    do = "give a list as Slurm does, such as node[1-4,7],login1"
+    do = "use Slurm's form of a list, such as node[1-4,7],login1"
     try:
         names = expand(text)
     except ValueError as error:
@@ -167,7 +167,7 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str |
         what = ", ".join(f"partition {name} has {gpu_type}" for name, gpu_type in wrong.items())
         do = None if having else f"add the partition with {type_} to slurm.partitions in cluster_config.yaml"
         choices = [f"--partition {name}" for name in having] or [f"--gpu-type {item}" for item in set(wrong.values())]
-        raise UsageError(f"{what}, and the job requests {type_}", choices=choices, do=do)
+        raise UsageError(f"{what}, but the job requests {type_}", choices=choices, do=do)
     return type_
 
 

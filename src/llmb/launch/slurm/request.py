@@ -57,7 +57,7 @@ class SlurmChoices(Record):
         _option(
             basic=True,
             flags=("-p", "--partition"),
-            help="Partition, or several with commas.",
+            help="Partition, or several separated by commas.",
             set_by=("SBATCH_PARTITION", "SLURM_PARTITION"),
         ),
     ] = None
@@ -72,7 +72,7 @@ class SlurmChoices(Record):
         ),
     ] = None
     nodes: Annotated[
-        int | None, _option(flags=("-N", "--nodes"), help="Number of nodes, in place of --scale.", minimum=1)
+        int | None, _option(flags=("-N", "--nodes"), help="Number of nodes, instead of --scale.", minimum=1)
     ] = None
     gpus_per_node: Annotated[
         int | None,
@@ -94,7 +94,7 @@ class SlurmChoices(Record):
     exclude: Annotated[
         str | None,
         _option(
-            help="Nodes not to use, such as node[1-4]; @FILE: the nodes that a file lists; unfit: those that "
+            help="Nodes to avoid, such as node[1-4]; @FILE: the nodes listed in a file; unfit: those that "
             "failed the last check of nodes, or were at fault in runs since.",
             set_by=("SBATCH_EXCLUDE",),
         ),
@@ -103,14 +103,12 @@ class SlurmChoices(Record):
         None
     )
     reservation: Annotated[str | None, _option(help="Reservation to run in.", set_by=("SBATCH_RESERVATION",))] = None
-    nice: Annotated[int | None, _option(help="Lowers the priority.")] = None
+    nice: Annotated[int | None, _option(help="Lower the priority by this much.")] = None
     segment: Annotated[
         int | None,
-        _option(
-            help="Nodes within one NVLink domain. Default if a domain spans nodes: as many as divide the job's nodes."
-        ),
+        _option(help="Nodes within one NVLink domain. Default if a domain spans nodes: a divisor of the job's nodes."),
     ] = None
-    dependency: Annotated[str | None, _option(help="Such as afterok:1234.")] = None
+    dependency: Annotated[str | None, _option(help="Dependency, such as afterok:1234.")] = None
     retries: Annotated[
         int | None,
         _option(
@@ -126,7 +124,7 @@ class SlurmChoices(Record):
     slurm_arg: Annotated[
         tuple[str, ...],
         _option(
-            help="Any other flag of sbatch; 'KEY=' leaves one out. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
+            help="Any other flag of sbatch; 'KEY=' removes one. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
         ),
     ] = ()
     env: Annotated[
@@ -139,8 +137,8 @@ class SlurmChoices(Record):
     vboost: Annotated[
         str | None,
         _option(
-            help="Level of nvidia-smi boost-slider on every node while the workers train; recipe: what the published"
-            " jobs asked for, where a node allows it.",
+            help="Level of nvidia-smi boost-slider on every node while the workers train; recipe: that of the"
+            " published jobs, if a node allows it.",
             metavar="recipe|0-4",
             form=Form(pattern(r"recipe|[0-4]"), "recipe, or a level from 0 (none) to 4", any_case=True),
         ),
@@ -148,7 +146,7 @@ class SlurmChoices(Record):
     cpu_binding: Annotated[
         str | None,
         _option(
-            help="CPU cores of each worker for itself: 'cores' for an equal share, a number, or none.",
+            help="CPU cores reserved for each worker: 'cores' for an equal share, a number, or none.",
             metavar="none|cores|N",
             form=Form(pattern(r"none|cores|\d{1,4}"), "none, cores or a number", any_case=True),
         ),
@@ -276,7 +274,7 @@ def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) ->
     processes = placement.processes_per_node
     if counts and min(counts) < processes:
         flags = " ".join(f"{name}={value}" for name, value in requested.items())
-        do = "request more GPUs, or give a smaller --gpus-per-node"
+        do = "request more GPUs, or use a smaller --gpus-per-node"
         raise UsageError(f"{flags} is less than the job's {processes} GPUs per node", do=do)
     if counts or NO_FLAG in chosen_flags.values():
         return requested

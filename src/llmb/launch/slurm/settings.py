@@ -105,7 +105,7 @@ def flag_problems(flags: Flags) -> Iterator[str]:
         if holds_secret(name, value):
             yield f"{name} looks like a secret, and flags are written into the batch script; jobs need none"
         elif not value.isprintable():
-            yield f"{name} holds a character that does not print: {value!r}"
+            yield f"{name} contains a character that is not printable: {value!r}"
         elif len(value) > LONGEST_VALUE:
             yield f"{name} is longer than {LONGEST_VALUE} characters"
         elif name == "time" and value and not TIME.fullmatch(value):

@@ -178,7 +178,7 @@ def accept(
     """
     assert parts.folder is not None
     busy = "accepting this machine"
-    waiting = "another 'llmb accept' is at work here: waiting for its end"
+    waiting = "another 'llmb accept' is running here; waiting for it to end"
     with file_lock(parts.install / STATE_FOLDER / "accept.lock", inf, busy, lambda: parts.say(waiting)):
         findings, labels = do_parts(parts, request, place, choose, terms)
         page, archive = parts.folder / PAGE, parts.folder / ARCHIVE
@@ -267,7 +267,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
     findings.add(row)
     leave_out(slow)
     if len(fit) < LEAST_NODES:
-        why = f"{counted(len(fit), 'fit node')}, and {LEAST_NODES} are needed"
+        why = f"{counted(len(fit), 'fit node')}; {LEAST_NODES} are needed"
         findings.add(AcceptancePart(name="pairs", status="left out", value=why))
         return fit
     result, end = _measure_in_job(parts, place, "pairs", ["bench", "collectives", "--pairwise"], fit)

@@ -122,7 +122,7 @@ class PartsFolder:
         try:
             return read_stored(path, PartResult) if path.exists() else None
         except BrokenRecord:
-            self.say(f"{path.name} is damaged: it is made again")
+            self.say(f"{path.name} is damaged; creating it again")
             return None
 
     def _call(self, command: Sequence[str], environ: Mapping[str, str]) -> PartResult:
@@ -133,9 +133,7 @@ class PartsFolder:
                 with started_program(words, output, subprocess.PIPE, environ) as process:
                     error = self._relay(process)
             except Interrupted as signal:
-                raise UserInterrupt(
-                    f"interrupted by {signal}", do="the same command continues where it was"
-                ) from signal
+                raise UserInterrupt(f"interrupted by {signal}", do="run the same command again to continue") from signal
             output.seek(0)
             if text := output.read():
                 document = json.loads(text)

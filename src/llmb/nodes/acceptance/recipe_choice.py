@@ -55,7 +55,7 @@ def choose_recipes(
     if wanted:
         scale = wanted.scale or (gpus if gpu_type else None)
         if scale and scale > gpus:
-            raise UsageError(f"--scale is {scale}, and there are {gpus} GPUs", do="lower --scale")
+            raise UsageError(f"--scale is {scale}, but there are {gpus} GPUs", do="lower --scale")
         request = replace(wanted, gpu_type=gpu_type or wanted.gpu_type, scale=scale)
         return [_chosen(catalogue, request, [wanted.dtype] if wanted.dtype else [])]
     if gpu_type in (None, CPU):
@@ -81,11 +81,11 @@ def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Re
 
 def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None, gpus: int) -> Iterator[ChosenRecipe]:
     if gpu_type != accepted.gpu_type:
-        what = f"acceptance set {accepted.name} is for {accepted.gpu_type}, and this is {gpu_type or 'an unknown GPU'}"
+        what = f"acceptance set {accepted.name} is for {accepted.gpu_type}, but this is {gpu_type or 'an unknown GPU'}"
         raise UsageError(what, do="choose another set, or omit --set")
     most = max(recipe.scale for recipe in accepted.recipes)
     if most > gpus:
-        raise UsageError(f"acceptance set {accepted.name} needs {most} GPUs, and there are {gpus}")
+        raise UsageError(f"acceptance set {accepted.name} needs {most} GPUs, but there are {gpus}")
     for key in dict.fromkeys((one.workload, one.size, one.scale) for one in accepted.recipes):
         dtypes = [one.dtype.value for one in accepted.recipes if (one.workload, one.size, one.scale) == key]
         request = Request(workload=key[0], size=key[1], scale=key[2], gpu_type=gpu_type)

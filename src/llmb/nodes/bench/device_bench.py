@@ -353,7 +353,7 @@ def device_here(choice: DeviceChoice, machine: Machine) -> Device:
     if choice == "auto":
         return "cuda" if machine.gpu_names else "cpu"
     if choice == "cuda" and not machine.gpu_names:
-        raise EnvironmentProblem("this machine has no GPU that nvidia-smi shows", do="choose --device cpu")
+        raise EnvironmentProblem("nvidia-smi shows no GPU on this machine", do="choose --device cpu")
     return choice
 
 

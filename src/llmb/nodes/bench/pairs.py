@@ -310,7 +310,7 @@ def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
     for node in range(len(readings.names)):
         alone = readings.alone.get(node)
         if alone is None:
-            yield node, ["nothing came of it alone"]
+            yield node, ["it had no result alone"]
         elif alone.problem:
             yield node, [f"alone: {alone.problem}"]
 

@@ -81,7 +81,7 @@ class NodesCheck:
         return scheduler_of(self.terms.site)
 
     def _no_jobs(self, state: NodeState) -> Problem:
-        return Problem("fail", f"{self.scheduler.title} gives it no jobs: {state.problem}", "state")
+        return Problem("fail", f"{self.scheduler.title} schedules no jobs on it: {state.problem}", "state")
 
     def run(self) -> bool:
         """Submits a job per usable node and waits for all; False if it was interrupted.

@@ -159,7 +159,7 @@ def last_check(install: Path) -> CheckFolder:
     """Return the last check. Raises NoCheck if none is kept."""
     folders = [path for path in _checks(install, settings=False) if (path / ".request.json").is_file()]
     if not folders:
-        raise NoCheck("no check of nodes is kept", where=str(install / CHECKS), do=HOW_TO_CHECK)
+        raise NoCheck("there is no check of nodes", where=str(install / CHECKS), do=HOW_TO_CHECK)
     return CheckFolder(folders[-1])
 
 
@@ -316,7 +316,7 @@ def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
     try:
         return cluster.host_names(listed)
     except ValueError as error:
-        raise UsageError(f"{part} is not a list of nodes: {error}", do="give a list such as node[1-4,7]") from error
+        raise UsageError(f"{part} is not a list of nodes: {error}", do="use a list such as node[1-4,7]") from error
 
 
 def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:

@@ -53,7 +53,7 @@ _CONTENTS = (
     (re.compile(rb"\0"), Content(False, "binary data, or text in another encoding")),
     (
         re.compile(rb"(?i)iteration|training|model|experiment"),
-        Content(True, "a run that ended before its first step, or of a program whose steps are not read"),
+        Content(True, "a run that ended before its first step, or a program whose steps llmb cannot read"),
     ),
 )
 _OTHER = Content(False, "not a training log")

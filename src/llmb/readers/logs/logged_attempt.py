@@ -108,7 +108,7 @@ class PrintedWork:
         other = next((one for one in self.tokens if not 1 / MOST_APART < one / usual < MOST_APART), None)
         if other is None or 2 * count <= self.tokens.total():
             return None
-        return f"a step of the window has {other:,} tokens, and most have {usual:,}"
+        return f"a step of the window has {other:,} tokens, but most have {usual:,}"
 
 
 def _ramp(line: StepLine) -> str | None:

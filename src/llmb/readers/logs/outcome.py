@@ -307,7 +307,7 @@ def _is_no_time(seconds: float) -> bool:
 def _bad_time_text(seconds: float) -> str:
     if seconds <= SHORTEST_STEP_S:
         return f"{seconds:g} s"
-    return f"{seconds:.4g} s, which no step takes" if math.isfinite(seconds) else "not finite"
+    return f"{seconds:.4g} s, which is impossible" if math.isfinite(seconds) else "not finite"
 
 
 def _quoting(reason: str, tail: bytes) -> str:

@@ -230,7 +230,7 @@ def _in_folder(folder: Path) -> list[Path]:
     logs = _logs_below(folder, NCCL_FOLDER) or _logs_below(folder, NETWORK_FOLDER)
     if not logs:
         advice = (
-            f"give a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END}) or on several "
+            f"pass a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END}) or on several "
             f"nodes ({NETWORK_FOLDER}/*{NCCL_LOG_END})"
         )
         raise UsageError("no NCCL log in this folder", where=str(folder), choices=EXPECTED, do=advice)

@@ -456,10 +456,10 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
         return DIFFERENT
     return {
         "gpudirect": _mixed(facts) or NO_CHANNELS,
-        "fabric": "no line tells the link layer or the provider of this network",
-        "link_layer": "no line tells it",
+        "fabric": "the log does not report the link layer or the provider of this network",
+        "link_layer": "not in the log",
         "plugin": DIFFERENT,
-    }.get(name, "the log has no line that tells it")
+    }.get(name, "not in the log")
 
 
 def _mixed(facts: NetworkFacts) -> str | None:

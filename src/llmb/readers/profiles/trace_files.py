@@ -79,7 +79,7 @@ def read_traces(paths: Iterable[Path], *, unmarked: bool = False) -> Iterator[Ti
 
 
 def _is_sqlite(path: Path) -> bool:
-    with open_file(path, do=f"give one of: {'; '.join(EXPECTED)}") as stream:
+    with open_file(path, do=f"pass one of: {'; '.join(EXPECTED)}") as stream:
         try:
             return stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
         except OSError as error:

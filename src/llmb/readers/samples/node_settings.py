@@ -160,7 +160,7 @@ def read_settings(files: SystemFiles, environ: Mapping[str, str], limit_s: float
     due_s = time.monotonic() + limit_s
     for group in GROUPS:
         if time.monotonic() > due_s:
-            missing[group.name] = f"reading what comes before took longer than {limit_s:g} s"
+            missing[group.name] = f"reading the settings before it took longer than {limit_s:g} s"
             continue
         read = {key: str(value) for key, value in group.read(files, environ) if value not in (None, "")}
         values |= read

@@ -22,7 +22,7 @@ NOT_SAMPLED = Missing("too little time was sampled around the window")
 HIDDEN = "the kernel does not show the processes of the run"
 NO_STEAL = "the kernel does not report it"
 NO_LIMIT = "the run has no CPU limit"
-NO_GPUS = "the GPUs' processes are not known"
+NO_GPUS = "the GPUs' processes are unknown"
 Device = Literal["cpu", "cuda"]
 
 

@@ -47,7 +47,7 @@ class NodeSampler:
     def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
         self.node, self.worker = node, worker
         self.processes, self.limit = NodeProcesses(folder), find_cpu_limit()
-        gpus = find_gpus() if device == "cuda" else Missing("the run computes on a CPU")
+        gpus = find_gpus() if device == "cuda" else Missing("the run is on a CPU")
         self._no_gpus = gpus.reason if device == "cuda" and isinstance(gpus, Missing) else None
         energy = find_cpu_energy()
         self.gpus: Nvml | None = gpus or None
@@ -162,7 +162,7 @@ def main() -> None:
         sampler = NodeSampler(node, device, int(worker), Path(file).parent.parent)
         sample(Path(file), sampler, float(interval_s), sys.stdin.fileno())
     except OSError as error:
-        sys.exit(f"llmb: resources are not sampled any more: {error}")
+        sys.exit(f"llmb: resources are no longer sampled: {error}")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def _settings_in(file: Path) -> NodeSettings | Missing:
     try:
         return NodeSettings.model_validate_json(read_regular(file, MOST_TEXT_BYTES))
     except FileNotFoundError:
-        return Missing("no sampler read them")
+        return Missing("no sampler recorded them")
     except OSError as error:
         return Missing(f"they cannot be read: {error.strerror}")
     except ValidationError:

@@ -228,7 +228,7 @@ def loss_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figu
     run, steps = of_run
     finite, other = _losses(steps), _losses(of_other[1]) if of_other else []
     if not finite:
-        return Missing("no step has a loss that is known and finite" if steps else NO_STEPS)
+        return Missing("no step has a finite loss" if steps else NO_STEPS)
     lines = _lines("loss", GREEN, finite, other, (run, of_other[0] if of_other else None))
     drawing = series_chart(f"loss-{section}", lines, (STEP, "loss"))
     columns = [*numbers(STEP, form=str), *numbers("loss", "gradient norm: grad_norm", form=SIX)]
@@ -290,7 +290,7 @@ def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     if not lines:
         return Missing("the times of single ranks were not recorded")
     if {len(line.layer_us) for line in lines} != {run.recipe.layout.gpus}:
-        return Missing(f"their times are not those of the run's {run.recipe.layout.gpus} ranks")
+        return Missing(f"their times do not match the run's {run.recipe.layout.gpus} ranks")
     beyond = [_beyond_pct(line.layer_us) for line in lines]
     ranks = sorted(_ranks(lines, beyond), key=lambda rank: -rank.typical_pct)
     name = f"ranks-{section}"

@@ -76,7 +76,7 @@ def page_pdf(html: str) -> bytes:
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     do = "print the page from a browser: --format html"
     if browser is None:
-        raise EnvironmentProblem(f"no browser is installed that prints: {', '.join(BROWSERS)}", do=do)
+        raise EnvironmentProblem(f"no browser that can print pages is installed: {', '.join(BROWSERS)}", do=do)
     with scratch_folder("llmb-page-") as folder:
         page, printed = folder / "page.html", folder / "page.pdf"
         page.write_text(html, encoding="utf-8")

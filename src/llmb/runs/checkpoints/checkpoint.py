@@ -194,7 +194,7 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
     """Without a look at the files. Raises UsageError, or OSError if it cannot be read."""
     check_links(path)
     if not path.exists():
-        raise UsageError("there is no such checkpoint", where=str(path), do="give a folder that holds 'weights'")
+        raise UsageError("there is no such checkpoint", where=str(path), do="pass a folder that contains 'weights'")
     if path.name.startswith(".") and path.name.endswith(PARTIAL):
         raise UsageError("this checkpoint is incomplete: its run ended while saving it", where=str(path))
     if not (path / RECORD).is_file():
@@ -203,7 +203,7 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
             f"this is not a checkpoint of llmb: {description.what}",
             where=str(path),
             choices=description.checkpoints,
-            do="give a folder saved by 'llmb run --save-checkpoint', the one above 'weights'; "
+            do="pass a folder saved by 'llmb run --save-checkpoint', the one above 'weights'; "
             "'llmb checkpoint import' imports a Hugging Face model",
         )
     try:

@@ -58,7 +58,7 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
                 if partial.exists() and not is_worth_keeping(partial):
                     shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        advice = "free some space, or give a folder on another disk"
+        advice = "free some space, or use a folder on another disk"
         raise EnvironmentProblem(f"cannot write: {error.strerror}", where=str(target), do=advice) from error
 
 
@@ -67,7 +67,7 @@ def _lock(descriptor: int, target: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        do = "wait for it, end it, or give another folder"
+        do = "wait for it, end it, or use another folder"
         raise UsageError("another llmb is writing to this folder", where=str(target), do=do) from error
     except OSError:
         return
@@ -84,7 +84,7 @@ def _remove_content(folder: Path) -> None:
 def check_free(target: Path) -> None:
     """Raise UsageError if ``target`` exists; an empty folder is used."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UsageError("this already exists", where=str(target), do="give a new folder, or remove this one")
+        raise UsageError("this already exists", where=str(target), do="choose a new folder, or remove this one")
 
 
 def flush_file(path: Path) -> None:

@@ -29,7 +29,7 @@ SUPPORTED = "llama"
 TOKENIZERS = ("context/nemo_tokenizer", "context")
 """Folders where NeMo keeps the tokenizer of a Hugging Face model."""
 CONVERT = (
-    "convert it with NeMo: llm.export_ckpt(path=CHECKPOINT, target='hf', output_path=FOLDER), and give that folder"
+    "convert it with NeMo: llm.export_ckpt(path=CHECKPOINT, target='hf', output_path=FOLDER), and pass that folder"
 )
 SAME: dict[str, Any] = {
     "normalization": "RMSNorm",
@@ -56,15 +56,15 @@ def read_nemo_folder(path: Path) -> WeightsFolder:
     """Read the folder. Raises UsageError if it cannot be imported, whatever its model."""
     for name in DOCUMENTS:
         if not (path / name).is_file():
-            what = f"this is a checkpoint of NeMo 2 without '{name}', which says how to read it"
+            what = f"this is a checkpoint of NeMo 2 without '{name}', which describes how to read it"
             raise UsageError(what, where=str(path), do=CONVERT)
     backend = _parsed(path / BACKEND_FILE).get("sharded_backend")
     if backend != BACKEND:
-        what = f"this checkpoint of NeMo 2 is kept by '{backend}'; only '{BACKEND}' is supported"
+        what = f"this checkpoint of NeMo 2 was saved by '{backend}'; only '{BACKEND}' is supported"
         raise UsageError(what, where=str(path), do=CONVERT)
     config = _parsed(path / MODEL_FILE).get("config")
     if not isinstance(config, dict):
-        raise UsageError("it has no settings of a model under 'config'", where=str(path / MODEL_FILE), do=CONVERT)
+        raise UsageError("it has no model settings under 'config'", where=str(path / MODEL_FILE), do=CONVERT)
     files = sorted(str(file.relative_to(path)) for file in (path / WEIGHTS).glob("*.distcp"))
     whole = path.absolute()
     contexts = (whole / name for name in TOKENIZERS)
@@ -79,7 +79,7 @@ def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
         what = f"checkpoints of NeMo 2 are read for Llama 3 and 3.1 only, not for {name}"
         raise UsageError(what, where=str(folder.path), do=CONVERT)
     if differences := list(nemo_differences(folder.config, model)):
-        do = "give its workload and size with -w and -s; see 'llmb list'"
+        do = "specify its workload and size with -w and -s; see 'llmb list'"
         raise UsageError(f"this is another model than {name}:{itemized(differences)}", where=where, do=do)
 
 
@@ -132,5 +132,5 @@ def _parsed(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"it cannot be read: {error}", where=str(path), do=CONVERT) from error
     if not isinstance(content, dict):
-        raise UsageError("it holds no settings", where=str(path), do=CONVERT)
+        raise UsageError("it contains no settings", where=str(path), do=CONVERT)
     return content

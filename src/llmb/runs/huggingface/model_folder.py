@@ -38,12 +38,12 @@ def read_folder(path: Path) -> WeightsFolder:
         raise UsageError(
             f"this is not a Hugging Face model: {problem}",
             where=str(path),
-            do="give the folder that holds 'config.json'; 'hf download NAME --local-dir FOLDER' downloads one",
+            do="pass the folder that contains 'config.json'; 'hf download NAME --local-dir FOLDER' downloads one",
         )
     if (path / ADAPTER_CONFIG).is_file():  # transformers loads its weights on top of the model's
         what = f"the folder holds an adapter ('{ADAPTER_CONFIG}'), which changes the model"
         merge = "merge it into the weights first (merge_and_unload of peft)"
-        do = f"import it with --base CHECKPOINT, {merge}, or give the folder of the model alone"
+        do = f"import it with --base CHECKPOINT, {merge}, or pass the folder of the model itself"
         raise UsageError(what, where=str(path), do=do)
     files = _weight_files(path)
     if not (path / CONFIG).is_file():
@@ -55,8 +55,8 @@ def read_folder(path: Path) -> WeightsFolder:
 
 def _weight_files(path: Path) -> tuple[str, ...]:
     if (path / INDEX).is_file() and (path / SINGLE_FILE).is_file():
-        what = f"the folder has both '{INDEX}' and '{SINGLE_FILE}', which programs choose from differently"
-        raise UsageError(what, where=str(path), do="remove the one that is not of this model")
+        what = f"the folder has both '{INDEX}' and '{SINGLE_FILE}', and programs differ in which of them they read"
+        raise UsageError(what, where=str(path), do="remove the one that does not belong to this model")
     if (path / INDEX).is_file():
         files = _indexed_files(path / INDEX)
     elif (path / SINGLE_FILE).is_file():
@@ -74,12 +74,12 @@ def _weight_files(path: Path) -> tuple[str, ...]:
 def _indexed_files(index: Path) -> tuple[str, ...]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UsageError("the index names no tensors", where=str(index))
+        raise UsageError("the index lists no tensors", where=str(index))
     files = tuple(sorted(set(map(str, weight_map.values()))))
     for name in files:
         if PurePath(name).name != name or not name.endswith(".safetensors"):
             raise UsageError(
-                f"the index names '{name}', which is not a safetensors file of its folder", where=str(index)
+                f"the index lists '{name}', which is not a safetensors file of its folder", where=str(index)
             )
     return files
 

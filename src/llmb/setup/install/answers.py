@@ -42,11 +42,11 @@ class Answers(Record):
     ``none`` is an answer, too; None is an open question.
     """
 
-    path: Annotated[str | None, _place(help="Folder of the installation, LLMB_INSTALL afterwards.", folder=True)] = None
+    path: Annotated[str | None, _place(help="Folder of the installation (LLMB_INSTALL).", folder=True)] = None
     workloads: Annotated[
         tuple[str, ...],
         _place(
-            help="Workload to install, or 'all' for those of the GPU type. Repeatable, or with commas.",
+            help="Workload to install, or 'all' for those of the GPU type. Repeatable, or separated by commas.",
             flags=("-w", "--workload", "--workloads"),
             repeatable=True,
         ),
@@ -55,7 +55,7 @@ class Answers(Record):
         tuple[str, ...],
         _place(
             help="Also the reference suite's own software of this release, such as 25.04, for the workloads that its "
-            "document has. Repeatable, or with commas.",
+            "document has. Repeatable, or separated by commas.",
             flags=("--suite-releases", "--suite-release"),
             repeatable=True,
         ),
@@ -72,17 +72,17 @@ class Answers(Record):
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables of every job; no secrets."""
     environment: Annotated[
-        EnvironmentKind | None, _software(help="How the Python environment is made, or that one exists already.")
+        EnvironmentKind | None, _software(help="How to create the Python environment, or 'existing'.")
     ] = None
     python: Annotated[
         str | None,
-        _software(help="Python to make it with, or the existing one. Default: the one that runs this command."),
+        _software(help="Python to create it with, or the existing one. Default: the one running this command."),
     ] = None
     torch: Annotated[
         str | None,
         _software(
-            help="Build of PyTorch: pypi, cpu, cu126, cu128, cu130, the address of an index, or existing for the one "
-            "that this Python has."
+            help="Build of PyTorch: pypi, cpu, cu126, cu128, cu130, the address of an index, or existing for that of "
+            "this Python."
         ),
     ] = None
     torch_version: Annotated[str | None, _software(help="Version of PyTorch, such as 2.11.0. Default: >=2.11.")] = None
@@ -93,7 +93,7 @@ class Answers(Record):
             "Default: the version that is running."
         ),
     ] = None
-    container_runtime: Annotated[Runtime | None, _software(help="What starts containers. Default: none.")] = None
+    container_runtime: Annotated[Runtime | None, _software(help="Container runtime. Default: none.")] = None
     image: Annotated[str | None, _software(help="Container image: a file, or the name of one in a registry.")] = None
     image_folder: Annotated[
         str | None, _software(help="Folder for images. Default: images in the installation.", folder=True)
@@ -102,10 +102,10 @@ class Answers(Record):
         Where | None, _data(help="Prepare data and checkpoints of fine-tunings: here, as jobs, or not.")
     ] = None
     dataset_source: Annotated[
-        str | None, _data(help="Folder or file with the dataset, in place of the hub.", folder=True)
+        str | None, _data(help="Folder or file with the dataset, instead of the hub.", folder=True)
     ] = None
     checkpoint_source: Annotated[
-        str | None, _data(help="Folder of the Hugging Face model, in place of the hub.", folder=True)
+        str | None, _data(help="Folder of the Hugging Face model, instead of the hub.", folder=True)
     ] = None
     size: Annotated[str | None, _data(help="Model size to prepare. Default: that of the documents.")] = None
 
@@ -149,7 +149,7 @@ class Answers(Record):
             if holds_secret(name, value):
                 yield f"{name} looks like a secret, which would be written to files; leave it in the environment"
             elif not value.isprintable():
-                yield f"{name} holds a character that does not print"
+                yield f"{name} contains a character that is not printable"
 
     def _texts(self) -> Mapping[str, str]:
         paths = {name: value for name, value in self.model_dump().items() if isinstance(value, str)}
@@ -160,7 +160,7 @@ class Answers(Record):
 def answers_schema() -> type[Answers]:
     """All answers, with those of every scheduler."""
     parts = (item.answers for item in all_schedulers() if item.answers is not Record)
-    option = _cluster(help="What starts jobs: a cluster's scheduler, or local for this machine alone.")
+    option = _cluster(help="Scheduler of the cluster, or local for this machine alone.")
     fields: dict[str, Any] = {"scheduler": (Annotated[Literal[tuple(SCHEDULERS)] | None, option], None)}
     return create_model("AllAnswers", __base__=(*parts, Answers), **fields)  # type: ignore[arg-type]
 
@@ -211,7 +211,7 @@ def path_problem(text: str) -> str | None:
         return f"'{text}' is not absolute"
     normal = Path(os.path.normpath(path))
     if normal == Path(normal.anchor) or normal == Path.home():
-        return f"'{text}' is not a folder of its own; give one below it"
+        return f"'{text}' is not a folder of its own; use a folder below it"
     if any(letter in text for letter in UNMOUNTABLE) or not text.isprintable():
         return "a comma, a colon or a character that does not print is in the path; containers cannot mount it"
     try:
@@ -226,7 +226,7 @@ def _place_problem(path: Path) -> str | None:
     if path.exists() or path.is_symlink():
         return f"'{path}' is not a folder"
     if not path.parent.is_dir():
-        return f"there is no folder '{path.parent}'; make it first, if the path is right"
+        return f"there is no folder '{path.parent}'; create it first, if the path is right"
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return f"you may not write to '{path.parent}'"
     return None

@@ -86,7 +86,7 @@ def _headless_variables(path: Path, variables: object, say: Callable[[str], None
     texts = {str(name): str(value) for name, value in variables.items()}
     secrets = [name for name, value in texts.items() if holds_secret(name, value)]
     for name in secrets:
-        say(f"warning: {name} in {path} is left out: it is a secret; set it in the environment")
+        say(f"warning: {name} in {path} is skipped: it is a secret; set it in the environment")
     return {name: value for name, value in texts.items() if name not in secrets}
 
 
@@ -202,8 +202,8 @@ def check_settings(journal: Journal, section: Section) -> None:
     there = yaml.safe_load(path.read_bytes()) or {}
     if odd := changes(journal.root, {key: value for key, value in section.items() if key in there}):
         lines = "\n".join(f"  {line}" for line in odd)
-        do = "change it, give other answers, or add --keep-settings, which keeps it as it is"
-        raise UsageError(f"{CLUSTER_CONFIG} is there, and not from this installer:\n{lines}", where=str(path), do=do)
+        do = "change it, change the answers, or add --keep-settings, which keeps it as it is"
+        raise UsageError(f"{CLUSTER_CONFIG} exists, but is not from this installer:\n{lines}", where=str(path), do=do)
 
 
 def user_changes(journal: Journal, section: Section) -> list[str]:

@@ -66,7 +66,7 @@ def image_source(text: str) -> RegistryImage | Path:
         return Path(text).expanduser().absolute()
     match = _NAME.fullmatch(text)
     if match is None:
-        raise UsageError(f"this names no image: '{text}'", do=f"give {FORM}, without a password")
+        raise UsageError(f"this is not the name of an image: '{text}'", do=f"use {FORM}, without a password")
     of_daemon, host, path = match["scheme"] == "dockerd", match["registry"], match["path"]
     first, slash, inner = path.partition("/")
     if not of_daemon and host is None and slash and ("." in first or ":" in first or first == "localhost"):
@@ -122,8 +122,8 @@ def _check_file(source: Path, runtime: str) -> None:
         raise UsageError("there is no such file, or it is empty", where=str(source))
     endings = (SUFFIXES[runtime], *([ARCHIVE] if runtime == "apptainer" else []))
     if source.suffix not in endings:
-        do = f"give a file that ends in {' or '.join(endings)}, or the image's name in a registry"
-        raise UsageError(f"{runtime} does not start such a file", where=str(source), do=do)
+        do = f"use a file that ends in {' or '.join(endings)}, or the image's name in a registry"
+        raise UsageError(f"{runtime} cannot start such a file", where=str(source), do=do)
 
 
 def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None:
@@ -157,7 +157,7 @@ def _new_file(target: Path) -> Iterator[Path]:
     try:
         yield partial
         if not has_image(partial):
-            raise EnvironmentProblem("the import ended well, but left no image", where=str(target))
+            raise EnvironmentProblem("the import succeeded, but left no image", where=str(target))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

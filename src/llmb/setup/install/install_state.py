@@ -75,7 +75,7 @@ def read_state(root: Path) -> InstallState | None:
     except (OSError, NotADirectoryError) as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except ValidationError as error:
-        do = "it is of another version of llmb, or damaged; move it away, and call 'llmb install' again"
+        do = "it is of another version of llmb, or damaged; move it away, and run 'llmb install' again"
         raise UsageError("this is not a state of an installation", where=str(path), do=do) from error
 
 
@@ -174,7 +174,7 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 def locked_journal(root: Path) -> Iterator[Journal]:
     """The journal of an installation that exists, locked. Raises UsageError if there is no installation."""
     if not state_path(root).exists():
-        do = "give the folder of an installation with --path, or set LLMB_INSTALL"
+        do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
     with file_lock(root / STATE_FOLDER / LOCK, PATIENCE_S, "installing"):
         partial_of(state_path(root)).unlink(missing_ok=True)

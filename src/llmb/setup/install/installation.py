@@ -176,7 +176,7 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
     """List the paths to remove, if they are as they were made. Raises UsageError."""
     state = read_state(root)
     if state is None:
-        do = "give the folder of an installation with --path, or set LLMB_INSTALL"
+        do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
     paths = [item.path for item in state.made if (root / item.path).exists()]
     outputs = [str(path.relative_to(root)) for path in _results(root, state.answers.workloads)]

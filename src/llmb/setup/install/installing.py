@@ -105,8 +105,8 @@ def install_all(
     with opened_journal(root, answers) as journal:
         before = Path(journal.state.root)  # the same folder may have two names, such as through a link
         if before != root and not (before.exists() and before.samefile(root)):
-            say(f"this installation was at {journal.state.root}: what holds that path is made again")
-            say("call 'llmb jobs rebuild' afterwards: the history lists run folders by their paths")
+            say(f"this installation was at {journal.state.root}; files that contain that path are recreated")
+            say("run 'llmb jobs rebuild' afterwards: the history lists run folders by their paths")
             (root / ENVIRONMENT / RECORD).unlink(missing_ok=True)
             remove_environments(journal)
             journal.save(root=str(root), image=None)
@@ -166,7 +166,7 @@ def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
         documented = catalogue.workloads[workload].checkpoints.get(size)
         if documented and not prepared_folders(root, workload).models.exists():
             need += int(documented.size_gb * 10**9) * DOWNLOADED
-    check_room("the installation needs", need, root, "free some space, or give a --path on another disk")
+    check_room("the installation needs", need, root, "free some space, or use a --path on another disk")
 
 
 def free_text(root: Path) -> str:

@@ -93,7 +93,7 @@ class Surroundings:
             try:
                 self.offer(name)
             except EnvironmentProblem as error:
-                offers[name] = f"{error.what}; call this on a login node"
+                offers[name] = f"{error.what}; run this on a login node"
             except InfrastructureError:
                 continue
         return offers
@@ -280,20 +280,20 @@ def proven(python: Path, answers: Answers) -> PythonContents:
         raise EnvironmentProblem(f"this Python does not run: {output.problem}", where=str(python))
     if output.code:
         last = output.errors.strip().splitlines()[-1:] or ["no output"]
-        do = f"give a Python that has {' and '.join(packages)}, or let one be made: --environment venv"
+        do = f"use a Python that has {' and '.join(packages)}, or have one created with --environment venv"
         raise EnvironmentProblem(f"this Python cannot be used: {last[0]}", where=str(python), do=do)
     try:
         contents = PythonContents.model_validate(json.loads(output.text))
     except (ValueError, RecursionError) as error:
         raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
     if contents.llmb != llmb.__version__:
-        do = f"install llmb {llmb.__version__} there, or call the llmb of that Python"
+        do = f"install llmb {llmb.__version__} there, or use the llmb of that Python"
         raise EnvironmentProblem(
-            f"this Python has llmb {contents.llmb}, and this is {llmb.__version__}", where=str(python), do=do
+            f"this Python has llmb {contents.llmb}, but this is {llmb.__version__}", where=str(python), do=do
         )
     if answers.has_gpus and contents.torch and contents.cuda is None:
-        do = "give another build, such as --torch cu128"
-        raise EnvironmentProblem(f"torch {contents.torch} there is built for no GPU", where=str(python), do=do)
+        do = "choose another build, such as --torch cu128"
+        raise EnvironmentProblem(f"torch {contents.torch} there is built for CPUs only", where=str(python), do=do)
     return contents
 
 

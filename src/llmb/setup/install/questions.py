@@ -152,7 +152,7 @@ class NodeNetwork(GeneralQuestion):
 
 
 class Workloads(GeneralQuestion):
-    name, text = "workloads", "Workloads, with commas between them"
+    name, text = "workloads", "Workloads, separated by commas"
     several = True
 
     def choices(self) -> list[Choice]:
@@ -162,7 +162,7 @@ class Workloads(GeneralQuestion):
 
 
 class SuiteReleases(GeneralQuestion):
-    name, text = "suite_releases", "Releases of the reference suite's own software, with commas between them"
+    name, text = "suite_releases", "Releases of the reference suite's own software, separated by commas"
     several, interactive = True, False
 
     def applies(self) -> bool:
@@ -381,8 +381,8 @@ class Interview:
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
-            do = "give the options, or their keys in --config FILE; on a terminal 'llmb install' asks"
-            raise UsageError(f"{noun} missing or wrong:\n{lines}", do=do)
+            do = "pass the options, or set their keys in --config FILE; on a terminal 'llmb install' asks"
+            raise UsageError(f"{noun} missing or invalid:\n{lines}", do=do)
         return self.answers
 
 

@@ -147,7 +147,7 @@ class _Software:
         self.journal.folder(SUITES)
         self.clone(target, lambda folder: [[*clone, str(folder)]], "the suite as released")
         if self.chosen.checkout:
-            return f"{target}; give it with --suite: reference_suite.checkout is another release"
+            return f"{target}; pass it with --suite: reference_suite.checkout is another release"
         return str(target)
 
     def clone(self, target: Path, commands: Callable[[Path], Commands], what: str) -> None:
@@ -175,7 +175,7 @@ class _Software:
     def get_image(self) -> str:
         image, importer = self.image(), self.what.import_image
         if importer is None:
-            do = f"call 'enroot import --output {image} docker://{self.script.image}' on a node"
+            do = f"run 'enroot import --output {image} docker://{self.script.image}' on a node"
             raise EnvironmentProblem("no image can be imported here", do=do)
         self.journal.image(str(image.relative_to(self.root)))
         importer(self.script.image, image.parent, PYXIS, self.what.answers.node_architecture)
@@ -249,5 +249,5 @@ def _call(
             run_visibly(command, folder=folder, environ=environ)
     except EnvironmentProblem as error:
         text = " && ".join(map(shlex.join, by_hand))
-        do = f"call on a machine that can, such as one with the network:\n  {text}"
+        do = f"run this on a machine that can, such as one with network access:\n  {text}"
         raise EnvironmentProblem(error.what, do=do) from error

@@ -200,7 +200,7 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
         name, where = f"{model.model} {model.size}", str(folder.path / CONFIG)
         if differences := list(config_differences(model, folder.config)):
             what = f"this is another model than {name}:{itemized(differences)}"
-            raise UsageError(what, where=where, do="give its workload and size with -w and -s; see 'llmb list'")
+            raise UsageError(what, where=where, do="specify its workload and size with -w and -s; see 'llmb list'")
         if unknown := list(unknown_keys(model, folder.config)):
             what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
             raise UsageError(what, where=where, do=f"remove them if the model is {name} even without them")
@@ -353,12 +353,12 @@ def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoi
     path = explicit or (Path(recorded.path) if recorded and recorded.path else None)
     if recorded is None or recorded.path is None or path is None:
         text = base_text(recorded) if recorded else "weights that are not known"
-        raise UsageError(f"these adapters belong to {text}, which are in no checkpoint", where=str(checkpoint.path))
+        raise UsageError(f"these adapters belong to {text}, which are not in a checkpoint", where=str(checkpoint.path))
     base = read_checkpoint(path)
     check_base(base, checkpoint.record.model)
     origin = origin_of(base, recorded.name)
     if problem := base_problem(recorded, origin):
-        raise UsageError(problem, where=str(checkpoint.path), do="give their base with --base")
+        raise UsageError(problem, where=str(checkpoint.path), do="pass their base with --base")
     return base
 
 
@@ -399,7 +399,7 @@ def origin_of(base: SavedCheckpoint, name: str | None) -> WeightsOrigin:
 def check_base(base: SavedCheckpoint, model: Model) -> None:
     """Raise UsageError if ``base`` does not contain all weights of ``model``."""
     if base.record.lora:
-        raise UsageError("the base contains only adapters", where=str(base.path), do="give a checkpoint of weights")
+        raise UsageError("the base contains only adapters", where=str(base.path), do="pass a checkpoint with weights")
     if differences := list(model_differences(model, base.record.model)):
         raise UsageError(
             f"the base is another model than {model.model} {model.size}:{itemized(differences)}", where=str(base.path)

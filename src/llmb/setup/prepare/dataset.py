@@ -153,7 +153,7 @@ class _Preparation:
         """Raise UsageError if they were made from something else, or are damaged."""
         path, name = self.request.source, self.source.dataset
         if path is not None and not _same_content(local := local_source(path, split_files(path)), existing.source):
-            what = f"{name} is prepared from {existing.source}, not from {local}"
+            what = f"{name} was prepared from {existing.source}, not from {local}"
             raise UsageError(what, where=str(self.folder), do=FORCE)
         if existing.template != TEMPLATE:
             what = f"{name} is prepared with the template {existing.template}, not {TEMPLATE}"

@@ -42,7 +42,7 @@ MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json"
 """Files of a model: no pickles, and no copies of the weights in other formats in folders below."""
 RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
 THREADS = 4
-ELSEWHERE = "run it on a machine with a network, or give local files with --source or --tokenizer"
+ELSEWHERE = "run it on a machine with a network, or pass local files with --source or --tokenizer"
 LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token of https://huggingface.co/settings/tokens"
 
 
@@ -75,7 +75,7 @@ def fetch_model(
     the hub fails.
     """
     if page is None:
-        do = "give a local folder: --source or --tokenizer; 'llmb prepare sample' makes small ones"
+        do = "pass a local folder: --source or --tokenizer; 'llmb prepare sample' makes small ones"
         raise UsageError(f"{name} is not on the Hugging Face hub", do=do)
     patterns, needed = (MODEL_FILES, ("config.json", "*.safetensors")) if weights else (TOKENIZER_FILES, (TOKENIZER,))
     return Hub(folders.hub, page=page).fetch(name, "model", patterns, needed, on_bytes)
@@ -133,8 +133,8 @@ class Hub:
             raise _explained(error, name, self.page or f"https://huggingface.co/{name}").error from error
         files = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
         if missing := _missing(needed, files):
-            what = f"{name} has no {' and no '.join(missing)} on the hub, or where it was downloaded before"
-            raise UsageError(what, where=str(path), do="give local files with --source or --tokenizer")
+            what = f"{name} has no {' and no '.join(missing)} on the hub, or in the local cache"
+            raise UsageError(what, where=str(path), do="pass local files with --source or --tokenizer")
         return path
 
     def _download(self, name: str, kind: Kind, cache: Path, patterns: Sequence[str], on_bytes: OnBytes) -> Path:
@@ -213,9 +213,7 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
     if isinstance(error, OfflineModeIsEnabled):
         return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset it, {ELSEWHERE}"))
     if isinstance(error, UnicodeEncodeError):  # of the header with the token
-        return Refusal(
-            EnvironmentProblem("the token has characters that a token cannot have", do=LOG_IN), access="token rejected"
-        )
+        return Refusal(EnvironmentProblem("the token has invalid characters", do=LOG_IN), access="token rejected")
     if isinstance(error, GatedRepoError):
         return _gated(name, page)
     status = _status(error)
@@ -245,7 +243,7 @@ def _gated(name: str, page: str) -> Refusal:
     from huggingface_hub import get_token
 
     if get_token() is None:
-        what, do = f"{name} is gated, and there is no token", f"request access at {page}, then {LOG_IN}"
+        what, do = f"{name} is gated, but there is no token", f"request access at {page}, then {LOG_IN}"
         return Refusal(EnvironmentProblem(what, do=do), access="no token")
     what = f"{name} is gated, and the account of the token has no access"
     do = f"request access at {page}, with the account of the token, and wait until it is granted"
@@ -364,5 +362,5 @@ def use_token(text: str) -> None:
     """Set the token for this process and its children. Raises UsageError, without it, for an invalid one."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError("what was typed is not a token: it has spaces or other characters that a token cannot have")
+        raise UsageError("the input is not a token: it has spaces or other invalid characters")
     os.environ["HF_TOKEN"] = token

@@ -52,13 +52,13 @@ class PrepareChoices(Record):
         ),
     ] = None
     dataset_source: Annotated[
-        str | None, _option(help="Folder or file with the dataset, in place of the hub.", folder=True)
+        str | None, _option(help="Folder or file with the dataset, instead of the hub.", folder=True)
     ] = None
     checkpoint_source: Annotated[
-        str | None, _option(help="Folder of the Hugging Face model, in place of the hub.", folder=True)
+        str | None, _option(help="Folder of the Hugging Face model, instead of the hub.", folder=True)
     ] = None
     tokenizer: Annotated[
-        str | None, _option(help="tokenizer.json or its folder, in place of the model's.", folder=True)
+        str | None, _option(help="tokenizer.json or its folder, instead of the model's.", folder=True)
     ] = None
 
 
@@ -70,7 +70,7 @@ def preparation_orders(
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
     if choices.skip_dataset and choices.skip_checkpoint:
-        raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="leave out one --skip option")
+        raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="omit one --skip option")
     if source.page is None:
         _check_given(source, workload, size, choices, site)
     gpu_type = choices.gpu_type or scheduler_of(site).defaults(site, options).gpu_type
@@ -133,7 +133,7 @@ def _check_given(source: Source, workload: str, size: str, choices: PrepareChoic
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
     is_specified = choices.skip_checkpoint and (choices.tokenizer or prepared)
     if not choices.checkpoint_source and not is_specified:
-        do = f"give --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' makes a model"
+        do = f"pass --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' makes a model"
         raise UsageError(f"the model of {workload} {size} is not on the hub", do=do)
 
 

@@ -50,7 +50,7 @@ def tokenizer_file(path: Path) -> Path:
     """``tokenizer.json`` at ``path``, which is the file or its folder. Raises UsageError if there is none."""
     file = path / TOKENIZER if path.is_dir() else path
     if not file.is_file():
-        do = f"give a file {TOKENIZER}, or a folder that holds it"
+        do = f"pass a file {TOKENIZER}, or a folder that contains it"
         raise UsageError(f"there is no {TOKENIZER}", where=str(path), do=do)
     return file
 
@@ -78,7 +78,7 @@ def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > vocab_size:
         what = f"the tokenizer has {size} tokens, and the model {vocab_size} embeddings: they do not match"
-        raise UsageError(what, where=str(file), do="give the tokenizer of the model with --tokenizer")
+        raise UsageError(what, where=str(file), do="pass the tokenizer of the model with --tokenizer")
     eos = _special_token(tokenizer, file, "eos", size)
     if eos is None:
         what = f"the end-of-sequence token is not specified: no 'eos_token' in {' or '.join(NAMING)}"

@@ -131,12 +131,12 @@ def split_files(source: Path) -> Files:
     Raises UsageError if there are none, or several of which each may be the one.
     """
     if not source.is_dir():
-        with open_file(source, do="give a file or a folder with --source"):
+        with open_file(source, do="pass a file or a folder with --source"):
             return {"training": [source]}
     files = sorted(path for path in _below(source) if path.suffix in SUFFIXES and path.name not in NOTES)
     parts: Files = {split: group for split in NAMES if (group := [path for path in files if _holds(path, split)])}
     if "training" not in parts:
-        do = "name the file itself, or the files train, validation and test"
+        do = "pass the file itself, or name the files train, validation and test"
         raise UsageError("no file of training samples", where=str(source), choices=FORMATS, do=do)
     for split, paths in parts.items():
         if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:

@@ -134,8 +134,8 @@ def test_everything_that_cannot_be_is_told_at_once() -> None:
     for words in (
         "not tuned for h200",
         "proxy of llmb's own",
-        "recompute is chosen",
-        "load checkpoint is chosen",
+        "recompute is set",
+        "load checkpoint is set",
         "--fp8-recipe is delayed",
     ):
         assert words in told
@@ -174,7 +174,7 @@ def test_an_image_of_the_reference_suites_own_scripts_is_refused_before_it_is_qu
         UsageError, match=f"NeMo {refused} has no version of megatron_bridge that llmb supports"
     ) as caught:
         order_of(request, image=image)
-    assert caught.value.do == "name an image of NeMo 26.04 or later, or omit --image"
+    assert caught.value.do == "choose an image of NeMo 26.04 or later, or omit --image"
 
 
 def test_an_image_for_the_engine_needs_a_container_too() -> None:
@@ -233,7 +233,7 @@ def test_each_versions_own_parser_takes_the_arguments(
 
 def test_qwen3_is_of_the_library_of_newer_versions() -> None:
     request = Request(workload="pretrain_qwen3", size="8b", gpu_type="h100", scale=16)
-    with pytest.raises(UsageError, match=r"qwen3_8b needs megatron_bridge 0\.5 and 0\.6, and the default image has v0"):
+    with pytest.raises(UsageError, match=r"qwen3_8b needs megatron_bridge 0\.5 and 0\.6, but the default image has v0"):
         order_of(request)
     with pytest.raises(UsageError, match="its library of models, which computes in bf16"):
         order_of(replace(request, dtype="fp8"), image="/images/bridge-0.6.sqsh")
@@ -363,7 +363,7 @@ def test_profiled_ranks_run_under_nsight_systems(
 
 
 def test_what_cannot_be_profiled_is_refused() -> None:
-    with pytest.raises(UsageError, match="--nccl-trace is chosen, which is for llmb's engine"):
+    with pytest.raises(UsageError, match="--nccl-trace is set, which only llmb's engine supports"):
         order_of(Request(**LORA, gpu_type="b200", scale=8), Choices(profiling=Profiling(nccl_trace=True)))
     with pytest.raises(UsageError, match="--profile-ranks names rank 16, but the 16 ranks are numbered 0-15"):
         profiled("nsys", profile_ranks="16")
@@ -382,7 +382,7 @@ def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, obj
     (folder.torch_profile / "rank-1.json.gz").write_bytes(b"not a trace")
     result = finish_job(folder, 0, "")
     assert result.status == "success"
-    assert result.resources == Missing("no sampler of llmb ran beside the run")
+    assert result.resources == Missing("no llmb sampler ran during the run")
     assert result.step_time_s == Missing(reason) if reason else result.step_time_s
     assert result.profile
     assert result.profile.files == ("torch_profile/rank-1.json.gz",)
@@ -559,7 +559,7 @@ def test_what_samplers_read_of_their_nodes_tells_runs_apart(tmp_path: Path, caps
             (folders[name].resources / "node1.settings.json").write_text(read.model_dump_json())
         finish_job(folders[name], 0, "")
     assert [*folders["after"].resources.glob("*.settings.json")] == [], "the record has them"
-    assert read_record(folders["unsampled"]).settings == Missing("no sampler of llmb ran beside the run")
+    assert read_record(folders["unsampled"]).settings == Missing("no llmb sampler ran during the run")
     differ = {}
     for other in ("after", "unsampled"):
         assert exit_code_of(app, ["compare", str(folders["before"].path), str(folders[other].path), "--json"]) in (0, 6)

@@ -201,7 +201,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
     assert isinstance(plan, EnginePlan)
     text = memory_text(use)
     if force:
-        say(f"warning: {text}; it is not counted because of --force")
+        say(f"warning: {text}; not counted because of --force")
         return
     say(f"{text}; counting that rank, which takes a minute or more (--force skips this)")
     try:

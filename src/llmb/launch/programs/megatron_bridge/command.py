@@ -164,13 +164,13 @@ def check_image(image: str | None, recipe: Recipe) -> None:
     if image is None:
         if entry and entry.library:
             versions = versions_text(fitting_versions(data, entry))
-            what = f"{entry.recipe} needs {data.framework} {versions}, and the default image has {data.release}"
-            raise UsageError(what, do="name an image with one of them: --image")
+            what = f"{entry.recipe} needs {data.framework} {versions}, but the default image has {data.release}"
+            raise UsageError(what, do="choose an image that has one of them with --image")
         return
     match = _NEMO.search(image)
     if match and match.group(1) < data.oldest_nemo:
         what = f"image {image}: NeMo {match.group(1)} has no version of {data.framework} that llmb supports"
-        raise UsageError(what, do=f"name an image of NeMo {data.oldest_nemo} or later, or omit --image")
+        raise UsageError(what, do=f"choose an image of NeMo {data.oldest_nemo} or later, or omit --image")
 
 
 PACKED = "squad_packed"
@@ -450,7 +450,7 @@ def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
     whole = find_model(catalogue, recipe.workload, recipe.size)
     # A larger one is padded, which the script does by itself.
     if recipe.model.vocab_size < whole.vocab_size or recipe.model.moe != whole.moe:
-        yield "its vocabulary or experts are not the script's: a proxy of llmb's own, or an early release's model"
+        yield "its vocabulary or experts differ from the script's: a proxy of llmb's own, or an early release's model"
     if not recipe.layout.sequence_parallel:
         yield "--no-sequence-parallel: the script cuts sequences wherever TP is above 1"
 
@@ -459,9 +459,9 @@ def _choice_problems(choices: Choices) -> Iterator[str]:
     default, scaling = Choices(), bridge_data().fp8_recipe
     yield from choices.label_problems()
     if choices.profiling.nccl_trace:
-        yield "--nccl-trace is chosen, which is for llmb's engine"
+        yield "--nccl-trace is set, which only llmb's engine supports"
     if choices.fp8_recipe not in (None, scaling):
         yield f"--fp8-recipe is {choices.fp8_recipe}; the script uses {scaling}"
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
-            yield f"{name.replace('_', ' ')} is chosen, which is for llmb's engine"
+            yield f"{name.replace('_', ' ')} is set, which only llmb's engine supports"

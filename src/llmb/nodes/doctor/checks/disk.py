@@ -142,7 +142,7 @@ def _shared(place: str, mount: Mount | None, target: TargetFacts) -> Finding:
     if mount.shared:
         return of.passed(f"shared: {where}", of=place)
     if mount.kind.startswith("fuse"):
-        return of.skipped(f"whether other nodes see {where} is not known", of=place)
+        return of.skipped(f"it is unknown whether other nodes see {where}", of=place)
     if target.cluster:
         return of.check("warn", f"not shared: {where}", of=place)
     return of.skipped(f"on a local disk ({mount.kind}), and cluster_config.yaml describes no cluster", of=place)
@@ -156,7 +156,7 @@ def _rate(direction: Literal["write", "read"], place: str, facts: DiskFacts) -> 
         return of.check("warn", facts.rates.reason, "failed", of=place)
     rate = facts.rates[direction]
     if not rate.size or not rate.seconds:
-        return of.check("warn", "no byte in time", "failed", of=place)
+        return of.check("warn", "nothing done in time", "failed", of=place)
     mb_s = rate.size / 1e6 / rate.seconds
     how = "" if rate.direct else ", through the page cache"
     if facts.mount and facts.mount.kind in IN_MEMORY:

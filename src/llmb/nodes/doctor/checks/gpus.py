@@ -177,7 +177,7 @@ def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
         if reason in COUNTED_LIMITS
     ]
     if not counts or not up_s:
-        return of.skipped(UNSEEN if up_s else "the time since the boot is not known")
+        return of.skipped(UNSEEN if up_s else "the time since the boot is unknown")
     seconds, reason, index = max(counts)
     if not seconds:
         return of.passed("none since the driver was loaded")

@@ -63,7 +63,7 @@ def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
     try:
         return SoftwareFacts.model_validate(document)
     except ValidationError:
-        return Missing(output.problem or "it does not describe itself")
+        return Missing(output.problem or "it did not report its version")
 
 
 def software_checks(source: FactSource, python: str, gpus: int, target: TargetFacts) -> Iterator[Finding]:

@@ -239,7 +239,7 @@ class HuggingFaceReader:
         totals = ", ".join(map(str, sorted({total, *self.other_totals})))
         raise UsageError(
             f"it has progress bars of {totals} steps, and a training of {steps:.0f} ended: which bar belongs to"
-            " which training is not known",
+            " which training is unknown",
             do="write a separate log for each training",
         )
 
