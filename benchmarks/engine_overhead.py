@@ -27,7 +27,8 @@ from benchmarks.support import option_parser, print_result, read_options, tiny_p
 from llmb.catalogue.resolve import Overrides
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import train
-from llmb.engine.model.decoder import build_model, initialize
+from llmb.engine.model.decoder import build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog import Progress, start_watchdog
 from llmb.jobs.local_run import local_spec
@@ -131,9 +132,8 @@ class BareLoop:
     def __init__(self, plan: EnginePlan) -> None:
         recipe = plan.recipe
         self.model = build_model(recipe.model)
-        initialize(self.model, recipe.model, plan.seed)
-        training = recipe.training
-        self.largest_norm = training.clip_grad
+        TrainedStage(self.model).initialize(plan.seed)
+        self.largest_norm, training = recipe.training.clip_grad, recipe.training
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=training.peak_lr,

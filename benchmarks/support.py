@@ -18,7 +18,7 @@ from llmb.engine.data.batches import RankData, StepData, StepSource, rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.device import exact_fp32
 from llmb.engine.loop import do_step
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import AdamW, build_optimizer
 from llmb.engine.parallel.mesh import Ranks, join_ranks
 from llmb.engine.parallel.pipeline import Passes, build_passes
@@ -90,7 +90,7 @@ def prepare_trainee(plan: EnginePlan, ranks: Ranks, *, varlen: bool = False) -> 
     return trainee_of(prepare_stages(plan, ranks), plan, ranks, varlen=varlen)
 
 
-def trainee_of(stages: list[Decoder], plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Trainee:
+def trainee_of(stages: list[TrainedStage], plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Trainee:
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     source = rank_data(build_data(plan), plan, ranks, varlen=varlen)
     return Trainee(plan, ranks, build_passes(stages, plan, ranks), optimizers, source)

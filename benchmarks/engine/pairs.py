@@ -172,7 +172,7 @@ def own_steps(plan: EnginePlan) -> Iterator[None]:
     """Trains a step whenever asked for the next."""
     ranks = join_alone(plan)
     stages = prepare_stages(plan, ranks)
-    attention = choose_attention(stages, plan, ranks)
+    attention = choose_attention([stage.model for stage in stages], plan, ranks)
     trainee = trainee_of(stages, plan, ranks, varlen=attention.backend == "varlen")
     premade = Premade(trainee.source.step(0))
     with attention_kernel(attention.backend):  # for the other engines, too: on a CPU it is what torch would choose

@@ -20,7 +20,6 @@ from torch import Tensor
 from llmb.engine.account.graphs import group_of
 from llmb.engine.account.one_rank import Ledger, SameBatches, account_of, fake_account
 from llmb.engine.loop import do_step
-from llmb.engine.model.decoder import initialize
 from llmb.engine.model.linear import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import pretend_others
@@ -73,11 +72,11 @@ def real(plan: EnginePlan, ranks: Ranks, *, allocates: bool) -> dict[str, Any]:
     ledger = Ledger(fuses=False)
     stages = shape_stages(plan, ranks)
     with ledger:
-        give_memory(stages, plan, ranks)
-        for stage in stages:
-            initialize(stage, plan.recipe.model, plan.seed)
+        trained = give_memory(stages, plan, ranks)
+        for stage in trained:
+            stage.initialize(plan.seed)
         ledger.follow(stages)
-        account = account_of(plan, stages, ranks, ledger, extends=False)
+        account = account_of(plan, trained, ranks, ledger, extends=False)
     return {"account": account.model_dump(), "sequence": sequence(ledger), "allocated": allocated}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from cut_by_hand import cut_tensors
-from ranks import CPU, joined, run
+from ranks import CPU, joined, run, whole
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,6 +24,7 @@ from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import RANDOM, training_state
 from llmb.engine.model.decoder import build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
 
@@ -33,10 +34,6 @@ def named_values(name: str, like: Tensor) -> Tensor:
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     values = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
     return values.to(like.dtype)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def place(values: Tensor, like: Tensor) -> Tensor:
@@ -57,16 +54,16 @@ def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
             cut_tensors(decoder, mesh["tp"])
             for block in (*decoder.layers.values(), decoder):
                 fully_shard(block, mesh=mesh["dp"])
-            optimizer = build_optimizer(decoder, training)
+            optimizer = build_optimizer(stage := TrainedStage(decoder), training)
             if action != "load":
-                state = training_state([decoder], [optimizer], ranks.device)
+                state = training_state([stage], [optimizer], ranks.device)
                 for name, tensor in state.items():
                     if not name.startswith(RANDOM):
                         tensor.copy_(place(named_values(name, tensor), tensor))
                 save(state, storage_writer=Writer(folder / str(number) / "weights"))
                 continue
-            load_checkpoint(folder / str(number), [decoder], [optimizer], ranks)
-            for name, tensor in training_state([decoder], [optimizer], ranks.device).items():
+            load_checkpoint(folder / str(number), [stage], [optimizer], ranks)
+            for name, tensor in training_state([stage], [optimizer], ranks.device).items():
                 if not name.startswith(RANDOM) and not torch.equal(whole(tensor), named_values(name, tensor)):
                     wrong.append(f"{fields['model']} {name}")
         print("wrong:", wrong)

@@ -45,7 +45,7 @@ def main(folder: Path, broken: int, rank: int) -> None:
         kernel_check.elementwise = SimpleNamespace(**vars(elementwise) | {"has_kernel": lambda _tensor: True})
         if rank == broken:
             break_kernels()
-        report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
+        report = choose_attention([stage.model for stage in prepare_stages(plan, ranks)], plan, ranks)
         kernels = compare_kernels(plan, ranks)
         problem = None
         try:

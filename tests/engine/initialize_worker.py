@@ -19,7 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.catalogue.records import Model
 from llmb.engine.model import decoder as initialize_module
-from llmb.engine.model.decoder import build_model, initialize
+from llmb.engine.model.decoder import build_model
+from llmb.engine.model.exchange import TrainedStage
 
 
 def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:
@@ -32,14 +33,14 @@ def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:
 
 def differing(model: Model, mesh: DeviceMesh) -> list[str]:
     whole = build_model(model)
-    initialize(whole, model, seed=7)
+    TrainedStage(whole).initialize(7)
     with torch.device("meta"):
         sharded = build_model(model)
     cut_tensors(sharded, mesh["tp"])
     for block in (*sharded.layers.values(), sharded):
         fully_shard(block, mesh=mesh["dp"])
     sharded.to_empty(device="cpu")
-    initialize(sharded, model, seed=7)
+    TrainedStage(sharded).initialize(7)
     values = whole.state_dict()
     return [
         f"{model.model} {name}"

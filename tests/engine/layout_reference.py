@@ -17,7 +17,8 @@ from torch import Tensor
 
 from llmb.engine.data.build import build_data
 from llmb.engine.model.attention import Documents, Rotary
-from llmb.engine.model.decoder import MoEBlock, build_model, initialize
+from llmb.engine.model.decoder import MoEBlock, build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate
 from llmb.engine.transformations import add_dropout, apply_lora, token_keys
 from llmb.runs.plan import EnginePlan
@@ -50,11 +51,11 @@ def train(plan: EnginePlan, parts: int) -> dict[str, object]:
     for number in model.moe_layers() if plan.capacity_factor else ():
         block = model.layers[str(number)]
         block.forward = partial(drop_tokens, block, plan.capacity_factor, parts)
-    initialize(model, plan.recipe.model, plan.seed)
+    TrainedStage(model).initialize(plan.seed)
     spread(model)
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     gradients: dict[str, torch.Tensor] = {}
-    optimizer, data, gbs = build_optimizer(model, training), build_data(plan), plan.recipe.layout.gbs
+    optimizer, data, gbs = build_optimizer(TrainedStage(model), training), build_data(plan), plan.recipe.layout.gbs
     losses, norms = [], []
     for number in range(plan.steps):
         samples = range(number * gbs, (number + 1) * gbs)

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
+from ranks import whole
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llmb.engine.collectives import all_reduce
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.linear import local_tensor, sharded_like
 
 
@@ -39,21 +41,15 @@ def error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm()) / (size or 1.0)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def gradients(stages: Iterable[Decoder]) -> dict[str, Tensor]:
+def gradients(stages: Iterable[TrainedStage]) -> dict[str, Tensor]:
     """Full ones of all trained parameters, also where this rank updates a part of them. A collective."""
     return {name: whole(each) for stage in stages for name, each in held_gradients(stage)}
 
 
-def held_gradients(stage: Decoder) -> Iterator[tuple[str, Tensor]]:
-    groups = {
-        each: bucket.peers.pieces for bucket in stage.memory.buckets for each in bucket.parameters if bucket.parts
-    }
-    parts = {each.name: each.part for each in stage.memory.held() if each.part is not None}
-    for name, parameter in stage.named_parameters():
+def held_gradients(stage: TrainedStage) -> Iterator[tuple[str, Tensor]]:
+    groups = {each: bucket.peers.pieces for bucket in stage.buckets for each in bucket.parameters if bucket.parts}
+    parts = {each.name: each.part for each in stage.held() if each.part is not None}
+    for name, parameter in stage.model.named_parameters():
         if parameter not in groups:
             if parameter.grad is not None:
                 yield name, parameter.grad

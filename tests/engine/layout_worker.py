@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from layout_values import error, gradients, mean_loss, spread, whole
-from ranks import joined, ranks_of, run
+from layout_values import error, gradients, mean_loss, spread
+from ranks import joined, ranks_of, run, whole
 from torch import Tensor
 
 from llmb.engine import transformations
@@ -20,7 +20,7 @@ from llmb.engine.attention_backend import varlen_problem
 from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients, update
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
@@ -33,16 +33,16 @@ def compare(plan: EnginePlan, ranks: Ranks, expected: dict[str, Any]) -> dict[st
     """The keys tell what each figure is of."""
     stages = prepare_stages(plan, ranks)
     for stage in stages:
-        spread(stage)
-        if stage.lm_head is not None:
-            stage.lm_head.smallest_bytes = 0  # cuts logits into pieces, as large ones are
+        spread(stage.model)
+        if stage.model.lm_head is not None:
+            stage.model.lm_head.smallest_bytes = 0  # cuts logits into pieces, as large ones are
     found = differences("value", stages, expected["values"])
     passes = build_passes(stages, plan, ranks)
     source = rank_data(build_data(plan), plan, ranks, varlen=varlen_problem(plan) is None)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for number in range(plan.steps):
         loss = add_gradients(passes, plan, source.step(number), number, ranks)
-        assert (loss is None) == (stages[-1].lm_head is None)
+        assert (loss is None) == (stages[-1].model.lm_head is None)
         if number == 0:
             found |= differences("gradient", stages, expected["gradients"])
         norm = update(stages, optimizers, plan.recipe.training, number).item()
@@ -51,8 +51,8 @@ def compare(plan: EnginePlan, ranks: Ranks, expected: dict[str, Any]) -> dict[st
     return everybody(found, ranks)
 
 
-def differences(kind: str, stages: list[Decoder], expected: dict[str, Tensor]) -> dict[str, float]:
-    parameters = [item for stage in stages for item in stage.named_parameters()]
+def differences(kind: str, stages: list[TrainedStage], expected: dict[str, Tensor]) -> dict[str, float]:
+    parameters = [item for stage in stages for item in stage.model.named_parameters()]
     values = {name: whole(parameter.detach()) for name, parameter in parameters}
     ours = gradients(stages) if kind == "gradient" else values
     assert kind == "value" or ours.keys() <= expected.keys()

@@ -20,7 +20,8 @@ from llmb.engine.attention_backend import attention_kernel
 from llmb.engine.data.batches import rank_data, rank_samples
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients
-from llmb.engine.model.decoder import build_model, initialize
+from llmb.engine.model.decoder import build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.stages import prepare_stages
@@ -41,7 +42,7 @@ def summed(plan: EnginePlan) -> dict[str, Tensor]:
     layout = plan.recipe.layout
     data = build_data(plan)
     model = build_model(plan.recipe.model)
-    initialize(model, plan.recipe.model, plan.seed)
+    TrainedStage(model).initialize(plan.seed)
     model.to(torch.bfloat16)
     sums = {name: torch.zeros(parameter.shape, dtype=torch.float64) for name, parameter in model.named_parameters()}
     for rank in range(layout.dp):

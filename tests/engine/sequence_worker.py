@@ -23,6 +23,7 @@ from llmb.engine.data.batches import rank_samples
 from llmb.engine.model.adapter import Dropout
 from llmb.engine.model.attention import Attention, rotary_tables
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.layers import GatedMLP
 from llmb.engine.model.linear import Linear, local_tensor
 from llmb.engine.parallel.data_parallel import compute_dtype
@@ -45,7 +46,7 @@ def passes(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
     layout, hidden_size = plan.recipe.layout, plan.recipe.model.hidden_size
     (stage,) = prepare_stages(plan, ranks, "aot_eager")
     positions = torch.arange(layout.seq_len)
-    if (keys := token_keys(stage)) is not None:
+    if (keys := token_keys(stage.model)) is not None:
         (samples, *_) = rank_samples(layout, 0, 0)
         keys.set(samples, positions, layout.seq_len)
     shape = layout.mbs, layout.seq_len // layout.tp, hidden_size
@@ -55,7 +56,7 @@ def passes(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
 
     def forward() -> Tensor:
         with saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
-            output = stage.layers["0"](hidden, rotary)
+            output = stage.model.layers["0"](hidden, rotary)
         # Compiled code keeps some tensors without telling.
         kept.extend(tensor.numel() for tensor in getattr(output.grad_fn, "_tensors_no_vc_check", None) or ())
         return output
@@ -67,26 +68,26 @@ def passes(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
         output, of_forward = traffic(forward)
         _, of_backward = traffic(output.sum().backward)
         found = taken(stage, hidden, output)
-        gather_before(stage)
-        output = stage.layers["0"].compute(hidden, rotary, None)
+        gather_before(stage.model)
+        output = stage.model.layers["0"].compute(hidden, rotary, None)
         output.sum().backward()
         expected = taken(stage, hidden, output)
     worst = max(error(found[name], expected[name]) for name in expected)
     return {"kept": kept, "forward": of_forward, "backward": of_backward, "error": worst}
 
 
-def clear(stage: Decoder, hidden: Tensor) -> None:
-    for tensor in (hidden, *stage.parameters()):
+def clear(stage: TrainedStage, hidden: Tensor) -> None:
+    for tensor in (hidden, *stage.model.parameters()):
         tensor.grad = None
-    for sums in stage.memory.gradient_sums:
+    for sums in stage.gradient_sums:
         sums.is_empty.fill_(True)
 
 
-def taken(stage: Decoder, hidden: Tensor, output: Tensor) -> dict[str, Tensor]:
+def taken(stage: TrainedStage, hidden: Tensor, output: Tensor) -> dict[str, Tensor]:
     """The output and all gradients, which are then cleared."""
-    for each in stage.memory.gradient_sums:
+    for each in stage.gradient_sums:
         each.give()
-    tensors = {"hidden": hidden, **dict(stage.named_parameters())}
+    tensors = {"hidden": hidden, **dict(stage.model.named_parameters())}
     gradients = {name: local_tensor(each.grad) for name, each in tensors.items() if each.grad is not None}
     found = {name: gradient.clone() for name, gradient in {**gradients, "output": output.detach()}.items()}
     clear(stage, hidden)

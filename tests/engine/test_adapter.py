@@ -13,7 +13,8 @@ from transformers import LlamaForCausalLM
 from llmb.catalogue.records import ADAPTED, Lora, Model
 from llmb.catalogue.throughput import parameter_count, trainable_parameters
 from llmb.engine.model.adapter import Dropout, TokenKeys
-from llmb.engine.model.decoder import Decoder, build_model, initialize
+from llmb.engine.model.decoder import Decoder, build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.transformations import apply_lora
 from llmb.runs.huggingface.model_config import config_of
@@ -33,7 +34,7 @@ def adapted(model: Model, lora: Lora, seed: int = 1) -> Decoder:
     """With adapters whose B is not zero, as after some training."""
     decoder = build_model(model)
     apply_lora(decoder, lora, torch.float32)
-    initialize(decoder, model, seed)
+    TrainedStage(decoder).initialize(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in trained(decoder).values():
@@ -131,8 +132,8 @@ def test_training_begins_with_the_outputs_of_the_base(models: dict[str, Model]) 
     model, lora = models["llama"], lora_of("all-linear")
     base, decoder = build_model(model), build_model(model)
     apply_lora(decoder, lora, torch.float32)
-    initialize(base, model, 3)
-    initialize(decoder, model, 3)
+    TrainedStage(base).initialize(3)
+    TrainedStage(decoder).initialize(3)
     tokens = torch.arange(32).view(1, -1)
     assert torch.equal(decoder(tokens), base(tokens))
     values = dict(decoder.named_parameters())
@@ -147,7 +148,7 @@ def test_what_is_frozen_stays_as_it_is_and_has_no_optimizer_state(
     model, lora = models["qwen3-tied"], lora_of("all-linear")
     decoder = adapted(model, lora)
     before = {name: parameter.detach().clone() for name, parameter in decoder.named_parameters()}
-    optimizer = build_optimizer(decoder, tiny_plan("finetune_llama3").recipe.training)
+    optimizer = build_optimizer(TrainedStage(decoder), tiny_plan("finetune_llama3").recipe.training)
     tokens = torch.arange(64).view(1, -1)
     losses = []
     for _ in range(5):

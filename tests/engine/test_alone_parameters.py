@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import ranks_of, whole
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.engine import stages, transformations
@@ -28,11 +28,12 @@ from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients, update
 from llmb.engine.model.attention import Attention
-from llmb.engine.model.decoder import Decoder, build_model, initialize
+from llmb.engine.model.decoder import Decoder, build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.layers import GatedMLP
 from llmb.engine.model.linear import joined_layers, local_tensor
 from llmb.engine.optimizer import AdamW, build_optimizer
-from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.precision.apply import fp8_layers
 from llmb.engine.stages import adjacent_weights, place_parameters, prepare_stages
@@ -75,7 +76,7 @@ def summed_by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Trainee(NamedTuple):
     ranks: Ranks
-    stage: Decoder
+    stage: TrainedStage
     optimizer: AdamW
     step: Callable[[int], tuple[float, float]]
     """Does a step; returns loss and gradient norm."""
@@ -97,15 +98,6 @@ class Trainee(NamedTuple):
         return self
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def ranks_of(plan: Plan) -> Ranks:
-    layout = plan.recipe.layout
-    return arrange(0, CPU, layout, plan.parallelism.replicas(layout))
-
-
 def prepare(plan: Plan) -> Trainee:
     ranks = ranks_of(plan)
     stages = prepare_stages(plan, ranks)
@@ -123,11 +115,11 @@ def prepare(plan: Plan) -> Trainee:
 
 
 def uses_fsdp(trainee: Trainee) -> bool:
-    return any(isinstance(module, FSDPModule) for module in trainee.stage.modules())
+    return any(isinstance(module, FSDPModule) for module in trainee.stage.model.modules())
 
 
 def values(trainee: Trainee) -> dict[str, Tensor]:
-    return {each.name: each.values.detach() for each in trainee.stage.memory.held()}
+    return {each.name: each.values.detach() for each in trainee.stage.held()}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -194,11 +186,11 @@ def storage_bytes(tensors: Iterator[Tensor]) -> int:
 
 def held(trainee: Trainee) -> Iterator[Tensor]:
     """All tensors that live from step to step, but for step counts and scales."""
-    yield from trainee.stage.parameters()
-    yield from trainee.stage.memory.masters.values()
+    yield from trainee.stage.model.parameters()
+    yield from trainee.stage.masters.values()
     for each in trainee.optimizer.trained:
         yield from (each.first, each.second)
-    for layer in fp8_layers([trainee.stage]):
+    for layer in fp8_layers([trainee.stage.model]):
         yield from layer.kept or ()
 
 
@@ -213,29 +205,29 @@ def test_each_parameter_takes_as_many_bytes_as_its_update_needs(
     """Casts to FP8 are gone after the passes of a step."""
     trainee = prepare(plan_of(name, tiny_plan))
     trainee.steps(0)
-    assert not any(parameter.grad is not None for parameter in trainee.stage.parameters())
-    parameters = list(trainee.stage.parameters())
+    assert not any(parameter.grad is not None for parameter in trainee.stage.model.parameters())
+    parameters = list(trainee.stage.model.parameters())
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     frozen = sum(parameter.numel() for parameter in parameters) - trained
-    assert any(fp8_layers([trainee.stage])) == (name == "fp8 experts")
+    assert any(fp8_layers([trainee.stage.model])) == (name == "fp8 experts")
     assert storage_bytes(held(trainee)) == trained_bytes * trained + frozen_bytes * frozen
 
 
 @pytest.mark.usefixtures("alone")
 def test_initial_values_are_those_of_fp32_and_parameters_are_rounded_from_them(tiny_plan: MakePlan) -> None:
     exact, rounded = (prepare(plan_of(name, tiny_plan)) for name in ("fp32", "bf16"))
-    assert not exact.stage.memory.masters
+    assert not exact.stage.masters
     assert_equal(values(rounded), values(exact))
-    for parameter, master in rounded.stage.memory.masters.items():
+    for parameter, master in rounded.stage.masters.items():
         assert torch.equal(parameter, master.bfloat16())
-    assert set(rounded.stage.memory.masters) == set(rounded.stage.parameters())
+    assert set(rounded.stage.masters) == set(rounded.stage.model.parameters())
 
 
 @pytest.mark.usefixtures("alone")
 def test_weights_to_start_with_are_not_rounded(tiny_plan: MakePlan, tmp_path: Path) -> None:
     plan = plan_of("bf16", tiny_plan)
     other, started = prepare(plan), prepare(plan)
-    initialize(other.stage, plan.recipe.model, seed=99)
+    other.stage.initialize(99)
     folder = other.save(tmp_path / "other")
     load_weights(folder, [started.stage], started.ranks)
     assert_equal(values(started), values(other))
@@ -247,13 +239,13 @@ def test_micro_batches_are_summed_in_fp32_if_the_recipe_says_so(tiny_plan: MakeP
     """And in place: by the second micro-batch, no other tensor is made for the sum."""
     plan = plan_of("bf16", tiny_plan)
     trainee = prepare(plan)
-    stage, data = trainee.stage, build_data(plan)
+    stage, data = trainee.stage.model, build_data(plan)
     sums = {name: torch.zeros(parameter.shape) for name, parameter in stage.named_parameters()}
     places = []
     for sample in range(3):
         batch = data.micro_batch(range(sample, sample + 1))
         alone = build_model(plan.recipe.model).to(torch.bfloat16)
-        initialize(alone, plan.recipe.model, plan.seed)
+        TrainedStage(alone).initialize(plan.seed)
         with attention_kernel("math"):  # as in ``prepare``
             for model in (stage, alone):
                 model(batch.tokens, batch.labels).backward()
@@ -276,11 +268,11 @@ def test_layers_with_the_same_input_are_multiplied_as_one_if_compiled(
     plan = plan_of(name, tiny_plan)
     monkeypatch.setattr(transformations, "apply_compile", lambda _stage, _backend: None)  # takes long
     apart, joined = prepare(plan), prepare(plan.model_copy(update={"compiled": True}))
-    assert all(layers.weight is None for layers in joined_layers(apart.stage))
-    assert all(layers.weight is not None for layers in joined_layers(joined.stage))
+    assert all(layers.weight is None for layers in joined_layers(apart.stage.model))
+    assert all(layers.weight is not None for layers in joined_layers(joined.stage.model))
     for ours, theirs in zip(joined.steps(0, 1, 2), apart.steps(0, 1, 2), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5 if name == "fp32" else 2e-3)
-    for layers in joined_layers(joined.stage):
+    for layers in joined_layers(joined.stage.model):
         assert layers.weight is not None
         assert torch.equal(layers.weight, torch.cat([layer.weight for layer in layers.layers]))
 
@@ -293,7 +285,7 @@ def test_micro_batches_in_bf16_are_summed_by_products(
     """If there are several."""
     plan = tiny_plan(LLAMA, scale=1, overrides={**SIZES, "gbs": gbs, "layers": 2}, **CASES["bf16, reduced in bf16"][1])
     ours = prepare(plan)
-    assert sum(len(each.parameters) for each in ours.stage.memory.gradient_sums) == (2 * 7 if gbs > 1 else 0)
+    assert sum(len(each.parameters) for each in ours.stage.gradient_sums) == (2 * 7 if gbs > 1 else 0)
     monkeypatch.setattr(stages, "sum_in_products", lambda _stages: None)
     for one, other in zip(ours.steps(0, 1, 2), prepare(plan).steps(0, 1, 2), strict=True):
         assert one == pytest.approx(other, rel=2e-3)
@@ -324,7 +316,7 @@ def test_layers_with_the_same_input_are_one_matrix(dtype: torch.dtype, tiny_plan
     model = tiny_plan(MAVERICK, scale=1).recipe.model
     with torch.device("meta"):
         models = [build_model(model) for _ in range(2)]
-    place_parameters(models, dtype, CPU)
+    place_parameters(list(map(TrainedStage, models)), dtype, CPU)
     for stage in models:
         assert_joined(stage)
         block = stage.layers["0"]
@@ -347,12 +339,12 @@ def test_tensor_parallel_shards_are_views_too(
         for name, shape in shapes.items():
             assert state[f"model.{name}"].shape == state[f"optimizer.{name}.exp_avg"].shape == shape
             assert state[f"model.{name}"].dtype == torch.float32
-            assert stage.get_parameter(name).dtype == torch.bfloat16
-        assert len({local_tensor(part.detach()).untyped_storage().data_ptr() for part in stage.parameters()}) == 1
+            assert stage.model.get_parameter(name).dtype == torch.bfloat16
+        assert len({local_tensor(part.detach()).untyped_storage().data_ptr() for part in stage.model.parameters()}) == 1
         staged = Writer(tmp_path).stage(state)
         expected = {name: local_tensor(tensor).clone() for name, tensor in state.items() if name.startswith("model.")}
-        assert_joined(stage)
-        for tensor in stage.memory.masters.values():
+        assert_joined(stage.model)
+        for tensor in stage.masters.values():
             local_tensor(tensor).fill_(8)  # as later steps change them while a checkpoint is written
         assert_equal({name: local_tensor(staged[name]) for name in expected}, expected)
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import ranks_of
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -33,7 +34,7 @@ from llmb.engine.model import attention
 from llmb.engine.model.attention import Attention, CausalAttention, Reach, SegmentOptions, Segments, attend
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import SpanAttention
-from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.stages import prepare_stages
 from llmb.runs.plan import Plan
 
@@ -44,6 +45,10 @@ OPERATORS = {
 Alone = Callable[..., tuple[Plan, Ranks]]
 
 
+def models_of(plan: Plan, ranks: Ranks) -> list[Decoder]:
+    return [stage.model for stage in prepare_stages(plan, ranks)]
+
+
 @pytest.fixture
 def alone(tiny_plan: Callable[..., Plan]) -> Iterator[Alone]:
     """A plan of one process, and its ranks."""
@@ -51,8 +56,7 @@ def alone(tiny_plan: Callable[..., Plan]) -> Iterator[Alone]:
 
     def start(workload: str = "pretrain_llama3.1", **options: Any) -> tuple[Plan, Ranks]:
         plan = tiny_plan(workload, scale=1, **options)
-        layout = plan.recipe.layout
-        return plan, arrange(0, torch.device("cpu"), layout, plan.parallelism.replicas(layout))
+        return plan, ranks_of(plan)
 
     yield start
     dist.destroy_process_group()
@@ -86,7 +90,7 @@ def test_every_kind_of_attention_is_computed_by_the_chosen_backend(
 @pytest.mark.parametrize("workload", ["pretrain_llama3.1", "finetune_llama4-maverick"])
 def test_a_cpu_takes_flash_attention_unless_told_otherwise(workload: str, alone: Alone) -> None:
     plan, ranks = alone(workload)
-    stages = prepare_stages(plan, ranks)
+    stages = models_of(plan, ranks)
     report = choose_attention(stages, plan, ranks)
     assert (report.backend, report.repeats_heads) == ("flash", False)
     told = choose_attention(stages, plan.model_copy(update={"attention_backend": "math"}), ranks)
@@ -95,7 +99,7 @@ def test_a_cpu_takes_flash_attention_unless_told_otherwise(workload: str, alone:
 
 def test_a_trial_times_all_layers(alone: Alone) -> None:
     plan, ranks = alone("finetune_llama4-maverick", overrides={"seq_len": 256})
-    cores = attention_cores(prepare_stages(plan, ranks))
+    cores = attention_cores(models_of(plan, ranks))
     assert {core.reach.chunk for core in cores} == {None, plan.recipe.model.chunked_attention.chunk_size}
     for backend in OPERATORS:
         trials = attempt(cores, plan, ranks, backend, True)
@@ -111,7 +115,7 @@ def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, mon
         return query
 
     plan, ranks = alone(document_tokens=40)
-    cores, on_gpu = attention_cores(prepare_stages(plan, ranks)), plan.model_copy(update={"device": "cuda"})
+    cores, on_gpu = attention_cores(models_of(plan, ranks)), plan.model_copy(update={"device": "cuda"})
     found = attempt(cores, on_gpu, ranks, "varlen", False)
     for module in (attention, attention_backend):
         monkeypatch.setattr(module, "varlen_attn", of_torch_2_11)
@@ -124,7 +128,7 @@ def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, mon
 def test_a_backend_that_is_not_there_says_so_before_training(alone: Alone) -> None:
     plan, ranks = alone()
     with pytest.raises(UsageError, match=r"(?s)--attention-backend cudnn cannot compute .*No viable backend"):
-        choose_attention(prepare_stages(plan, ranks), plan.model_copy(update={"attention_backend": "cudnn"}), ranks)
+        choose_attention(models_of(plan, ranks), plan.model_copy(update={"attention_backend": "cudnn"}), ranks)
 
 
 class Wrong(CausalAttention):
@@ -165,7 +169,7 @@ def test_a_wrong_backend_is_named_and_left_out(name: str, alone: Alone, capsys: 
     error, problem = WRONG[name]
     core = type("Wrongly", (Wrong,), {"error": staticmethod(error)})
     plan, ranks = alone(dtype="fp32")
-    stages = with_cores(core, prepare_stages(plan, ranks))
+    stages = with_cores(core, models_of(plan, ranks))
     report = choose_attention(stages, plan, ranks)
     assert report.backend == "math"
     assert report.trials[0].problem == problem
@@ -178,7 +182,7 @@ def test_no_other_backend_is_tried_on_a_dead_device(alone: Alone) -> None:
     core = type("Dead", (Wrong,), {"error": staticmethod(dead)})
     plan, ranks = alone()
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
-        choose_attention(with_cores(core, prepare_stages(plan, ranks)), plan, ranks)
+        choose_attention(with_cores(core, models_of(plan, ranks)), plan, ranks)
 
 
 @pytest.mark.parametrize("document_tokens", [None, 40])
@@ -189,7 +193,7 @@ def test_every_layer_of_a_run_is_compared_with_exact_attention(
 ) -> None:
     """Full and chunked, of whole sequences and of documents, with masks and without."""
     plan, ranks = alone(workload, document_tokens=document_tokens, dtype=dtype, overrides={"seq_len": 192})
-    cores = attention_cores(prepare_stages(plan, ranks))
+    cores = attention_cores(models_of(plan, ranks))
     for backend in ("flash",) if document_tokens is None else ("flash", "varlen"):
         assert attempt(cores, plan, ranks, backend, False)[0].problem is None
 
@@ -198,7 +202,7 @@ def test_flash_attention_3_is_used_while_it_is_asked_for_and_where_it_is_install
     alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, ranks = alone()
-    cores = attention_cores(prepare_stages(plan, ranks))
+    cores = attention_cores(models_of(plan, ranks))
     (missing,) = attempt(cores, plan, ranks, "flash3", False)
     assert missing.problem == "No module named 'flash_attn_interface'"
     monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import ranks_of
 
 from llmb.catalogue.records import Model
 from llmb.engine.attention_backend import FAILURES, attention_kernel, choose_attention, groups_heads_of_documents
@@ -13,7 +14,6 @@ from llmb.engine.collectives import Group
 from llmb.engine.data.batches import moved
 from llmb.engine.model.attention import CausalAttention, Reach, attend, document_masks, document_segments
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
-from llmb.engine.parallel.mesh import arrange
 from llmb.engine.stages import prepare_stages
 from llmb.runs.attention_choice import BACKENDS, AttentionBackend
 from llmb.runs.plan import Plan
@@ -76,9 +76,8 @@ def test_a_backend_computes_what_exact_attention_does_or_refuses(
 
 def test_auto_times_the_backends_of_a_gpu(gpu: torch.device, tiny_plan: Callable[..., Plan]) -> None:
     plan = tiny_plan(scale=1, dtype="bf16").model_copy(update={"device": "cuda"})
-    layout = plan.recipe.layout
-    ranks = arrange(0, gpu, layout, plan.parallelism.replicas(layout))
-    report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
+    ranks = ranks_of(plan, 0, gpu)
+    report = choose_attention([stage.model for stage in prepare_stages(plan, ranks)], plan, ranks)
     assert [trial.backend for trial in report.trials] == FUSED
     timed = [trial.milliseconds for trial in report.trials if trial.milliseconds is not None]
     assert timed
@@ -120,9 +119,8 @@ def test_documents_without_masks_are_computed_as_with_exact_ones(
 
 def test_auto_times_documents_without_masks_too(gpu: torch.device, tiny_plan: Callable[..., Plan]) -> None:
     plan = tiny_plan(scale=1, dtype="bf16", document_tokens=40).model_copy(update={"device": "cuda"})
-    layout = plan.recipe.layout
-    ranks = arrange(0, gpu, layout, plan.parallelism.replicas(layout))
-    report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
+    ranks = ranks_of(plan, 0, gpu)
+    report = choose_attention([stage.model for stage in prepare_stages(plan, ranks)], plan, ranks)
     assert [trial.backend for trial in report.trials] == [VARLEN, *FUSED]
     assert report.trials[0].problem is None
     assert next(trial for trial in report.trials if trial.backend == "flash").problem

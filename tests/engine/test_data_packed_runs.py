@@ -7,14 +7,13 @@ from pathlib import Path
 
 import packed_data
 import pytest
-import torch
 import torch.distributed as dist
+from ranks import ranks_of
 
 from llmb.base.errors import UsageError
 from llmb.engine import loop
 from llmb.engine.data.batches import Figures, figures
 from llmb.engine.data.build import build_data
-from llmb.engine.parallel.mesh import arrange
 from llmb.engine.watchdog import Progress
 from llmb.runs.checkpoints.checkpoint import read_checkpoint
 from llmb.runs.folder import RunFolder
@@ -50,8 +49,7 @@ def train(tmp_path: Path) -> Train:
     def train(plan: EnginePlan, name: str) -> list[Step]:
         folder = RunFolder(tmp_path / name)
         folder.path.mkdir()
-        ranks = arrange(0, torch.device("cpu"), plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
-        loop.train(plan, folder, ranks, Progress(plan.first_step))
+        loop.train(plan, folder, ranks_of(plan), Progress(plan.first_step))
         return read_steps(folder.steps)
 
     return train

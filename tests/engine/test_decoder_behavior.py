@@ -7,7 +7,8 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from llmb.engine.model.attention import Attention, rotary_tables
-from llmb.engine.model.decoder import EMBEDDING, Decoder, build_model, initialize
+from llmb.engine.model.decoder import EMBEDDING, Decoder, build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.transformations import apply_compile, apply_recompute
 
 ALL = ["llama", "llama-scaled", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]
@@ -88,7 +89,7 @@ def test_stages_after_one_another_are_the_whole_model(name, models, randomised):
 def test_bf16_parameters_give_bf16_activations_and_an_fp32_loss_near_the_fp32_one(name, models):
     model = models[name]
     decoder, tokens = build_model(model), random_tokens(model, 96)
-    initialize(decoder, model, seed=0)
+    TrainedStage(decoder).initialize(0)
     exact = decoder(tokens, tokens)
     decoder.to(torch.bfloat16)
     loss = decoder(tokens, tokens)
@@ -120,7 +121,7 @@ def test_a_model_built_without_memory_gives_the_same_loss_once_it_has_values(nam
     assert not list(lazy.buffers())
     lazy.to_empty(device="cpu")
     for decoder in (direct, lazy):
-        initialize(decoder, model, seed=5)
+        TrainedStage(decoder).initialize(5)
     assert torch.equal(direct(tokens, tokens), lazy(tokens, tokens))
 
 

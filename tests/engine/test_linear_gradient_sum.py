@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import ranks_of
 from side_by_side import side_by_side
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -15,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from llmb.catalogue.records import Model
 from llmb.engine import transformations
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.linear import Linear, add_product, join_products
-from llmb.engine.parallel.mesh import arrange
 from llmb.engine.stages import prepare_stages, sum_in_products
 from llmb.engine.transformations import apply_recompute, freeze
 from llmb.runs.choices import Parallelism
@@ -33,14 +34,15 @@ def losses(model: Decoder, step: int) -> list[Callable[[], Tensor]]:
     return [lambda batch=batch: model(batch[:, :-1], batch[:, 1:]) for batch in batches]
 
 
-def gradients(model: Decoder, step: int, *, together: bool = False) -> dict[str, Tensor]:
+def gradients(trained: TrainedStage | Decoder, step: int, *, together: bool = False) -> dict[str, Tensor]:
     """Of a step. together: all forward passes precede all backward passes, as some may in a pipeline."""
+    model, sums = (trained, ()) if isinstance(trained, Decoder) else (trained.model, trained.gradient_sums)
     for parameter in model.parameters():
         parameter.grad = None
     passes = losses(model, step)
     for loss in [each() for each in passes] if together else (each() for each in passes):
         loss.backward()
-    for each in model.memory.gradient_sums:
+    for each in sums:
         each.give()
     return {name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None}
 
@@ -55,12 +57,12 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], bound: f
         assert (found[name].float() - gradient).norm() <= bound * gradient.norm(), name
 
 
-def pair(model: Model, randomised: Randomised, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
+def pair(model: Model, randomised: Randomised, dtype: torch.dtype) -> tuple[TrainedStage, Decoder]:
     """Two equal models; products add to the gradients of the first, some of them joined."""
-    ours, theirs = (randomised(model).to(dtype) for _ in range(2))
-    join_products([ours], side_by_side)
+    ours, theirs = (TrainedStage(randomised(model).to(dtype)) for _ in range(2))
+    join_products([ours.model], side_by_side)
     sum_in_products([ours])
-    return ours, theirs
+    return ours, theirs.model
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -69,7 +71,7 @@ def test_sums_of_steps_are_those_of_autograd(
     name: str, together: bool, models: dict[str, Model], randomised: Randomised
 ) -> None:
     ours, theirs = pair(models[name], randomised, torch.float32)
-    assert ours.memory.gradient_sums
+    assert ours.gradient_sums
     for step in range(STEPS):
         assert_close(gradients(ours, step, together=together), gradients(theirs, step), 1e-5)
 
@@ -102,11 +104,11 @@ def test_compiled_and_recomputed_blocks_add_to_them_too(
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
     if recompute == "selective":
-        apply_recompute(ours, recompute)
-    for block in ours.blocks() if compiled else ():
+        apply_recompute(ours.model, recompute)
+    for block in ours.model.blocks() if compiled else ():
         block.wrap("compute", partial(torch.compile, dynamic=False, backend=counter, fullgraph=True))
     if recompute == "full":
-        apply_recompute(ours, recompute)
+        apply_recompute(ours.model, recompute)
     for step in range(STEPS):
         assert_close(gradients(ours, step, together=True), gradients(theirs, step), 1e-5)
     assert counter.frame_count == compiled
@@ -117,17 +119,17 @@ def test_gradients_are_views_of_one_memory_in_all_steps(models: dict[str, Model]
     places = []
     for step in range(STEPS):
         gradients(ours, step)
-        places.append([part.grad.data_ptr() for name, part in ours.named_parameters() if "proj" in name])
+        places.append([part.grad.data_ptr() for name, part in ours.model.named_parameters() if "proj" in name])
     assert places[0] == places[1]
-    sums = {each.total.data_ptr() for each in ours.memory.gradient_sums}
+    sums = {each.total.data_ptr() for each in ours.gradient_sums}
     assert sums <= set(places[0])
 
 
 def test_frozen_weights_have_no_sum(models: dict[str, Model], randomised: Randomised) -> None:
-    model = randomised(models["llama"])
-    freeze(model, torch.bfloat16)
-    sum_in_products([model])
-    assert model.memory.gradient_sums == []
+    stage = TrainedStage(randomised(models["llama"]))
+    freeze(stage.model, torch.bfloat16)
+    sum_in_products([stage])
+    assert stage.gradient_sums == []
 
 
 def test_the_first_product_overwrites_whatever_is_there() -> None:
@@ -163,11 +165,10 @@ def test_what_a_verdict_says_of_a_plan_is_what_the_engine_does(
     plan = tiny_plan(workload, scale=2, overrides={"gbs": 8, "mbs": 1, **overrides}, **{**chosen, **options})
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
-        layout = plan.recipe.layout
-        (stage,) = prepare_stages(plan, arrange(0, torch.device("cpu"), layout, plan.parallelism.replicas(layout)))
+        (stage,) = prepare_stages(plan, ranks_of(plan))
     finally:
         dist.destroy_process_group()
     ways = ways_of_engine(plan)
-    assert ways["weight_gradients"] == ("by the product" if stage.memory.gradient_sums else "after the product")
-    gathering = [module for module in stage.modules() if getattr(module, "group", None) and isinstance(module, Linear)]
+    assert ways["weight_gradients"] == ("by the product" if stage.gradient_sums else "after the product")
+    gathering = [module for module in stage.model.modules() if isinstance(module, Linear) and module.group]
     assert ways["tp_overlap"] == ("in part of the backward pass" if gathering else "none")

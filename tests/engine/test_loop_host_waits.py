@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.records import Model
 from llmb.engine.model.decoder import Decoder, build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.moe import Experts
 from llmb.engine.optimizer import gradient_norm
 from llmb.engine.precision.apply import fp8_step, layers_of
@@ -64,7 +65,7 @@ def step(model: Decoder) -> Waits:
     tokens, labels = (torch.zeros(1, 64, dtype=torch.int64, device=DEVICE) for _ in range(2))
     load = ExpertLoadCounter([model], RANKS)
     with Waits() as waits:
-        with fp8_step([model], 0):
+        with fp8_step([TrainedStage(model)], 0):
             for _ in range(2):
                 model(tokens, labels, count=64.0).backward()
         gradient_norm([(parameter.grad, 1) for parameter in model.parameters() if parameter.grad is not None])

@@ -8,11 +8,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from llmb.catalogue.catalogue import Catalogue
-from llmb.engine.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate
+from llmb.engine.model.exchange import TrainedStage
+from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, gradient_norm, learning_rate
 
 CATALOGUE = Catalogue()
 LLAMA = CATALOGUE.workloads["pretrain_llama3.1"].training_for("8b")
 NEMOTRON = CATALOGUE.workloads["pretrain_nemotron4"].training_for("15b")
+
+
+def optimizer_of(model: nn.Module) -> AdamW:
+    model.replica = None
+    return build_optimizer(TrainedStage(model), LLAMA)
 
 
 @pytest.mark.parametrize(("training", "printed"), [(LLAMA, "7.496e-06"), (NEMOTRON, "4.491e-06")])
@@ -34,17 +40,16 @@ def test_the_rate_stays_between_zero_and_its_peak(step: int) -> None:
 def test_one_adamw_step_equals_the_formula() -> None:
     """Loshchilov and Hutter, 2019, algorithm 2; norm weights are not decayed."""
     model = nn.ModuleDict({"linear": nn.Linear(3, 2, bias=False), "norm": nn.RMSNorm(3)})
-    training = LLAMA
     before = {name: p.detach().clone().double() for name, p in model.named_parameters()}
     grads = {name: torch.randn_like(p) for name, p in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.grad = grads[name].clone()
-    build_optimizer(model, training).step()
+    optimizer_of(model).step()
     for name, parameter in model.named_parameters():
         gradient = grads[name].double()
-        moment = gradient / (gradient.abs() + training.eps)  # both moments, corrected for their bias, after one step
-        decay = training.weight_decay if parameter.ndim > 1 else 0.0
-        expected = before[name] * (1 - training.peak_lr * decay) - training.peak_lr * moment
+        moment = gradient / (gradient.abs() + LLAMA.eps)  # both moments, corrected for their bias, after one step
+        decay = LLAMA.weight_decay if parameter.ndim > 1 else 0.0
+        expected = before[name] * (1 - LLAMA.peak_lr * decay) - LLAMA.peak_lr * moment
         torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-7)
 
 
@@ -53,13 +58,13 @@ def test_a_gradient_in_another_order_is_refused() -> None:
     model = nn.Linear(3, 2, bias=False)
     model.weight.grad = torch.randn(3, 2).T
     with pytest.raises(AssertionError):
-        build_optimizer(model, LLAMA).step()
+        optimizer_of(model).step()
 
 
 @pytest.mark.parametrize("largest", [1.0, 100.0])
 def test_clipping_reports_the_norm_before_and_bounds_it_in_the_next_step(largest: float) -> None:
     models = [nn.Linear(4, 4) for _ in range(2)]
-    clipped, plain = (build_optimizer(model, LLAMA) for model in models)
+    clipped, plain = (optimizer_of(model) for model in models)
     models[1].load_state_dict(models[0].state_dict())
     true_norm = 3.0 * 20**0.5
     for model, gradient in zip(models, (3.0, 3.0 * min(1.0, largest / true_norm)), strict=True):

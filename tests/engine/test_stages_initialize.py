@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from llmb.engine.model import decoder as initialize_module
-from llmb.engine.model.decoder import Decoder, build_model, initialize
+from llmb.engine.model.decoder import Decoder, build_model
+from llmb.engine.model.exchange import TrainedStage
 
 WORKER = Path(__file__).parent / "initialize_worker.py"
 ARCHITECTURES = ["llama", "nemotron4", "llama4", "qwen3-tied", "mixtral"]
@@ -16,7 +17,7 @@ ARCHITECTURES = ["llama", "nemotron4", "llama4", "qwen3-tied", "mixtral"]
 
 def initialized(model, layers=None, seed=7, **parts):
     decoder = build_model(model) if layers is None else Decoder(model, layers, **parts)
-    initialize(decoder, model, seed)
+    TrainedStage(decoder).initialize(seed)
     return decoder
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import ranks_of
 
 from llmb.engine import device, loop
 from llmb.engine.data.batches import Figures, MicroBatch, StepData, copy_stream, on_device, rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import do_step
 from llmb.engine.optimizer import build_optimizer
-from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.precision.apply import CAPABILITY, fp8_counts
 from llmb.engine.profile import TorchRecorder
@@ -46,13 +47,9 @@ def group(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     gc.enable()  # a training switches it off
 
 
-def ranks_of(plan: Plan, device: torch.device) -> Ranks:
-    return arrange(0, device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
-
-
 def reader_of(plan: Plan, ranks: Ranks, *, queues: bool) -> StepReader:
-    stages = prepare_stages(plan, ranks)
-    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks), LayerTimes(stages, ranks.device))
+    models = [stage.model for stage in prepare_stages(plan, ranks)]
+    reader = StepReader(plan, ranks, ExpertLoadCounter(models, ranks), LayerTimes(models, ranks.device))
     reader.queues = queues
     return reader
 
@@ -69,7 +66,7 @@ def read(reader: StepReader, *, all_steps: bool) -> list[int]:
 def test_without_a_queue_each_step_is_read_at_once(tiny_plan: MakePlan, group: Callable[[str], None]) -> None:
     group("gloo")
     plan = tiny_plan(scale=1)
-    reader = reader_of(plan, ranks_of(plan, torch.device("cpu")), queues=False)
+    reader = reader_of(plan, ranks_of(plan), queues=False)
     do(reader, 0, 6.0)
     assert read(reader, all_steps=False) == [0]
     do(reader, 1, 5.0, 3.0)
@@ -85,7 +82,7 @@ def test_with_a_queue_steps_are_read_one_late_or_all_where_it_matters(
 ) -> None:
     group("gloo")
     plan = tiny_plan(scale=1)
-    reader = reader_of(plan, ranks_of(plan, torch.device("cpu")), queues=True)
+    reader = reader_of(plan, ranks_of(plan), queues=True)
     found = []
     for number in range(5):
         do(reader, number, 6.0)
@@ -100,7 +97,7 @@ def test_with_a_queue_a_step_lasts_from_the_end_of_the_one_before(
     """And from its own beginning where the queue was empty, as after a checkpoint."""
     group("gloo")
     plan = tiny_plan(scale=1)
-    reader = reader_of(plan, ranks_of(plan, torch.device("cpu")), queues=True)
+    reader = reader_of(plan, ranks_of(plan), queues=True)
     for number in range(3):
         do(reader, number, 6.0)
     first, second, third = reader.pending
@@ -115,9 +112,10 @@ def test_with_a_queue_a_step_lasts_from_the_end_of_the_one_before(
 def test_layers_are_timed_in_the_first_micro_batch_only(tiny_plan: MakePlan, group: Callable[[str], None]) -> None:
     group("gloo")
     plan = tiny_plan(scale=1, overrides={"gbs": 2, "layers": 2, "seq_len": 16})
-    ranks = ranks_of(plan, torch.device("cpu"))
+    ranks = ranks_of(plan)
     stages = prepare_stages(plan, ranks)
-    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks), LayerTimes(stages, ranks.device))
+    models = [stage.model for stage in stages]
+    reader = StepReader(plan, ranks, ExpertLoadCounter(models, ranks), LayerTimes(models, ranks.device))
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes, source = build_passes(stages, plan, ranks), rank_data(build_data(plan), plan, ranks, varlen=False)
     for number in range(2):
@@ -137,7 +135,7 @@ def test_layers_are_timed_in_the_first_micro_batch_only(tiny_plan: MakePlan, gro
 def test_what_happens_between_two_steps_is_a_pause(tiny_plan: MakePlan, group: Callable[[str], None]) -> None:
     group("gloo")
     plan = tiny_plan(scale=1)
-    reader = reader_of(plan, ranks_of(plan, torch.device("cpu")), queues=False)
+    reader = reader_of(plan, ranks_of(plan), queues=False)
     pauses = []
     for number in range(3):
         do(reader, number, 6.0)
@@ -170,7 +168,7 @@ def test_late_figures_are_all_reported_and_stop_a_spoiled_run(
     plan = tiny_plan(scale=1, steps=9, peak_lr=peak_lr, checkpoint_interval=4, overrides={"gbs": 1, "layers": 1})
     folder = RunFolder(tmp_path / "experiment" / "run")
     folder.path.mkdir(parents=True)
-    loop.train(plan, folder, ranks_of(plan, torch.device("cpu")), Progress(0))
+    loop.train(plan, folder, ranks_of(plan), Progress(0))
     steps = read_steps(folder.steps)
     assert [step.step for step in steps] == list(range(len(steps)))
     assert capsys.readouterr().out.count("Training epoch 0, iteration ") == len(steps)
@@ -201,7 +199,7 @@ def test_writing_a_profile_is_no_part_of_the_step_after_it(
     plan = tiny_plan(scale=1, steps=6, profiling=profiling, overrides={"gbs": 1, "layers": 1, "seq_len": 16})
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    loop.train(plan, folder, ranks_of(plan, torch.device("cpu")), progress)
+    loop.train(plan, folder, ranks_of(plan), progress)
     steps = read_steps(folder.steps)
     assert phases == ["profile"], "which may take longer than a step before the run is taken to stand still"
     assert [step.step for step in steps if step.profiled] == [2, 3]
@@ -260,18 +258,19 @@ def test_on_a_gpu_the_host_never_waits_within_a_step(
     group("nccl")
     emulated = dtype == "fp8" and torch.cuda.get_device_capability(GPU) < CAPABILITY
     plan = tiny_plan(scale=1, dtype=dtype, document_tokens=document_tokens, emulate_fp8=emulated)
-    ranks = ranks_of(plan, GPU)
+    ranks = ranks_of(plan, 0, GPU)
     stages = prepare_stages(plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     source = rank_data(build_data(plan), plan, ranks, varlen=False)
-    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks), LayerTimes(stages, GPU))
+    models = [stage.model for stage in stages]
+    reader = StepReader(plan, ranks, ExpertLoadCounter(models, ranks), LayerTimes(models, GPU))
     losses = []
     for number in range(4):
         # The first step makes what is kept, such as the optimizer's state.
         torch.cuda.set_sync_debug_mode("error" if number else "default")
         reader.begin(number, saving=False)
-        reader.end(*do_step(number, plan, passes, optimizers, source, ranks), fp8_counts(plan, stages, ranks))
+        reader.end(*do_step(number, plan, passes, optimizers, source, ranks), fp8_counts(plan, models, ranks))
         torch.cuda.set_sync_debug_mode("default")
         losses += [step.loss for step, *_ in reader.read(all_steps=number == 3)]
     assert len(losses) == 4

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from llmb.catalogue.catalogue import Catalogue
-from llmb.engine.model.decoder import Decoder, build_model, initialize
+from llmb.engine.model.decoder import Decoder, build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.transformations import apply_recompute
 
 MODEL = Catalogue().models[("llama3.1", "tiny")]
@@ -14,7 +15,7 @@ MODEL = Catalogue().models[("llama3.1", "tiny")]
 def gradients(mode: str) -> tuple[dict[str, torch.Tensor], int]:
     """Every parameter's gradient, and the bytes that the forward pass keeps for the backward pass."""
     decoder: Decoder = build_model(MODEL)
-    initialize(decoder, MODEL, seed=1)
+    TrainedStage(decoder).initialize(1)
     apply_recompute(decoder, mode)
     tokens = torch.arange(2 * 64).reshape(2, 64)
     kept: dict[int, int] = {}

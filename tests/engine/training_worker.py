@@ -23,8 +23,7 @@ from llmb.engine.checkpoint.save import Saver
 from llmb.engine.data.batches import RankData, rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients, update
-from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import await_updates
+from llmb.engine.model.exchange import TrainedStage, await_updates
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
@@ -37,13 +36,13 @@ from llmb.runs.plan import EnginePlan
 
 def train(plan: EnginePlan, ranks: Ranks, folder: Path) -> dict[str, Any]:
     stages = prepare_stages(plan, ranks)
-    backend = choose_attention(stages, plan, ranks).backend
+    backend = choose_attention([stage.model for stage in stages], plan, ranks).backend
     source = rank_data(build_data(plan), plan, ranks, varlen=backend == "varlen")
     with attention_kernel(backend):
         return train_stages(stages, source, ranks, folder)
 
 
-def train_stages(stages: list[Decoder], source: RankData, ranks: Ranks, folder: Path) -> dict[str, Any]:
+def train_stages(stages: list[TrainedStage], source: RankData, ranks: Ranks, folder: Path) -> dict[str, Any]:
     plan = source.plan
     passes = build_passes(stages, plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
@@ -59,13 +58,13 @@ def train_stages(stages: list[Decoder], source: RankData, ranks: Ranks, folder: 
             last = {name: gradient.clone() for name, gradient in gradients(stages).items()}
             first = first or last
         norms.append(update(stages, optimizers, plan.recipe.training, number).item())
-        of_step = fp8_counts(plan, stages, ranks)
+        of_step = fp8_counts(plan, [stage.model for stage in stages], ranks)
         counts += [] if of_step is None else [of_step.int().tolist()]
         saver.after_step(number)
     for stage in stages:
-        await_updates(stage.memory.buckets)
+        await_updates(stage.buckets)
     saver.finish()
-    scales = {name: tensor.clone() for stage in stages for name, tensor in scale_state(stage).items()}
+    scales = {name: tensor.clone() for stage in stages for name, tensor in scale_state(stage.model).items()}
     found = everybody({"gradients": first, "last_gradients": last, "scales": scales}, ranks)
     return {"losses": losses, "norms": norms, "counts": counts, **found}
 

@@ -14,7 +14,8 @@ from layout_values import spread
 from torch import Tensor
 
 from llmb.engine.data.build import build_data
-from llmb.engine.model.decoder import build_model, initialize
+from llmb.engine.model.decoder import build_model
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate
 from llmb.runs.plan import EnginePlan
@@ -35,10 +36,10 @@ def documents_of(plan: EnginePlan, step: int) -> list[tuple[Tensor, Tensor]]:
 
 def train_unpacked(plan: EnginePlan) -> dict[str, Any]:
     model, training = build_model(plan.recipe.model), plan.recipe.training
-    initialize(model, plan.recipe.model, plan.seed)
+    TrainedStage(model).initialize(plan.seed)
     spread(model)
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = build_optimizer(model, training)
+    optimizer = build_optimizer(TrainedStage(model), training)
     gradients: dict[str, Tensor] = {}
     losses, norms = [], []
     for step in range(plan.steps):

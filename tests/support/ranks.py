@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.parallel.rendezvous import gloo_backend
@@ -42,6 +43,10 @@ def plan_in(folder: Path) -> EnginePlan:
     return EnginePlan.model_validate_json((folder / "plan.json").read_text())
 
 
-def ranks_of(plan: EnginePlan, rank: int, *, experts: bool = True) -> Ranks:
+def ranks_of(plan: EnginePlan, rank: int = 0, device: torch.device = CPU, *, experts: bool = True) -> Ranks:
     layout = plan.recipe.layout
-    return arrange(rank, CPU, layout, plan.parallelism.replicas(layout), experts=experts)
+    return arrange(rank, device, layout, plan.parallelism.replicas(layout), experts=experts)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -40,10 +40,8 @@ def differs(key: str, own: str, other: str) -> Condition:
     return Condition(key=key, own=own, reference=other, effect="noted")
 
 
-def reference(
-    *differing: Condition, step_time_s: float = 0.5, window_text: str = "", **values: Any
-) -> ReferenceEvidence:
-    figure = Reference(kind="baseline", step_time_s=step_time_s, source="the baseline", window_text=window_text)
+def reference(*differing: Condition, step_time_s: float = 0.5, **values: Any) -> ReferenceEvidence:
+    figure = Reference(kind="baseline", step_time_s=step_time_s, source="the baseline", window_text="the last step")
     return ReferenceEvidence(reference=figure, differing=differing, **values)
 
 
@@ -303,7 +301,7 @@ def test_recomputation_that_the_baseline_lacks_takes_all_that_it_costs() -> None
 
 
 def test_the_steps_of_the_reference_window_tell_what_another_window_costs() -> None:
-    found = explained(evidence(), reference(window_mean_s=0.6, window_text="the last step"))
+    found = explained(evidence(), reference(window_mean_s=0.6))
     assert [(cause.name, cause.share_s) for cause in found.causes] == [("window", pytest.approx(0.4))]
     assert found.unexplained_s == pytest.approx(0.1)
 

@@ -2,8 +2,10 @@
 """One run against one figure."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
+from recorded_runs import times_around
 from verdict_samples import run_with_times
 
 from llmb.catalogue.records import Window
@@ -13,17 +15,13 @@ from llmb.verdict.judgement import Tolerance, default_tolerance, headline, judge
 FIGURE = Reference(kind="published", step_time_s=10.0, source="a document line 54")
 EXPECTED = FIGURE.model_copy(update={"kind": "expectation"})
 TOLERANCE = Tolerance(5.0, "--tolerance")
+around = partial(times_around, spread_s=0.01, steps=10)
 
 
 def judged(
     times: Sequence[float], *conditions: Condition, flaw: str | None = None, reference: Reference = FIGURE
 ) -> Verdict:
     return judge_against_figure([run_with_times(times, flaw)], reference, conditions, TOLERANCE)
-
-
-def around(mean: float, spread: float = 0.01) -> list[float]:
-    """Ten steps whose times scatter with no order."""
-    return [mean + sign * spread for sign in (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_a_single_step_decides_beside_a_figure_of_the_same_step(time_s: float, v
 def test_a_noisy_run_as_fast_as_its_figure_passes_only_if_a_slow_down_would_have_shown(
     spread: float, verdict: str
 ) -> None:
-    found = judged(around(9.995, spread), reference=EXPECTED)
+    found = judged(around(9.995, spread_s=spread), reference=EXPECTED)
     assert found.ci95_pct and found.smallest_visible_change_pct
     half = (found.ci95_pct[1] - found.ci95_pct[0]) / 2
     assert found.smallest_visible_change_pct == pytest.approx(half * 1.4294, rel=1e-4)

@@ -4,6 +4,7 @@
 from dataclasses import replace
 
 import pytest
+from recorded_runs import times_around
 from verdict_samples import run_with_times
 
 from llmb.runs.analyzed_run import AnalyzedRun
@@ -12,11 +13,10 @@ from llmb.verdict.group_difference import SINGLE_RUNS
 from llmb.verdict.judgement import Tolerance, default_tolerance, judge_against_runs
 
 BASELINE = Reference(kind="baseline", step_time_s=10.0, source="before", runs=3)
-SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)
 
 
 def run(mean_s: float, node: str = "a", flaw: str | None = None, **conditions: str) -> AnalyzedRun:
-    return run_with_times([mean_s + sign * 0.01 for sign in SIGNS], flaw, conditions=conditions, nodes=(node,))
+    return run_with_times(times_around(mean_s, 0.01, 10), flaw, conditions=conditions, nodes=(node,))
 
 
 def judged(own: list[AnalyzedRun], baseline: list[AnalyzedRun], tolerance: Tolerance | None = None) -> Verdict:

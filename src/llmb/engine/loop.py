@@ -21,8 +21,7 @@ from llmb.engine.data.build import build_data, check_dataset
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
-from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import await_updates, reduce_partial_gradient
+from llmb.engine.model.exchange import TrainedStage, await_updates, reduce_partial_gradient
 from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learning_rate
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks
@@ -106,7 +105,8 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     record_environment(folder, ranks, environment)
     torch.manual_seed(plan.seed)  # of all generators but those of data and initial weights, which have their own
     stages = prepare_stages(plan, ranks)
-    attention = choose_attention(stages, plan, ranks)
+    models = [stage.model for stage in stages]
+    attention = choose_attention(models, plan, ranks)
     product = fp8_product(plan.device, emulate=plan.emulate_fp8) if plan.fp8_recipe else None
     chosen = environment.model_copy(
         update={
@@ -122,8 +122,8 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     passes = build_passes(stages, plan, ranks)
     source = rank_data(build_data(plan), plan, ranks, varlen=attention.backend == "varlen")
     load_start(plan, folder, stages, optimizers, ranks, progress)
-    load = ExpertLoadCounter(stages, ranks)
-    reader = StepReader(plan, ranks, load, LayerTimes(stages, ranks.device))
+    load = ExpertLoadCounter(models, ranks)
+    reader = StepReader(plan, ranks, load, LayerTimes(models, ranks.device))
     saver = Saver(plan, folder, ranks, stages, optimizers)
     profiler = StepProfiler(plan, folder, ranks, progress)
     with ExitStack() as stack:
@@ -135,7 +135,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
             with profiler.step(number):
                 reader.begin(number, saving=saver.busy)
                 done = do_step(number, plan, passes, optimizers, loader, ranks)
-                reader.end(*done, fp8_counts(plan, stages, ranks))
+                reader.end(*done, fp8_counts(plan, models, ranks))
                 steps = list(reader.read(all_steps=pauses_after(plan, number)))
             spoiled = report_sound(steps, reporter)
             progress.enter("checkpoint", number)
@@ -145,7 +145,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
             progress.enter("step", number + 1)
         gpus = gpus_after(ranks)
         for stage in stages:
-            await_updates(stage.memory.buckets)
+            await_updates(stage.buckets)
         saver.finish()
     profiler.close()
     if gpus:
@@ -159,7 +159,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
 def load_start(
     plan: EnginePlan,
     folder: RunFolder,
-    stages: Sequence[Decoder],
+    stages: Sequence[TrainedStage],
     optimizers: Sequence[AdamW],
     ranks: Ranks,
     progress: Progress,
@@ -206,7 +206,7 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
         dist.all_reduce(labels, group=ranks.mesh.get_group("dp"))
         count = (labels / (layout.ga * layout.dp * layout.cp)).float()
     batches = on_device(data.batches, ranks.device)
-    if reduction := passes.stages[0].memory.reduction:
+    if reduction := passes.stages[0].reduction:
         reduction.begin_step(layout.ga)
     with fp8_step(passes.stages, number) if plan.fp8_recipe else nullcontext():
         if plan.compiled:
@@ -216,22 +216,22 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
     return loss
 
 
-def reduce_gradients(stages: Sequence[Decoder]) -> None:
+def reduce_gradients(stages: Sequence[TrainedStage]) -> None:
     """At the end of a step's passes, over all ranks that have the same parameters."""
-    for gradients in (each for stage in stages for each in stage.memory.gradient_sums):
+    for gradients in (each for stage in stages for each in stage.gradient_sums):
         gradients.give()
-    if reduction := stages[0].memory.reduction:
+    if reduction := stages[0].reduction:
         reduction.finish()
-    for parameter in trained_parameters(stages):
+    for parameter in trained_parameters(stage.model for stage in stages):
         reduce_partial_gradient(parameter)
 
 
 def with_token_keys(
-    batches: Iterable[MicroBatch], stages: Sequence[Decoder], plan: EnginePlan, number: int, ranks: Ranks
+    batches: Iterable[MicroBatch], stages: Sequence[TrainedStage], plan: EnginePlan, number: int, ranks: Ranks
 ) -> Iterator[MicroBatch]:
     """A step's micro-batches; before each, dropout learns which tokens it has. The passes take them one by one."""
     layout = plan.recipe.layout
-    keys = token_keys(stages[0]) if plan.lora else None
+    keys = token_keys(stages[0].model) if plan.lora else None
     if keys is None:
         yield from batches
         return
@@ -241,14 +241,14 @@ def with_token_keys(
         yield batch
 
 
-def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
+def update(stages: Sequence[TrainedStage], optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
     """Clips gradients, updates parameters and frees gradients; returns the gradient norm before clipping."""
     norm = clip_gradients(optimizers, training.clip_grad)
     for stage, optimizer in zip(stages, optimizers, strict=True):
         optimizer.lr = learning_rate(training, number)
         optimizer.step()
         optimizer.zero_grad()
-        for bucket in stage.memory.buckets:
+        for bucket in stage.buckets:
             bucket.begin_gather()
     return norm
 

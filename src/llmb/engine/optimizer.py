@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
-from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import RankPart, StageMemory
+from llmb.engine.model.exchange import RankPart, TrainedStage
 from llmb.engine.model.linear import local_tensor
 
 SMALLEST_NORM = 1e-6
@@ -122,19 +121,16 @@ class AdamW:
             trained.drop_gradient()
 
 
-def build_optimizer(model: nn.Module, training: Training) -> AdamW:
+def build_optimizer(stage: TrainedStage, training: Training) -> AdamW:
     """Optimize all parameters that are not frozen, with weight decay of matrices, not of norm weights and biases."""
-    trained = list(trained_in(model, training))
-    return AdamW(trained, training, next(model.parameters()).device)
+    trained = list(trained_in(stage, training))
+    return AdamW(trained, training, next(stage.model.parameters()).device)
 
 
-def trained_in(model: nn.Module, training: Training) -> Iterator[Trained]:
+def trained_in(stage: TrainedStage, training: Training) -> Iterator[Trained]:
     """Yield the parameters, or the parts of them, that this rank updates."""
-    stage = model if isinstance(model, Decoder) else None
-    memory = stage.memory if stage else StageMemory(model)
-    copies = {each: bucket.peers.copies for bucket in memory.buckets for each in bucket.parameters}
-    replica = stage.replica if stage else None
-    for _, parameter, master, part in memory.held():
+    copies = {each: bucket.peers.copies for bucket in stage.buckets for each in bucket.parameters}
+    for _, parameter, master, part in stage.held():
         if parameter.requires_grad:
             yield Trained(
                 parameter,
@@ -144,7 +140,7 @@ def trained_in(model: nn.Module, training: Training) -> Iterator[Trained]:
                 torch.zeros_like(master),
                 torch.zeros(()),
                 training.weight_decay if parameter.ndim > 1 else 0.0,
-                None if parameter is replica else copies.get(parameter, 1) * ranks_with_a_copy(parameter),
+                None if parameter is stage.model.replica else copies.get(parameter, 1) * ranks_with_a_copy(parameter),
             )
 
 

@@ -15,8 +15,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from llmb.engine.collectives import Group
-from llmb.engine.model.decoder import Decoder, initialize
-from llmb.engine.model.exchange import Bucket, Peers, Reduction, Unit, enter, padded_size, sizes_of, split_flat
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import (
+    Bucket,
+    Peers,
+    Reduction,
+    TrainedStage,
+    Unit,
+    enter,
+    padded_size,
+    sizes_of,
+    split_flat,
+)
 from llmb.engine.model.linear import (
     GradientSum,
     Joined,
@@ -35,12 +45,11 @@ from llmb.engine.transformations import INDUCTOR, CompilerBackend, transform
 from llmb.runs.plan import EnginePlan
 
 
-def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
+def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[TrainedStage]:
     """This rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
-    stages = shape_stages(plan, ranks, backend)
-    give_memory(stages, plan, ranks)
+    stages = give_memory(shape_stages(plan, ranks, backend), plan, ranks)
     for stage in stages:
-        initialize(stage, plan.recipe.model, plan.seed)
+        stage.initialize(plan.seed)
     return stages
 
 
@@ -52,24 +61,25 @@ def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDU
     return stages
 
 
-def give_memory(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
+def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> list[TrainedStage]:
     """Puts stages that have only shapes on the device, in place, without values."""
-    path, several = plan.compute_path, plan.recipe.layout.ga > 1
+    path, several, stages = plan.compute_path, plan.recipe.layout.ga > 1, list(map(TrainedStage, models))
     if path.shards_parameters:
-        for stage in stages:
-            stage.to_empty(device=ranks.device)
-        return
+        for model in models:
+            model.to_empty(device=ranks.device)
+        return stages
     exchange = exchange_of(ranks, reduce_dtype(plan)) if path.exchanges_updates else None
     place_parameters(stages, compute_dtype(plan.recipe.dtype), ranks.device, exchange)
     if path.joins_products:
-        join_products(stages, adjacent_weights)
+        join_products(models, adjacent_weights)
     if path.gradient_sums == "after the product" and (several or exchange):
         # The mean of all ranks, too, is then the gradient of a bf16 parameter.
-        accumulate_in_fp32(stages)
+        accumulate_in_fp32(models)
     elif path.gradient_sums == "by the product" and several:
         sum_in_products(stages)
     if exchange:
         overlap_exchange(stages)
+    return stages
 
 
 class Exchange(NamedTuple):
@@ -100,7 +110,7 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
 
 
 def place_parameters(
-    stages: Sequence[Decoder], dtype: torch.dtype, device: torch.device, exchange: Exchange | None = None
+    stages: Sequence[TrainedStage], dtype: torch.dtype, device: torch.device, exchange: Exchange | None = None
 ) -> None:
     """Gives the parameters of ``stages``, which are on the meta device, memory without values, in place.
 
@@ -113,18 +123,18 @@ def place_parameters(
     """
     for stage in stages:
         placed: dict[nn.Parameter, nn.Parameter] = {}
-        for layer, peers, group in parameter_groups(stage, exchange):
+        for layer, peers, group in parameter_groups(stage.model, exchange):
             for (of_kind, trained), parameters in kinds(group, dtype).items():
                 pieces = peers.parts if peers and trained else 1
                 flat = empty(parameters, of_kind, device, pieces)
                 new = [nn.Parameter(view, requires_grad=trained) for view in views(parameters, flat)]
                 placed |= dict(zip(parameters, new, strict=True))
                 if peers and trained:
-                    stage.memory.buckets.append(Bucket(new, flat, peers, layer))
+                    stage.buckets.append(Bucket(new, flat, peers, layer))
                 if trained and of_kind is not torch.float32 and pieces == 1:
                     masters = views(parameters, empty(parameters, torch.float32, device))
-                    stage.memory.masters |= dict(zip(new, masters, strict=True))
-        for module in stage.modules():
+                    stage.masters |= dict(zip(new, masters, strict=True))
+        for module in stage.model.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, placed[parameter])
 
@@ -214,19 +224,19 @@ def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
     return [parameter for stage in stages for parameter in stage.parameters() if parameter.requires_grad]
 
 
-def sum_in_products(stages: Iterable[Decoder]) -> None:
+def sum_in_products(stages: Iterable[TrainedStage]) -> None:
     """Makes the products of the backward pass add to the gradients of matrices, instead of autograd, in place.
 
     For parameters with memory in the dtype that their gradients are summed in; not for replicas, of which each rank has
     a partial sum.
     """
     for stage in stages:
-        for owner, layers in products(stage):
+        for owner, layers in products(stage.model):
             assert owner.weight is not None
             weights = [layer.weight for layer in layers]
             if all(weight.requires_grad and not is_replicated(weight) for weight in weights):
                 owner.gradients = GradientSum(local_tensor(owner.weight.detach()), weights)
-                stage.memory.gradient_sums.append(owner.gradients)
+                stage.gradient_sums.append(owner.gradients)
 
 
 def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
@@ -244,17 +254,15 @@ def is_replicated(weight: Tensor) -> bool:
     return isinstance(weight, DTensor) and any(placement.is_replicate() for placement in weight.placements)
 
 
-def overlap_exchange(stages: Sequence[Decoder]) -> None:
+def overlap_exchange(stages: Sequence[TrainedStage]) -> None:
     """Makes blocks send their gradients, and wait for what other ranks updated, when a pass comes to them."""
     reduction = Reduction()
     for stage in stages:
-        stage.memory.reduction = reduction
-        for layer, grouped in groupby(stage.memory.buckets, key=lambda bucket: bucket.layer):
+        stage.reduction = reduction
+        for layer, grouped in groupby(stage.buckets, key=lambda bucket: bucket.layer):
             buckets = list(grouped)
             parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
-            unit = Unit(
-                buckets, [each for each in stage.memory.gradient_sums if parameters.issuperset(each.parameters)]
-            )
+            unit = Unit(buckets, [each for each in stage.gradient_sums if parameters.issuperset(each.parameters)])
             reduction.units.append(unit)
-            module = stage if layer is None else stage.block(layer)
+            module = stage.model if layer is None else stage.model.block(layer)
             module.register_forward_pre_hook(partial(enter, unit, reduction))

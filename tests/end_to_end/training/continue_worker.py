@@ -27,11 +27,12 @@ for plan in plans:
     recipe = plan.recipe
     source = rank_data(build_data(plan), plan, ranks, varlen=False)
     stages = prepare_stages(plan, ranks)
+    models = [stage.model for stage in stages]
     optimizers = [build_optimizer(stage, recipe.training) for stage in stages]
     load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
     passes = build_passes(stages, plan, ranks)
     numbers = range(plan.first_step, plan.last_step + 1)
-    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks), LayerTimes(stages, ranks.device))
+    reader = StepReader(plan, ranks, ExpertLoadCounter(models, ranks), LayerTimes(models, ranks.device))
     for number in numbers:
         reader.begin(number, saving=False)
         reader.end(*do_step(number, plan, passes, optimizers, source, ranks))

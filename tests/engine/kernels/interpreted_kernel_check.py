@@ -2,16 +2,15 @@
 """What a run finds of its kernels before it trains: of whole ones and of broken ones, in Triton's interpreter."""
 
 import pytest
-import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from ranks import ranks_of
 
 from llmb.base.errors import EnvironmentProblem
 from llmb.engine import kernel_check
 from llmb.engine.kernel_check import checks, compare_kernels, refuse_wrong
 from llmb.engine.kernels import elementwise, fp8_cast_triton, rotary_triton
-from llmb.engine.parallel.mesh import arrange
 
 CASTS = ("cast_both_ways", "cast_into", "cast_activated", "cast_activation_gradient", "cast_rotated_gradient")
 KINDS = {"pretrain_llama3.1": {*CASTS}, "pretrain_nemotron4": {*CASTS[2:]}}
@@ -36,8 +35,7 @@ def compared(tiny_plan, monkeypatch):
 
     def compare(workload, kernels):
         plan = tiny_plan(workload, scale=1, dtype="fp8", compiled=True, overrides={"seq_len": 48})
-        layout = plan.recipe.layout
-        ranks = arrange(0, torch.device("cpu"), layout, plan.parallelism.replicas(layout))
+        ranks = ranks_of(plan)
 
         def smallest(*arguments):
             found = {}

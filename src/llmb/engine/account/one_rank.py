@@ -46,7 +46,7 @@ from llmb.engine.account.graphs import (
 from llmb.engine.attention_backend import attention_kernel
 from llmb.engine.data.batches import Figures, MicroBatch, StepData
 from llmb.engine.loop import do_step
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.linear import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import lone_rank
@@ -354,7 +354,7 @@ class Counts(NamedTuple):
 
 
 def account_of(
-    plan: EnginePlan, stages: Sequence[Decoder], ranks: Ranks, ledger: Ledger, *, extends: bool
+    plan: EnginePlan, stages: Sequence[TrainedStage], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
     """Count a step of this rank within ``ledger``, which follows ``stages``. ``extends``: from fewer micro-batches."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
@@ -419,9 +419,9 @@ def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
         stack.enter_context(attention_kernel("math" if plan.attention_backend == "math" else "flash"))
         stack.enter_context(mode)
         stack.enter_context(ledger)
-        give_memory(stages, plan, ranks)
+        trained = give_memory(stages, plan, ranks)
         ledger.follow(stages)
-        return account_of(plan, stages, ranks, ledger, extends=True), ledger
+        return account_of(plan, trained, ranks, ledger, extends=True), ledger
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from llmb.engine.checkpoint.state import (
     trained_state,
 )
 from llmb.engine.model.adapter import is_of_adapter
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.apply import FP8
@@ -77,14 +77,14 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
     return verified
 
 
-def load_weights(path: Path, stages: Sequence[Decoder], ranks: Ranks) -> CheckpointTime:
+def load_weights(path: Path, stages: Sequence[TrainedStage], ranks: Ranks) -> CheckpointTime:
     """Reads all parameters of ``stages`` but those of adapters, each converted to its own dtype.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raises UsageError if a tensor is
     missing or cannot be read.
     """
     each = [
-        {f"{MODEL}{each.name}": each.values.detach() for each in stage.memory.held() if not is_of_adapter(each.name)}
+        {f"{MODEL}{each.name}": each.values.detach() for each in stage.held() if not is_of_adapter(each.name)}
         for stage in stages
     ]
     return load_state(path, each, stages, ranks)[1]
@@ -126,7 +126,12 @@ PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"
 
 
 def load_checkpoint(
-    path: Path, stages: Sequence[Decoder], optimizers: Sequence[AdamW], ranks: Ranks, *, with_optimizer: bool = True
+    path: Path,
+    stages: Sequence[TrainedStage],
+    optimizers: Sequence[AdamW],
+    ranks: Ranks,
+    *,
+    with_optimizer: bool = True,
 ) -> CheckpointTime:
     """Restores trained weights, optimizer state and random states; returns the duration.
 
@@ -144,14 +149,14 @@ def load_checkpoint(
 
 
 def load_state(
-    path: Path, each: Sequence[Mapping[str, Tensor]], stages: Sequence[Decoder], ranks: Ranks
+    path: Path, each: Sequence[Mapping[str, Tensor]], stages: Sequence[TrainedStage], ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
     """Reads the tensors of every stage, by name, from which its parameters follow; returns all, and what it took."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
     for stage in stages:
-        stage.memory.round_masters()
+        stage.round_masters()
     dist.barrier()
     took_s = time.perf_counter() - began
     mine = RankTransfer(rank=ranks.rank, size_bytes=reader.read_bytes, duration_s=reader.read_s)

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from llmb import __version__
 from llmb.base.errors import EnvironmentProblem
 from llmb.engine.checkpoint.state import PartsSavePlanner, part_places, training_state
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.rendezvous import Hosts, ranks_of_node
@@ -257,7 +257,7 @@ class Saver:
     """
 
     def __init__(
-        self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Sequence[Decoder], optimizers: Sequence[AdamW]
+        self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Sequence[TrainedStage], optimizers: Sequence[AdamW]
     ) -> None:
         self.plan = plan
         self.base = base_weights(plan) if plan.save_checkpoint else None

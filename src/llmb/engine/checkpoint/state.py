@@ -34,8 +34,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import RankPart
+from llmb.engine.model.exchange import RankPart, TrainedStage
 from llmb.engine.optimizer import AdamW
 from llmb.engine.precision.apply import scale_state
 
@@ -162,7 +161,9 @@ OPTIMIZER = "optimizer."
 RANDOM = "random."
 
 
-def training_state(stages: Sequence[Decoder], optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
+def training_state(
+    stages: Sequence[TrainedStage], optimizers: Sequence[AdamW], device: torch.device
+) -> dict[str, Tensor]:
     """This rank's shard of what is trained: fp32 weights, AdamW's moments and step counts; FP8 scales, random states.
 
     Weights, optimizer state and scales are the live tensors, so that reading into them restores them. Those of
@@ -174,27 +175,25 @@ def training_state(stages: Sequence[Decoder], optimizers: Sequence[AdamW], devic
     return state
 
 
-def trained_state(stage: Decoder) -> dict[str, Tensor]:
+def trained_state(stage: TrainedStage) -> dict[str, Tensor]:
     """Trained weights in fp32, and FP8 scales; not copied."""
-    trained = [each for each in stage.memory.held() if each.parameter.requires_grad]
-    return {f"{MODEL}{each.name}": each.values.detach() for each in trained} | scale_state(stage)
+    trained = [each for each in stage.held() if each.parameter.requires_grad]
+    return {f"{MODEL}{each.name}": each.values.detach() for each in trained} | scale_state(stage.model)
 
 
-def optimizer_state(stage: Decoder, optimizer: AdamW) -> dict[str, Tensor]:
+def optimizer_state(stage: TrainedStage, optimizer: AdamW) -> dict[str, Tensor]:
     """AdamW's moments and step counts, not copied."""
     return {
         f"{OPTIMIZER}{name}.{kind}": value
-        for name, parameter in stage.named_parameters()
+        for name, parameter in stage.model.named_parameters()
         if parameter in optimizer.state
         for kind, value in optimizer.state[parameter].items()
     }
 
 
-def part_places(stages: Sequence[Decoder]) -> Places:
+def part_places(stages: Sequence[TrainedStage]) -> Places:
     """Return the places of those tensors of ``training_state`` of which this rank has some elements."""
-    parts = {
-        each.name: place_of(each.part) for stage in stages for each in stage.memory.held() if each.part is not None
-    }
+    parts = {each.name: place_of(each.part) for stage in stages for each in stage.held() if each.part is not None}
     kinds = ("exp_avg", "exp_avg_sq")
     return {
         key: place

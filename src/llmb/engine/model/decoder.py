@@ -14,7 +14,6 @@ from llmb.catalogue.records import MixtureOfExperts, Mlp, Model
 from llmb.catalogue.records import Norm as NormName
 from llmb.engine.model.adapter import adapter_deviation, is_of_adapter
 from llmb.engine.model.attention import Attention, Documents, DocumentSegments, Rotary, document_masks, rotary_tables
-from llmb.engine.model.exchange import StageMemory
 from llmb.engine.model.layers import GatedMLP, LayerNorm1P, Norm, RMSNorm, SquaredReluMLP
 from llmb.engine.model.linear import CastOnce, local_tensor
 from llmb.engine.model.loss import Head
@@ -104,7 +103,6 @@ class Decoder(nn.Module):
         super().__init__()
         self.model = model
         self.embeds = embedding
-        self.memory = StageMemory(self)
         self.tables: Rotary | None = None
         has_embedding = embedding or (head and model.tied_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
@@ -207,28 +205,19 @@ BLOCK_ELEMENTS = 2**24
 """Values drawn from one generator: limits the additional memory for a large parameter."""
 
 
-@torch.no_grad()
-def initialize(module: Decoder, model: Model, seed: int) -> None:
-    """Sets every parameter: matrices from a normal distribution, norms to the identity.
+def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> Tensor:
+    """This rank's shard of a parameter's values, fp32: matrices from a normal distribution, norms the identity.
 
     A value depends on the seed, the parameter's full name and its global shape, and on the type of the device; not on
-    the ranks or layers that exist. A sharded parameter (DTensor) gets its shard of them, without communication.
+    the ranks or layers that exist. The shard of a DTensor is made without communication.
     """
-    for name, parameter, values, part in module.memory.held():
-        initial = _initial_shard(module, model, name, parameter.detach(), seed)
-        local_tensor(values).copy_(initial if part is None else initial.flatten()[part.start : part.stop])
-    module.memory.round_masters()
-
-
-def _initial_shard(module: Decoder, model: Model, name: str, parameter: Tensor, seed: int) -> Tensor:
-    """This rank's shard of a parameter's values, fp32."""
     if parameter.ndim == 1:
         value = 1.0 if isinstance(module.get_submodule(name.rpartition(".")[0]), RMSNorm) else 0.0
         return torch.full_like(local_tensor(parameter), value, dtype=torch.float32)
     # Of standard normal values of the global shape.
     rows = _keep_shard(parameter, torch.arange(parameter.shape[0]), rows=True)
     values = _normal_rows(parameter.shape, rows, name, seed, parameter.device)
-    return _keep_shard(parameter, values, rows=False).mul_(standard_deviation(name, parameter.shape, model))
+    return _keep_shard(parameter, values, rows=False).mul_(standard_deviation(name, parameter.shape, module.model))
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:

@@ -25,6 +25,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.tensor import DTensor
 
 from llmb.engine.collectives import Group, c10d
+from llmb.engine.model.decoder import Decoder, initial_values
 from llmb.engine.model.linear import GradientSum, local_tensor, sharded_like
 
 ALIGNED = 64
@@ -219,15 +220,15 @@ class Reduction:
 
 
 @dataclass(eq=False, slots=True)
-class StageMemory:
-    """Memory that training has for the parameters of a stage.
+class TrainedStage:
+    """A stage of the model, which only computes, and the memory that training has for its parameters.
 
     masters: the fp32 values of parameters that are rounded from them, and sharded like them. buckets: trained
     parameters that other ranks hold, too. gradient_sums: the gradients that products add to. reduction: what sums the
     gradients of all stages of this rank over ranks, if there are other ranks.
     """
 
-    stage: nn.Module
+    model: Decoder
     masters: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     buckets: list[Bucket] = field(default_factory=list)
     gradient_sums: list[GradientSum] = field(default_factory=list)
@@ -238,12 +239,20 @@ class StageMemory:
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
         in_parts = {parameter for bucket in split for parameter in bucket.parameters}
-        for name, parameter in self.stage.named_parameters():
+        for name, parameter in self.model.named_parameters():
             part = own.get(parameter)
             if part is not None:
                 yield Held(name, parameter, part.values, part)
             elif parameter not in in_parts:
                 yield Held(name, parameter, self.masters.get(parameter, parameter), None)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Sets every parameter, or the part of it that this rank updates."""
+        for name, parameter, values, part in self.held():
+            initial = initial_values(self.model, name, parameter.detach(), seed)
+            local_tensor(values).copy_(initial if part is None else initial.flatten()[part.start : part.stop])
+        self.round_masters()
 
     @torch.no_grad()
     def round_masters(self) -> None:

@@ -25,6 +25,7 @@ from llmb.catalogue.records import Layout, Model
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.attention import DocumentSegments
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.linear import local_tensor
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.data_parallel import compute_dtype
@@ -36,7 +37,7 @@ class Passes(Protocol):
     """Runs the passes of a step on this rank's part of the model."""
 
     @property
-    def stages(self) -> Sequence[Decoder]: ...
+    def stages(self) -> Sequence[TrainedStage]: ...
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         """Accumulates the gradients of the mean loss. Returns this rank's loss, 0-d fp64, or None if it has none.
@@ -46,7 +47,7 @@ class Passes(Protocol):
         """
 
 
-def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passes:
+def build_passes(stages: list[TrainedStage], plan: EnginePlan, ranks: Ranks) -> Passes:
     layout = plan.recipe.layout
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     if layout.pp == 1:
@@ -57,13 +58,13 @@ def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passe
 class Accumulation:
     """Runs micro-batches one by one through the full model."""
 
-    def __init__(self, model: Decoder, layout: Layout, positions: Tensor) -> None:
-        self.stages = [model]
+    def __init__(self, stage: TrainedStage, layout: Layout, positions: Tensor) -> None:
+        self.stages = [stage]
         self.layout = layout
         self.positions = positions
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor:
-        (model,), ga = self.stages, self.layout.ga
+        model, ga = self.stages[0].model, self.layout.ga
         # fp64: in fp32 the last digit of the mean would depend on the order of the losses.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
         for index, batch in enumerate(batches):
@@ -221,7 +222,7 @@ class Pipeline:
     """Runs the passes of a step over all pipeline ranks."""
 
     def __init__(
-        self, stages: Sequence[Decoder], layout: Layout, positions: Tensor, dtype: torch.dtype, ranks: Ranks
+        self, stages: Sequence[TrainedStage], layout: Layout, positions: Tensor, dtype: torch.dtype, ranks: Ranks
     ) -> None:
         self.stages = stages
         self.ranks = ranks
@@ -231,11 +232,11 @@ class Pipeline:
         self.has_loss = numbers[-1] == layout.pp * layout.vp - 1
         seq = len(positions) // layout.sequence_shards
         new_hidden = partial(
-            torch.empty, layout.mbs, seq, stages[0].model.hidden_size, dtype=dtype, device=ranks.device
+            torch.empty, layout.mbs, seq, stages[0].model.model.hidden_size, dtype=dtype, device=ranks.device
         )
         count, group = layout.pp * layout.vp, ranks.mesh.get_group("pp")
         self.placed = [
-            Stage(stage, number, count, ranks.device, *_shapes(stage, layout, new_hidden), group=group)
+            Stage(stage.model, number, count, ranks.device, *_shapes(stage.model, layout, new_hidden), group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
         lanes = connect_lanes(layout, ranks.mesh["pp"])
@@ -264,7 +265,7 @@ class Pipeline:
             self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, labels=target, **packed)
         else:
             self.schedule.step(*inputs, return_outputs=False, **packed)
-        reduce_tied_gradients(self.stages, self.ranks.mesh["pp"])
+        reduce_tied_gradients([stage.model for stage in self.stages], self.ranks.mesh["pp"])
         return torch.stack([loss.detach().double() for loss in losses]).sum() if losses else None
 
 

@@ -14,7 +14,7 @@ from llmb.base.errors import EnvironmentProblem
 from llmb.engine.kernels.elementwise import CAPABILITY
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Block, Decoder
-from llmb.engine.model.exchange import RankPart
+from llmb.engine.model.exchange import RankPart, TrainedStage
 from llmb.engine.model.layers import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
@@ -177,12 +177,13 @@ def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:
 
 
 @contextmanager
-def fp8_step(stages: Sequence[Decoder], number: int) -> Iterator[None]:
+def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
     """Around the passes of a step: largest values of weights before, scales of all tensors after.
 
     Frozen weights are measured once, and what is cast of them is kept.
     """
-    layers = fp8_layers(stages)
+    models = [stage.model for stage in stages]
+    layers = fp8_layers(models)
     if not layers:
         yield
         return
@@ -203,14 +204,14 @@ def fp8_step(stages: Sequence[Decoder], number: int) -> Iterator[None]:
     scales.use()
     yield
     if not frozen:
-        drop_cast_weights(stages)
+        drop_cast_weights(models)
     reduce_largest(scales.amax, scales.group)
     scales.finish(number)
 
 
-def rank_weights(stages: Sequence[Decoder], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
+def rank_weights(stages: Sequence[TrainedStage], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
     """The weights of layers. Of those that ranks update in parts this rank's: the others may still be on their way."""
-    held: dict[Tensor, RankPart | None] = {each.parameter: each.part for one in stages for each in one.memory.held()}
+    held: dict[Tensor, RankPart | None] = {each.parameter: each.part for one in stages for each in one.held()}
     weights: list[Tensor] = []
     for weight in (layer.weight for layer in layers):
         part = held.get(weight)
