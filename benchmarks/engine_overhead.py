@@ -28,7 +28,7 @@ from llmb.catalogue.resolve import Overrides
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import train
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.exchange import TrainedStage
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog import Progress, start_watchdog
 from llmb.jobs.local_run import local_spec

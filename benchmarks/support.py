@@ -18,8 +18,8 @@ from llmb.engine.data.batches import RankData, StepData, StepSource, rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.device import exact_fp32
 from llmb.engine.loop import do_step
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import AdamW, build_optimizer
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks, join_ranks
 from llmb.engine.parallel.pipeline import Passes, build_passes
 from llmb.engine.stages import prepare_stages

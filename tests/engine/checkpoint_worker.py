@@ -24,8 +24,8 @@ from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import RANDOM, training_state
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks
 
 

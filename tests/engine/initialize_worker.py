@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from llmb.catalogue.records import Model
 from llmb.engine.model import decoder as initialize_module
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.exchange import TrainedStage
+from llmb.engine.parallel.exchange import TrainedStage
 
 
 def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor
 from llmb.engine.data.build import build_data
 from llmb.engine.model.attention import Documents, Rotary
 from llmb.engine.model.decoder import MoEBlock, build_model
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.transformations import add_dropout, apply_lora, token_keys
 from llmb.runs.plan import EnginePlan
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llmb.engine.collectives import all_reduce
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.linear import local_tensor, sharded_like
+from llmb.engine.parallel.exchange import TrainedStage
 
 
 @torch.no_grad()

@@ -20,8 +20,8 @@ from llmb.engine.attention_backend import varlen_problem
 from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients, update
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.stages import prepare_stages

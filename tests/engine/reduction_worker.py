@@ -21,7 +21,7 @@ from llmb.engine.data.batches import rank_data, rank_samples
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.exchange import TrainedStage
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.stages import prepare_stages

@@ -23,10 +23,10 @@ from llmb.engine.data.batches import rank_samples
 from llmb.engine.model.adapter import Dropout
 from llmb.engine.model.attention import Attention, rotary_tables
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.layers import GatedMLP
 from llmb.engine.model.linear import Linear, local_tensor
 from llmb.engine.parallel.data_parallel import compute_dtype
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.apply import fp8_step
 from llmb.engine.stages import prepare_stages

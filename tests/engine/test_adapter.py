@@ -14,8 +14,8 @@ from llmb.catalogue.records import ADAPTED, Lora, Model
 from llmb.catalogue.throughput import parameter_count, trainable_parameters
 from llmb.engine.model.adapter import Dropout, TokenKeys
 from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.transformations import apply_lora
 from llmb.runs.huggingface.model_config import config_of
 from llmb.runs.huggingface.tensors import targets_of

@@ -29,10 +29,10 @@ from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients, update
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.layers import GatedMLP
 from llmb.engine.model.linear import joined_layers, local_tensor
 from llmb.engine.optimizer import AdamW, build_optimizer
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.precision.apply import fp8_layers

@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from llmb.engine.model.attention import Attention, rotary_tables
 from llmb.engine.model.decoder import EMBEDDING, Decoder, build_model
-from llmb.engine.model.exchange import TrainedStage
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.transformations import apply_compile, apply_recompute
 
 ALL = ["llama", "llama-scaled", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]

@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from llmb.catalogue.records import Model
 from llmb.engine import transformations
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.linear import Linear, add_product, join_products
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.stages import prepare_stages, sum_in_products
 from llmb.engine.transformations import apply_recompute, freeze
 from llmb.runs.choices import Parallelism

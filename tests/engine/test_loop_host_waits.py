@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.records import Model
 from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.moe import Experts
 from llmb.engine.optimizer import gradient_norm
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.precision.apply import fp8_step, layers_of
 from llmb.engine.precision.experts import fused_fp8_products
 from llmb.engine.precision.scaling import LayerScales, Scales

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from llmb.catalogue.catalogue import Catalogue
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, gradient_norm, learning_rate
+from llmb.engine.parallel.exchange import TrainedStage
 
 CATALOGUE = Catalogue()
 LLAMA = CATALOGUE.workloads["pretrain_llama3.1"].training_for("8b")

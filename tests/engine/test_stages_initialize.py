@@ -9,7 +9,7 @@ import torch
 
 from llmb.engine.model import decoder as initialize_module
 from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.exchange import TrainedStage
+from llmb.engine.parallel.exchange import TrainedStage
 
 WORKER = Path(__file__).parent / "initialize_worker.py"
 ARCHITECTURES = ["llama", "nemotron4", "llama4", "qwen3-tied", "mixtral"]

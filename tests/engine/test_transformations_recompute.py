@@ -6,7 +6,7 @@ import torch
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.exchange import TrainedStage
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.transformations import apply_recompute
 
 MODEL = Catalogue().models[("llama3.1", "tiny")]

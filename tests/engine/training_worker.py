@@ -23,8 +23,8 @@ from llmb.engine.checkpoint.save import Saver
 from llmb.engine.data.batches import RankData, rank_data
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import add_gradients, update
-from llmb.engine.model.exchange import TrainedStage, await_updates
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.exchange import TrainedStage, await_updates
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.precision.apply import fp8_counts, scale_state

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from llmb.engine.data.build import build_data
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.runs.plan import EnginePlan
 
 

@@ -21,9 +21,9 @@ from llmb.engine.data.build import build_data, check_dataset
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
-from llmb.engine.model.exchange import TrainedStage, await_updates, reduce_partial_gradient
 from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learning_rate
 from llmb.engine.parallel.context_parallel import rank_positions
+from llmb.engine.parallel.exchange import TrainedStage, await_updates, reduce_partial_gradient
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Passes, build_passes
 from llmb.engine.precision.apply import fp8_counts, fp8_step

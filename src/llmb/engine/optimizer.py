@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
-from llmb.engine.model.exchange import RankPart, TrainedStage
 from llmb.engine.model.linear import local_tensor
+from llmb.engine.parallel.exchange import RankPart, TrainedStage
 
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""

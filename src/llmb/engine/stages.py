@@ -16,17 +16,6 @@ from torch.distributed.tensor import DTensor
 
 from llmb.engine.collectives import Group
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import (
-    Bucket,
-    Peers,
-    Reduction,
-    TrainedStage,
-    Unit,
-    enter,
-    padded_size,
-    sizes_of,
-    split_flat,
-)
 from llmb.engine.model.linear import (
     GradientSum,
     Joined,
@@ -39,6 +28,17 @@ from llmb.engine.model.linear import (
 )
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.data_parallel import compute_dtype, reduce_dtype
+from llmb.engine.parallel.exchange import (
+    Bucket,
+    Peers,
+    Reduction,
+    TrainedStage,
+    Unit,
+    enter,
+    padded_size,
+    sizes_of,
+    split_flat,
+)
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_stages
 from llmb.engine.transformations import INDUCTOR, CompilerBackend, transform

@@ -46,10 +46,10 @@ from llmb.engine.account.graphs import (
 from llmb.engine.attention_backend import attention_kernel
 from llmb.engine.data.batches import Figures, MicroBatch, StepData
 from llmb.engine.loop import do_step
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.linear import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import lone_rank
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.stages import give_memory, shape_stages

@@ -32,8 +32,8 @@ from llmb.engine.checkpoint.state import (
     trained_state,
 )
 from llmb.engine.model.adapter import is_of_adapter
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import AdamW
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.apply import FP8
 from llmb.readers.logs.step_line import LoadLine, format_load_line

@@ -29,8 +29,8 @@ from torch.distributed.tensor import DTensor
 from llmb import __version__
 from llmb.base.errors import EnvironmentProblem
 from llmb.engine.checkpoint.state import PartsSavePlanner, part_places, training_state
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.optimizer import AdamW
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.rendezvous import Hosts, ranks_of_node
 from llmb.engine.watchdog import CHECKPOINT_GROUP

@@ -34,8 +34,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from llmb.engine.model.exchange import RankPart, TrainedStage
 from llmb.engine.optimizer import AdamW
+from llmb.engine.parallel.exchange import RankPart, TrainedStage
 from llmb.engine.precision.apply import scale_state
 
 Numbers = tuple[int, ...]

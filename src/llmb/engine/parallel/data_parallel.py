@@ -2,7 +2,7 @@
 """Data parallelism of ranks that shard parameters, gradients and optimizer state (FSDP2): ``--dp-sharding full``.
 
 The mesh defines the ranks that shard; a mesh with a dimension ``replicate`` has replicas, whose gradients are
-all-reduced. With ``optimizer`` and ``none`` ranks hold parameters whole: see ``model.exchange``.
+all-reduced. With ``optimizer`` and ``none`` ranks hold parameters whole: see ``parallel.exchange``.
 """
 
 from itertools import pairwise

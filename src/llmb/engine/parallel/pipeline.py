@@ -25,10 +25,10 @@ from llmb.catalogue.records import Layout, Model
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.attention import DocumentSegments
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.exchange import TrainedStage
 from llmb.engine.model.linear import local_tensor
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.data_parallel import compute_dtype
+from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import Ranks, new_group
 from llmb.runs.plan import EnginePlan
 

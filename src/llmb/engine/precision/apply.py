@@ -14,10 +14,10 @@ from llmb.base.errors import EnvironmentProblem
 from llmb.engine.kernels.elementwise import CAPABILITY
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Block, Decoder
-from llmb.engine.model.exchange import RankPart, TrainedStage
 from llmb.engine.model.layers import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
+from llmb.engine.parallel.exchange import RankPart, TrainedStage
 from llmb.engine.parallel.mesh import DIMENSIONS, Ranks, as_one
 from llmb.engine.precision.experts import Fp8Stack, fp8_products, fused_fp8_products
 from llmb.engine.precision.fp8_layers import (
