@@ -23,7 +23,7 @@ from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learning_rate
 from llmb.engine.parallel.context_parallel import rank_positions
-from llmb.engine.parallel.exchange import TrainedStage, await_updates, reduce_partial_gradient
+from llmb.engine.parallel.exchange import Stages, await_updates, reduce_partial_gradient
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Passes, build_passes
 from llmb.engine.precision.apply import fp8_counts, fp8_step
@@ -157,12 +157,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
 
 
 def load_start(
-    plan: EnginePlan,
-    folder: RunFolder,
-    stages: Sequence[TrainedStage],
-    optimizers: Sequence[AdamW],
-    ranks: Ranks,
-    progress: Progress,
+    plan: EnginePlan, folder: RunFolder, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, progress: Progress
 ) -> None:
     """Loads the weights that the plan starts with, then the checkpoint that it resumes from. A collective."""
 
@@ -216,7 +211,7 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
     return loss
 
 
-def reduce_gradients(stages: Sequence[TrainedStage]) -> None:
+def reduce_gradients(stages: Stages) -> None:
     """At the end of a step's passes, over all ranks that have the same parameters."""
     for gradients in (each for stage in stages for each in stage.gradient_sums):
         gradients.give()
@@ -227,7 +222,7 @@ def reduce_gradients(stages: Sequence[TrainedStage]) -> None:
 
 
 def with_token_keys(
-    batches: Iterable[MicroBatch], stages: Sequence[TrainedStage], plan: EnginePlan, number: int, ranks: Ranks
+    batches: Iterable[MicroBatch], stages: Stages, plan: EnginePlan, number: int, ranks: Ranks
 ) -> Iterator[MicroBatch]:
     """A step's micro-batches; before each, dropout learns which tokens it has. The passes take them one by one."""
     layout = plan.recipe.layout
@@ -241,7 +236,7 @@ def with_token_keys(
         yield batch
 
 
-def update(stages: Sequence[TrainedStage], optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
+def update(stages: Stages, optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
     """Clips gradients, updates parameters and frees gradients; returns the gradient norm before clipping."""
     norm = clip_gradients(optimizers, training.clip_grad)
     for stage, optimizer in zip(stages, optimizers, strict=True):

@@ -123,8 +123,7 @@ class AdamW:
 
 def build_optimizer(stage: TrainedStage, training: Training) -> AdamW:
     """Optimize all parameters that are not frozen, with weight decay of matrices, not of norm weights and biases."""
-    trained = list(trained_in(stage, training))
-    return AdamW(trained, training, next(stage.model.parameters()).device)
+    return AdamW(list(trained_in(stage, training)), training, next(stage.model.parameters()).device)
 
 
 def trained_in(stage: TrainedStage, training: Training) -> Iterator[Trained]:

@@ -33,7 +33,7 @@ from llmb.engine.checkpoint.state import (
 )
 from llmb.engine.model.adapter import is_of_adapter
 from llmb.engine.optimizer import AdamW
-from llmb.engine.parallel.exchange import TrainedStage
+from llmb.engine.parallel.exchange import Stages
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.apply import FP8
 from llmb.readers.logs.step_line import LoadLine, format_load_line
@@ -77,7 +77,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
     return verified
 
 
-def load_weights(path: Path, stages: Sequence[TrainedStage], ranks: Ranks) -> CheckpointTime:
+def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
     """Reads all parameters of ``stages`` but those of adapters, each converted to its own dtype.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raises UsageError if a tensor is
@@ -126,12 +126,7 @@ PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"
 
 
 def load_checkpoint(
-    path: Path,
-    stages: Sequence[TrainedStage],
-    optimizers: Sequence[AdamW],
-    ranks: Ranks,
-    *,
-    with_optimizer: bool = True,
+    path: Path, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, *, with_optimizer: bool = True
 ) -> CheckpointTime:
     """Restores trained weights, optimizer state and random states; returns the duration.
 
@@ -149,7 +144,7 @@ def load_checkpoint(
 
 
 def load_state(
-    path: Path, each: Sequence[Mapping[str, Tensor]], stages: Sequence[TrainedStage], ranks: Ranks
+    path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
     """Reads the tensors of every stage, by name, from which its parameters follow; returns all, and what it took."""
     start, began = time.time(), time.perf_counter()

@@ -30,7 +30,7 @@ from llmb import __version__
 from llmb.base.errors import EnvironmentProblem
 from llmb.engine.checkpoint.state import PartsSavePlanner, part_places, training_state
 from llmb.engine.optimizer import AdamW
-from llmb.engine.parallel.exchange import TrainedStage
+from llmb.engine.parallel.exchange import Stages
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.rendezvous import Hosts, ranks_of_node
 from llmb.engine.watchdog import CHECKPOINT_GROUP
@@ -257,7 +257,7 @@ class Saver:
     """
 
     def __init__(
-        self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Sequence[TrainedStage], optimizers: Sequence[AdamW]
+        self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Stages, optimizers: Sequence[AdamW]
     ) -> None:
         self.plan = plan
         self.base = base_weights(plan) if plan.save_checkpoint else None

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from llmb.engine.optimizer import AdamW
-from llmb.engine.parallel.exchange import RankPart, TrainedStage
+from llmb.engine.parallel.exchange import RankPart, Stages, TrainedStage
 from llmb.engine.precision.apply import scale_state
 
 Numbers = tuple[int, ...]
@@ -161,9 +161,7 @@ OPTIMIZER = "optimizer."
 RANDOM = "random."
 
 
-def training_state(
-    stages: Sequence[TrainedStage], optimizers: Sequence[AdamW], device: torch.device
-) -> dict[str, Tensor]:
+def training_state(stages: Stages, optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
     """This rank's shard of what is trained: fp32 weights, AdamW's moments and step counts; FP8 scales, random states.
 
     Weights, optimizer state and scales are the live tensors, so that reading into them restores them. Those of
@@ -191,7 +189,7 @@ def optimizer_state(stage: TrainedStage, optimizer: AdamW) -> dict[str, Tensor]:
     }
 
 
-def part_places(stages: Sequence[TrainedStage]) -> Places:
+def part_places(stages: Stages) -> Places:
     """Return the places of those tensors of ``training_state`` of which this rank has some elements."""
     parts = {each.name: place_of(each.part) for stage in stages for each in stage.held() if each.part is not None}
     kinds = ("exp_avg", "exp_avg_sq")

@@ -265,6 +265,9 @@ class TrainedStage:
             bucket.finish_gather()
 
 
+Stages = Sequence[TrainedStage]
+
+
 def await_updates(buckets: Iterable[Bucket]) -> None:
     """Wait for what other ranks updated in the last step, before any parameter is read."""
     for bucket in buckets:

@@ -28,7 +28,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import local_tensor
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.data_parallel import compute_dtype
-from llmb.engine.parallel.exchange import TrainedStage
+from llmb.engine.parallel.exchange import Stages, TrainedStage
 from llmb.engine.parallel.mesh import Ranks, new_group
 from llmb.runs.plan import EnginePlan
 
@@ -37,7 +37,7 @@ class Passes(Protocol):
     """Runs the passes of a step on this rank's part of the model."""
 
     @property
-    def stages(self) -> Sequence[TrainedStage]: ...
+    def stages(self) -> Stages: ...
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         """Accumulates the gradients of the mean loss. Returns this rank's loss, 0-d fp64, or None if it has none.
@@ -221,9 +221,7 @@ class Stage(PipelineStage):
 class Pipeline:
     """Runs the passes of a step over all pipeline ranks."""
 
-    def __init__(
-        self, stages: Sequence[TrainedStage], layout: Layout, positions: Tensor, dtype: torch.dtype, ranks: Ranks
-    ) -> None:
+    def __init__(self, stages: Stages, layout: Layout, positions: Tensor, dtype: torch.dtype, ranks: Ranks) -> None:
         self.stages = stages
         self.ranks = ranks
         self.positions = positions

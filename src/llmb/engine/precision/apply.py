@@ -182,8 +182,7 @@ def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
 
     Frozen weights are measured once, and what is cast of them is kept.
     """
-    models = [stage.model for stage in stages]
-    layers = fp8_layers(models)
+    layers = fp8_layers(stage.model for stage in stages)
     if not layers:
         yield
         return
@@ -204,7 +203,7 @@ def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
     scales.use()
     yield
     if not frozen:
-        drop_cast_weights(models)
+        drop_cast_weights(stage.model for stage in stages)
     reduce_largest(scales.amax, scales.group)
     scales.finish(number)
 
