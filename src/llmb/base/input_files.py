@@ -72,7 +72,7 @@ _KINDS = (
 
 
 def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
-    """Opens a regular file, by default unbuffered. Raises OSError for anything else, without waiting for a writer."""
+    """Open a regular file, by default unbuffered. Raises OSError for anything else, without waiting for a writer."""
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if kind := not_regular(os.fstat(descriptor).st_mode):
@@ -94,7 +94,7 @@ def read_up_to(stream: BinaryIO, most_bytes: int, path: Path) -> bytes:
 
 
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
-    """Reads a file that a user names; raises UsageError. ``do`` is the advice if there is no such file."""
+    """Read a file that a user names; raise UsageError. ``do`` is the advice if there is no such file."""
     try:
         return open_regular(path)
     except FileNotFoundError as error:

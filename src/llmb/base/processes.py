@@ -112,14 +112,14 @@ def waiting_for(process: Process) -> threading.Event:
 
 
 def end_stalled(process: Process) -> None:
-    """Gives the launcher of workers that end themselves time to report; then ends what is left."""
+    """Give workers that end themselves, and their launcher, time to report; then end what is left."""
     wait_for_stopped(process)
     if process.poll() is None:
         end_tree(process)
 
 
 def end_tree(process: Process) -> None:
-    """Asks the launcher to end its workers; kills whatever is left of them after a while.
+    """Ask the launcher to end its workers; kill whatever is left of them after a while.
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
     """
@@ -136,7 +136,7 @@ def end_tree(process: Process) -> None:
 
 
 def wait_for_stopped(process: Process) -> None:
-    """Waits for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
+    """Wait for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
     end = time.monotonic() + GRACE_S
     while time.monotonic() < end:
         for pid in family(process.pid):
@@ -149,7 +149,7 @@ def wait_for_stopped(process: Process) -> None:
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:
-    """Sends a signal to a process that may have ended."""
+    """Send a signal to a process that may have ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -210,7 +210,7 @@ class Ended(NamedTuple):
 def run_talking(
     program: Sequence[str], variables: Mapping[str, str], on_line: Callable[[bytes], None], if_interrupted: str
 ) -> Ended:
-    """Returns when ``program``, words after the Python interpreter, has ended; it never outlives this process.
+    """Return when ``program``, words after the Python interpreter, has ended; it never outlives this process.
 
     if_interrupted: what is left if a signal ends the program, for the message of UserInterrupt.
     """

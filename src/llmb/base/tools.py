@@ -48,7 +48,7 @@ def ask_program(
     held: Sequence[int] = (),
     cwd: str | None = "/",
 ) -> Output:
-    """Runs a program; never raises for one that is missing, fails, prints without end, or hangs even when it is killed.
+    """Run a program; never raise for one that is missing, fails, prints without end, or hangs even when it is killed.
 
     ``held`` are descriptors that it inherits. Whatever it started ends with it, but for a process that waits for a
     device or a file system: that cannot be killed, and is left behind.

@@ -50,7 +50,7 @@ def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
 
 
 def _applicable(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ...]:
-    """Drops entries that apply to none of ``gpus``: an empty list of GPU types would mean all types."""
+    """Drop entries that apply to none of ``gpus``: an empty list of GPU types would mean all types."""
     return tuple(item for entry in entries if (item := _with_names(entry, gpus)).gpu_types or entry.gpus_with is None)
 
 

@@ -114,7 +114,7 @@ class CatalogueError(UsageError):
 
 
 def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreign: bool = False) -> Shape:
-    """Reads ``path`` as ``shape``; ``wrap`` names the field that a file holding a bare list fills.
+    """Read ``path`` as ``shape``; ``wrap`` names the field that a file holding a bare list fills.
 
     A ``foreign`` file is one that did not come with this package: it may hold anything. Raises CatalogueError with the
     schema violations of the file.

@@ -240,7 +240,7 @@ def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Cal
 
 
 def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) -> None:
-    """Writes the page about the runs, which begins with the acceptance. Raises EnvironmentProblem."""
+    """Write the page about the runs, which begins with the acceptance. Raises EnvironmentProblem."""
     from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.reports.page.render import page_html, public_text
 

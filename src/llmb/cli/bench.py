@@ -168,7 +168,7 @@ def attention(
 @app.command()
 @takes(OneDevice, Measuring)
 def memory(one: OneDevice, measuring: Measuring, size: Sizes = None, seconds: Seconds = SECONDS) -> None:
-    """Copies within the memory of the GPU, or of the host; bytes read and bytes written both count.
+    """Copy within the memory of the GPU, or of the host; bytes read and bytes written both count.
 
     Examples:
 

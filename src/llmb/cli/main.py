@@ -160,7 +160,7 @@ def llmb(
 
 
 def main() -> NoReturn:
-    """Runs the command of the process's arguments."""
+    """Run the command of the process's arguments."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
     if sys.stdout is None:

@@ -76,7 +76,7 @@ class BackendTrial(NamedTuple):
 
 @contextmanager
 def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
-    """Computes all attention in this context with ``backend``, or raises one of ``FAILURES``.
+    """Compute all attention in this context with ``backend``, or raise one of ``FAILURES``.
 
     torch caches compiled code on disk without regard to the attention backend: without the tag, a block that was
     compiled for another backend would be used.
@@ -92,7 +92,7 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
 
 @contextmanager
 def flash_attention_3() -> Iterator[None]:
-    """Puts FlashAttention 3 in the place of torch's flash attention, or raises one of ``FAILURES``."""
+    """Put FlashAttention 3 in the place of torch's flash attention, or raise one of ``FAILURES``."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that kernels are replaced
         nn.attention.activate_flash_attention_impl("FA3")
     try:
@@ -102,7 +102,7 @@ def flash_attention_3() -> Iterator[None]:
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
-    """Sets up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks if none can be used."""
+    """Set up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks if none can be used."""
     cores = attention_cores(stages)
     attempted = partial(attempt, cores, plan, ranks)
     packed = first_documents(plan) is not None
@@ -122,7 +122,7 @@ def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
 def attempt(
     cores: Sequence[CausalAttention], plan: EnginePlan, ranks: Ranks, backend: AttentionBackend, timed: bool
 ) -> list[Trial]:
-    """Tries ``backend`` on the model's own attention. A collective; the result is the same on all ranks."""
+    """Try ``backend`` on the model's own attention. A collective; the result is the same on all ranks."""
     if backend == "varlen" and (problem := varlen_problem(plan)):
         return [Trial(backend=backend, problem=problem)]
     measure = partial(try_layers, cores, plan, ranks, backend, timed=timed and ranks.is_first)
@@ -141,7 +141,7 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Runs one layer of each kind; its time counts for all layers of its kind."""
+    """Run one layer of each kind; its time counts for all layers of its kind."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()
@@ -171,7 +171,7 @@ Measure = Callable[[bool], BackendTrial]
 def try_kernel(
     backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool, timed: bool
 ) -> list[Trial]:
-    """Tries the heads as they are; of grouped ones also repeated ones if these are needed, or may be faster."""
+    """Try the heads as they are; of grouped ones also repeated ones if these are needed, or may be faster."""
     trial = try_heads(backend, measure, ranks, repeats_heads=False)
     if not grouped or (trial.problem is None and not timed):
         return [trial]

@@ -38,7 +38,7 @@ def group_of(mesh: DeviceMesh) -> Group:
 
 
 def all_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
-    """Concatenates the shards of all ranks along ``dim``. Gradients are summed over the ranks."""
+    """Concatenate the shards of all ranks along ``dim``. Gradients are summed over the ranks."""
     gathered: Tensor = _AllGather.apply(shard, dim, group)
     return gathered
 
@@ -50,7 +50,7 @@ def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    """Exchanges rows: ``sent[i]`` rows go to rank i, in the order of ranks; ``received[i]`` rows come from it.
+    """Exchange rows: ``sent[i]`` rows go to rank i, in the order of ranks; ``received[i]`` rows come from it.
 
     Gradients are exchanged in the opposite direction. Not for compiled code.
     """
@@ -58,7 +58,7 @@ def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group)
 
 
 def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    """Begins ``all_to_all``; the result is for ``finish_all_to_all`` alone.
+    """Begin ``all_to_all``; the result is for ``finish_all_to_all`` alone.
 
     What is computed between the two, and later its gradient, does not wait for the exchange.
     """
@@ -197,13 +197,13 @@ def _exchanging(rows: Tensor, sent: list[int], received: list[int], group: Group
 
 
 def start_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
-    """Begins to gather along ``dim``, without a gradient; the result is for ``finish``."""
+    """Begin to gather along ``dim``, without a gradient; the result is for ``finish``."""
     started: Tensor = c10d.all_gather_into_tensor(shard.movedim(dim, 0).contiguous(), group.size, group.name)
     return started
 
 
 def start_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
-    """Begins to reduce and scatter along ``dim``, likewise."""
+    """Begin to reduce and scatter along ``dim``, likewise."""
     rows = full.movedim(dim, 0).contiguous()
     started: Tensor = c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name)
     return started

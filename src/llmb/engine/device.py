@@ -45,7 +45,7 @@ class Moment:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until all queued work is done."""
+    """Wait until all queued work is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -59,7 +59,7 @@ def local_device(kind: Device) -> torch.device:
 
 
 def exact_fp32() -> None:
-    """Computes fp32 matrix products in full precision: GPUs could otherwise round their inputs to 10 bits (TF32)."""
+    """Compute fp32 matrix products in full precision: GPUs could otherwise round their inputs to 10 bits (TF32)."""
     torch.set_float32_matmul_precision("highest")
 
 

@@ -212,7 +212,7 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
 
 
 def reduce_gradients(stages: Stages) -> None:
-    """At the end of a step's passes, over all ranks that have the same parameters."""
+    """Reduce at the end of a step's passes, over all ranks that have the same parameters."""
     for gradients in (each for stage in stages for each in stage.gradient_sums):
         gradients.give()
     if reduction := stages[0].reduction:

@@ -95,7 +95,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copies what NCCL said from the user's own file, which may be on a disk of this node. A failure is only told."""
+    """Copy NCCL's output from the user's own file, which may be on a disk of this node. A failure is only told."""
     if log is None:
         return
     kept = network_log(folder, _rank())

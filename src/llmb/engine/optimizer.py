@@ -153,7 +153,7 @@ def learning_rate(training: Training, step: int) -> float:
 
 
 def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
-    """Clips the gradients of all ranks to ``largest_norm``, by scaling in the next step. A collective.
+    """Clip the gradients of all ranks to ``largest_norm``, by scaling in the next step. A collective.
 
     Returns the norm before clipping, 0-d fp64.
     """

@@ -67,7 +67,7 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Stops the recording if there is one; all ranks wait, or the next step would be slow for some of them."""
+        """Stop the recording if there is one; all ranks wait, or the next step would be slow for some of them."""
         if not self.recording:
             return
         self.recording = False

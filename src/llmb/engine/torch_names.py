@@ -14,7 +14,7 @@ from llmb.base.errors import EnvironmentProblem
 
 
 def _names(module: str, names: str) -> Iterator[str]:
-    """Returns full names, from the last parts of those of a module."""
+    """Return full names, from the last parts of those of a module."""
     return (f"{module}.{name}" for name in names.split())
 
 

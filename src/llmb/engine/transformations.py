@@ -67,7 +67,7 @@ for it is: begun again, nothing would wait for it."""
 
 
 def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend: CompilerBackend) -> None:
-    """Changes this rank's stages in place as the plan requires. They are on the meta device: afterwards only this
+    """Change this rank's stages in place as the plan requires. They are on the meta device: afterwards only this
     rank's shards are materialized. Raises EnvironmentProblem if a GPU has no FP8.
     """
     layout, path = plan.recipe.layout, plan.compute_path
@@ -108,7 +108,7 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
 
 
 def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
-    """Gives every expert the same number of tokens, or an equal share of a rank's tokens times a factor, if planned."""
+    """Give every expert the same number of tokens, or an equal share of a rank's tokens times a factor, if planned."""
     for layer in stage.moe_layers().values():
         layer.capacity_factor = plan.capacity_factor
         if plan.force_load_balancing:
@@ -116,7 +116,7 @@ def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
 
 
 def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
-    """Compiles the forward pass of every block, and the part of the loss between its matrix products.
+    """Compile the forward pass of every block, and the part of the loss between its matrix products.
 
     Blocks of the same kind share their code. Of experts only the activation is compiled, whose number of rows depends
     on the tokens.
@@ -137,7 +137,7 @@ def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
 
 
 def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-    """Passes micro-batches on; their segments, whose number differs, do not make blocks compile again."""
+    """Pass micro-batches on; their segments, whose number differs, do not make blocks compile again."""
     for batch in batches:
         if batch.segments is not None:
             for part in {*batch.segments.document, *batch.segments.chunk}:
@@ -163,7 +163,7 @@ def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], 
 
 
 def hide_gathering(model: Decoder) -> None:
-    """Hides from ``selective`` what FSDP does before and after a module inside a block, such as routed experts.
+    """Hide from ``selective`` what FSDP does before and after a module inside a block, such as routed experts.
 
     Recomputation has to run the same operations as the forward pass, but parameters may already be gathered then.
     """
@@ -188,7 +188,7 @@ def _policy(context: object, op: object, *args: object, **kwargs: object) -> Che
 
 
 def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:
-    """Freezes all parameters of ``model``, which are then held in ``dtype``, and adds fp32 adapters.
+    """Freeze all parameters of ``model``, which are then held in ``dtype``, and add fp32 adapters.
 
     In place, before parameters are sharded or have values.
     """
@@ -206,7 +206,7 @@ def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:
 
 
 def add_dropout(model: Decoder, probability: float, seed: int) -> None:
-    """Gives all adapters of ``model`` dropout of their inputs, if there is any, with one ``TokenKeys`` for all."""
+    """Give all adapters of ``model`` dropout of their inputs, if there is any, with one ``TokenKeys`` for all."""
     tokens = TokenKeys()
     for name, module in model.named_modules():
         if probability and isinstance(module, Adapter | FusedAdapter):

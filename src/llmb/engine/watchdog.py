@@ -217,7 +217,7 @@ STALLED = 1
 
 
 def start_watchdog(plan: EnginePlan, folder: RunFolder, progress: Progress) -> None:
-    """Starts the watchdog of this rank, which ends with the process."""
+    """Start the watchdog of this rank, which ends with the process."""
     launcher = int(os.environ.pop(LAUNCHER_PID, "0"))
     watchdog = Watchdog(plan, folder, progress, launcher)
     threading.Thread(target=watchdog.run, name="watchdog", daemon=True).start()
@@ -319,7 +319,7 @@ class Watchdog:
         return find_stall(seen, self.limit_s, self.patience_s)
 
     def _end(self, beat: Beat, verdict: str | None = None) -> None:
-        """Logs the cause, on the rank that determined it, and this rank's stacks; then ends this rank."""
+        """Log the cause, on the rank that determined it, and this rank's stacks; then end this rank."""
         lines = [STALL + verdict] if verdict else []
         if self.rank < MOST_STACKS or not beat.waiting:
             lines += [f"llmb: rank {self.rank} on {self.host} at step {beat.step}:", *stacks()]
@@ -355,7 +355,7 @@ def _say(text: str) -> None:
 
 
 def _attempt(action: Callable[[], object]) -> None:
-    """Runs an action that may hang, and returns in time in any case."""
+    """Run an action that may hang, and return in time in any case."""
 
     def attempt() -> None:
         try:

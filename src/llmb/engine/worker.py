@@ -44,7 +44,7 @@ def work(folder: RunFolder) -> None:
 
 
 def main() -> None:
-    """Exits immediately: torch's threads can abort a successful run while the interpreter shuts down."""
+    """Exit immediately: torch's threads can abort a successful run while the interpreter shuts down."""
     exit_code = 1
     try:
         work(RunFolder(Path(sys.argv[1])))

@@ -176,7 +176,7 @@ class _Packed:
 
 
 def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Archive:
-    """Packs the runs of these folders, which have ended, into ``target``, which is complete when it appears.
+    """Pack the runs of these folders, which have ended, into ``target``, which is complete when it appears.
 
     Raises EnvironmentProblem if something cannot be read or written.
     """
@@ -358,7 +358,7 @@ def check_library(path: Path) -> None:
 
 
 def unpack_archive(path: Path, into: Path) -> Manifest:
-    """Writes the files of an archive below the empty folder ``into``, and checks each with the manifest.
+    """Write the files of an archive below the empty folder ``into``, and check each against the manifest.
 
     Raises UsageError for anything that is not a complete archive of runs that have ended; what ``into`` then holds
     must not be used. Raises OSError if it cannot be written.

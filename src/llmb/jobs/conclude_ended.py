@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
-    """Concludes those runs of ``folders`` that ended without a result, and says so; false if there are none."""
+    """Conclude those runs of ``folders`` that ended without a result, and say so; false if there are none."""
     installs: dict[Path, list[str]] = {}
     for folder in folders:
         install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
@@ -82,7 +82,7 @@ def conclude_job(store: Store, job: Job, say: Say) -> Job:
 
 
 def _conclude(job: Job) -> None:
-    """Writes the result that follows from the run's files and from how its job ended."""
+    """Write the result that follows from the run's files and from how its job ended."""
     folder, record, end = job.folder, read_record(job.folder), read_job_end(job.folder)
     if end and record.job and end.job_id != record.job.job_id:
         end = None  # of a second job, which was rejected

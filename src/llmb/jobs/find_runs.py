@@ -131,7 +131,7 @@ def _made_at(folder: RunFolder) -> tuple[int, str]:
 
 
 def earlier_runs(install: Path, say: Say) -> Earlier:
-    """Finds the runs below a root that are repeats of one, on the same nodes: those that were made next to it, before
+    """Find the runs below a root that are repeats of one, on the same nodes: those that were made next to it, before
     and after. No more records are read than that takes."""
 
     @cache
@@ -176,12 +176,12 @@ def _alike(record: RunRecord) -> _Alike:
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> RunSet:
-    """Finds every run that ended, once, however it did; leaves out those that are still running or cannot be read."""
+    """Find every run that ended, once, however it did; leave out those that are still running or cannot be read."""
     return find_all_runs((selector,), install, say)
 
 
 def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> RunSet:
-    """Finds the runs of several selections together, without any every run of the root."""
+    """Find the runs of several selections together, without any every run of the root."""
     sets = [_find(selector, install, say) for selector in selectors or ()]
     if not sets:
         sets = [_found_in("All runs", _folders_below(install, say), say)]
@@ -191,7 +191,7 @@ def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> R
 
 
 def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[RunSet, RunSet | None]:
-    """Finds the runs of one or two selections, which may have runs in common."""
+    """Find the runs of one or two selections, which may have runs in common."""
     first, *others = once_in(*(_find(selector, install, say) for selector in (before, after) if selector is not None))
     return first, others[0] if others else None
 

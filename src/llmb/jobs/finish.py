@@ -17,7 +17,7 @@ from llmb.runs.result import Result
 
 
 def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
-    """Writes the result of a job whose workers ended; ``signal`` is empty if there was none."""
+    """Write the result of a job whose workers ended; ``signal`` is empty if there was none."""
     spec = read_spec(folder)
     cause = find_scheduler(spec.scheduler).cause(signal) if signal else None
     return finish_run(folder, read_record(folder), End(exit_code, cause), spec)

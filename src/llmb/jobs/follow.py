@@ -55,7 +55,7 @@ def start_of_last(stream: BinaryIO, lines: int) -> int:
 def follow_log(
     job: Job, ask: Ask, write: Write, lines: int | None, look: Callable[[Job], object] = lambda _: None
 ) -> Job:
-    """Writes the log of ``job`` as it grows, until the job has ended, as which it comes back.
+    """Write the log of ``job`` as it grows, until the job has ended, as which it comes back.
 
     ``look`` is called beside it, again and again.
     """
@@ -101,7 +101,7 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 
 
 def asker(store: Store, install: Path, say: Say) -> Ask:
-    """Brings a job up to date; that of a retried one is its last attempt.
+    """Bring a job up to date; that of a retried one is its last attempt.
 
     Where its scheduler does not answer, the record tells whether the run has ended.
     """

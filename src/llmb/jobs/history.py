@@ -107,7 +107,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Opens the history for a command that only reads: also where the history cannot be written, as on a full
+    """Open the history for a command that only reads: also where the history cannot be written, as on a full
     disk, or in an install root of another user, where no file is created. It then takes no changes.
     """
     path = database_path(install)
@@ -172,7 +172,7 @@ def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
 
 
 def _rename_damaged(path: Path) -> Path:
-    """Renames the database and its -wal, -shm and -journal files, also if only those exist; the new name."""
+    """Rename the database and its -wal, -shm and -journal files, also if only those exist; the new name."""
     stamp = int(time.time())
     while any(Path(f"{path}.damaged-{stamp}{part}").exists() for part in _PARTS):
         stamp += 1

@@ -54,7 +54,7 @@ class Import:
 
 
 def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Import:
-    """Adds the runs of an archive that are not in the history. Nothing that exists is changed.
+    """Add the runs of an archive that are not in the history. Nothing that exists is changed.
 
     All files are checked before the first run is added, and a run appears when it is complete. Raises UsageError for
     what is not accepted, EnvironmentProblem if it cannot be written.
@@ -104,7 +104,7 @@ def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
 
 
 def _unpack(path: Path, into: Path) -> Manifest:
-    """Unpacks the runs, and gives them a job and their origin.
+    """Unpack the runs, and give them a job and their origin.
 
     The job is new: by that of another cluster, its scheduler would be asked for it, or it would be retried, here.
     """

@@ -102,7 +102,7 @@ class LocalRun:
             yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
 
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
-        """Runs it to its end, successful or not, and writes its record.
+        """Run it to its end, successful or not, and write its record.
 
         Raises UserInterrupt once an interrupted run is recorded, EnvironmentProblem if files cannot be written.
         """
@@ -131,7 +131,7 @@ class LocalRun:
         return EndedRun(folder, record, result)
 
     def _begin(self, spec: JobSpec, folder: RunFolder, variables: Mapping[str, str], say: Say) -> tuple[RunRecord, Job]:
-        """Writes all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
+        """Write all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
         # A missing history is rebuilt before there is this run to be found. Its problems show when its row is added.
         with suppress(EnvironmentProblem, UsageError):
             open_history(self.install, say).close()

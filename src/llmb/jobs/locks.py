@@ -17,7 +17,7 @@ POLL_S = 0.02
 
 @contextmanager
 def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
-    """Holds the lock on ``path``; gives its descriptor. ``on_wait`` is called once where another process holds it.
+    """Hold the lock on ``path``; yield its descriptor. ``on_wait`` is called once if another process holds it.
 
     A child that inherits the descriptor holds the lock, too, also after its parent ended. Raises EnvironmentProblem
     after ``patience_s``, or if the file system has no locks.

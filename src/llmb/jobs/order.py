@@ -120,7 +120,7 @@ def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) ->
 
 
 def mounted_folders(container: ContainerSettings, folders: Iterable[str]) -> ContainerSettings:
-    """Adds the folders that a job needs. Raises UsageError for a folder whose name cannot be mounted."""
+    """Add the folders that a job needs. Raises UsageError for a folder whose name cannot be mounted."""
     if container.runtime == "none":
         return container
     names = list(folders)
@@ -164,7 +164,7 @@ class JobOrder(ABC):
 
     @abstractmethod
     def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
-        """Writes what only jobs of this kind have; returns what the history is to say of it."""
+        """Write the files that only jobs of this kind have; return the note for the history."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -183,7 +183,7 @@ class JobOrder(ABC):
         return self.scheduler.script(self.sample(), self.sample_folder())
 
     def write(self, folder: RunFolder) -> Prepared:
-        """Writes all files of the job. Raises UsageError if it is not possible, EnvironmentProblem."""
+        """Write all files of the job. Raises UsageError if it is not possible, EnvironmentProblem."""
         spec = self.spec(folder)
         script = self.scheduler.script(spec, folder)
         with writing(folder.path):
@@ -291,7 +291,7 @@ def make_order(
     *,
     dry_run: bool = False,
 ) -> Order:
-    """Checks everything that can be checked without the cluster.
+    """Check everything that can be checked without the cluster.
 
     Raises UsageError, and NotPrepared unless it is a ``dry_run``.
     """
@@ -339,7 +339,7 @@ def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen
 
 
 def prepare(order: Order) -> Prepared:
-    """Writes everything that the job needs into its run folder. Raises UsageError, EnvironmentProblem."""
+    """Write everything that the job needs into its run folder. Raises UsageError, EnvironmentProblem."""
     plan, (parent, experiment) = order.plan, order.place()
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else parent)
     folder = create_run_folder(order.site.install, plan, experiment)
@@ -348,7 +348,7 @@ def prepare(order: Order) -> Prepared:
 
 
 def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> SubmittedJob:
-    """Submits the job to its scheduler, whose programs inherit the descriptors ``held``, and thus the locks on them.
+    """Submit the job to its scheduler, whose programs inherit the descriptors ``held``, and thus the locks on them.
 
     Raises UsageError and EnvironmentProblem if it was rejected, InfrastructureError if the scheduler did not answer.
     """
@@ -359,7 +359,7 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
 
 @contextmanager
 def removed_if_refused(folder: RunFolder, plan: Plan | None = None) -> Iterator[None]:
-    """Removes the folder of a job that is rejected, and what ``plan`` would have saved to.
+    """Remove the folder of a job that is rejected, and what ``plan`` would have saved to.
 
     They are kept if the scheduler does not answer, since the job may be queued: its script identifies it.
     """

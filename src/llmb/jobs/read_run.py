@@ -139,7 +139,7 @@ def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
 
 
 def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
-    """Leaves out steps of which something was recorded."""
+    """Return the step times without profiled steps."""
     return tuple(step.step_time_s for step in steps if not step.profiled)
 
 

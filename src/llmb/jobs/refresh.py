@@ -86,7 +86,7 @@ def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
 
 
 def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list[str]:
-    """Brings every job that may have changed up to date; returns warnings.
+    """Bring every job that may have changed up to date; return warnings.
 
     Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here; its jobs
     are then unchanged, and those of the others are up to date.

@@ -129,7 +129,7 @@ class Store:
             raise KeyExists(f"this was submitted before: {error}", where=str(self.path)) from error
 
     def restore(self, jobs: Iterable[Job]) -> int:
-        """Adds those that are missing, by their key and by their run's job id; returns their number."""
+        """Add those that are missing, by their key and by their run's job id; return their number."""
         rows = [self._row(job) for job in jobs]
         with self._transaction():
             before = self.db.total_changes
@@ -137,7 +137,7 @@ class Store:
             return self.db.total_changes - before
 
     def submitted(self, job_ids: Mapping[str, str], cluster: str | None = None) -> None:
-        """Sets the ids of jobs that the scheduler accepted, by key. A job keeps the id that it got first."""
+        """Set the ids of jobs that the scheduler accepted, by key. A job keeps the id that it got first."""
         with self._transaction():
             self.db.executemany(
                 "UPDATE jobs SET reason = NULL, job_id = ?, cluster = coalesce(?, cluster), state = 'PENDING',"
@@ -146,7 +146,7 @@ class Store:
             )
 
     def withdraw(self, keys: Iterable[str]) -> None:
-        """Removes the jobs of these keys, which were rejected."""
+        """Remove the jobs of these keys, which were rejected."""
         with self._transaction():
             self.db.executemany("DELETE FROM jobs WHERE key = ? AND job_id IS NULL", [(key,) for key in keys])
 
@@ -165,7 +165,7 @@ class Store:
             return self._single("SELECT latest FROM queries", ())
 
     def apply(self, jobs: Iterable[Job], query: int) -> None:
-        """Writes the results of a query, except for jobs that were queried later."""
+        """Write the results of a query, except for jobs that were queried later."""
         columns = (*CHANGING, "key")
         rows = [{name: getattr(job, name) for name in columns} | {"query": query} for job in jobs]
         values = ", ".join(f"{name} = :{name}" for name in (*CHANGING, "query"))

@@ -44,7 +44,7 @@ def submission_lock(install: Path) -> Iterator[int]:
 def submit_order(
     store: Store, order: Order, environ: Mapping[str, str], *, key: str, campaign: str | None = None
 ) -> Job:
-    """Queues ``order`` under ``key``.
+    """Queue ``order`` under ``key``.
 
     Raises KeyExists if that was done before; UsageError and EnvironmentProblem if it is rejected, and then it is not in
     the history; InfrastructureError if the scheduler does not answer: the job may be queued, and the next refresh finds
@@ -59,7 +59,7 @@ def submit_order(
 
 
 def submit_task(store: Store, order: TaskOrder, environ: Mapping[str, str], folder: RunFolder | None = None) -> Job:
-    """Queues a job that trains nothing, in ``folder`` or in a new one below the order's. Raises as ``submit_order``."""
+    """Queue a job that trains nothing, in ``folder`` or in a new one below the order's. Raises as ``submit_order``."""
     with submission_lock(order.site.install) as descriptor:
         target = folder or stamped_folder(order.parent, order.name)
         with removed_if_refused(target):
@@ -85,7 +85,7 @@ def unanswered_is_explained() -> Iterator[None]:
 
 
 def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str], descriptor: int) -> Job:
-    """Submits a job that is in the history, and writes its id."""
+    """Submit a job that is in the history, and write its id."""
     try:
         handle = send(prepared, environ, [descriptor])
     except (UsageError, EnvironmentProblem):
@@ -97,7 +97,7 @@ def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, 
 
 
 def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
-    """Writes ``handle``, and those of the jobs that it retries: the history is rebuilt from it.
+    """Write ``handle``, and those of the jobs that it retries: the history is rebuilt from it.
 
     Raises EnvironmentProblem.
     """
@@ -124,7 +124,7 @@ def new_job(prepared: Prepared, key: str, campaign: str | None = None) -> Job:
 
 
 def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s: float) -> Iterator[str]:
-    """Finds the id of every submission to ``scheduler`` that has none, or records that it was not submitted.
+    """Find the id of every submission to ``scheduler`` that has none, or record that it was not submitted.
 
     Yields messages for the user. Raises InfrastructureError if the scheduler does not answer.
     """

@@ -123,7 +123,7 @@ class Watch:
 def refresh_and_retry(
     store: Store, install: Path, environ: Mapping[str, str], say: Say, concluded: Iterable[str] = ()
 ) -> None:
-    """Updates all jobs, concludes those of the keys ``concluded``, and resubmits those that may be retried."""
+    """Update all jobs, conclude those of the keys ``concluded``, and resubmit those that may be retried."""
     for line in refresh(store, install):
         say(line)
     for key in concluded:
@@ -155,7 +155,7 @@ def _exit_code(job: Job, infrastructure: bool) -> int:
 
 
 def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s: float) -> Iterator[str]:
-    """Resubmits jobs that may be retried; yields messages for the user.
+    """Resubmit jobs that may be retried; yield messages for the user.
 
     Of several clients only one does it. A rejected job is left unchanged, and retried at the next refresh.
     """

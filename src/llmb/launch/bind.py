@@ -19,7 +19,7 @@ MOST_NODES = 1024
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Parses the kernel's lists, such as ``0-3,8``."""
+    """Parse the kernel's lists, such as ``0-3,8``."""
     spans = (span.partition("-") for span in text.strip().split(",") if span)
     return [cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)]
 
@@ -119,7 +119,7 @@ def bind_memory(node: int) -> str | None:
 
 
 def main(cpu: str, numa: str, *command: str) -> None:
-    """Says in the log what the worker is bound to."""
+    """Log the CPUs and the memory that the worker is bound to."""
     where = os.environ.get("SLURMD_NODENAME") or platform.node()
     try:
         cpus, node = share(Path("/"), os.environ, os.sched_getaffinity(0), cpu, numa)

@@ -95,7 +95,7 @@ def _arrivals() -> int:
 
 
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
-    """Returns when all have ended, soon after one has failed, or when a signal came.
+    """Return when all have ended, soon after one has failed, or at a signal.
 
     Others that end by themselves meanwhile are named, too: of two that end together, one may be seen first by chance.
     """

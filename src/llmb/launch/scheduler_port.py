@@ -167,7 +167,7 @@ class JobHandle(Protocol):
 
     @property
     def folder(self) -> RunFolder:
-        """Holds what was submitted."""
+        """Hold what was submitted."""
 
     @property
     def live(self) -> bool:
@@ -302,7 +302,7 @@ class Queue(ABC):
 
     @abstractmethod
     def cancel(self, jobs: Sequence[JobHandle]) -> None:
-        """Ends jobs. Raises UsageError if that is rejected; jobs that have ended are no error."""
+        """End jobs. Raises UsageError if that is rejected; jobs that have ended are no error."""
 
     @abstractmethod
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:

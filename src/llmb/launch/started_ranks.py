@@ -59,7 +59,7 @@ def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, s
 
 
 def join_run(rank: StartedRank, environ: Mapping[str, str]) -> None:
-    """Trains as another rank than 0. Raises RunFailed and UserInterrupt; its messages go to standard error."""
+    """Train as another rank than 0. Raises RunFailed and UserInterrupt; its messages go to standard error."""
     command = (sys.executable, "-P", "-m", JOIN)
     own = {**without_secrets(environ), **rank_variables(rank, environ)}
     try:

@@ -38,7 +38,7 @@ def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
-    """Prints one strictly valid JSON document; raises an error for a value that JSON cannot represent."""
+    """Print one strictly valid JSON document; raise an error for a value that JSON cannot represent."""
     _write(json_text(document) + "\n")
 
 
@@ -64,14 +64,14 @@ def bold(text: str) -> str:
 
 
 def print_line(text: str) -> None:
-    """Prints a line, wrapped between words on a terminal."""
+    """Print a line, wrapped between words on a terminal."""
     if sys.stdout.isatty():
         text = fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
     _write(f"{text}\n")
 
 
 def print_markdown(text: str) -> None:
-    """Formats a page for the terminal. Links name the page that 'llmb docs' prints; code is as it is to be copied."""
+    """Format a page for the terminal. Links name the page that 'llmb docs' prints; code is as it is to be copied."""
     from rich.console import Console  # few outputs are pages
     from rich.markdown import Markdown
 

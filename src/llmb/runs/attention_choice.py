@@ -79,7 +79,7 @@ def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
 def try_backends(
     choice: AttentionChoice, device: Device, attempt: Callable[..., list[Trial]], *, packed: bool = False
 ) -> list[Trial]:
-    """Tries the candidates. ``attempt`` tries one; it times it, with repeated heads too, if its last argument is true.
+    """Try the candidates. ``attempt`` tries one; it times it, with repeated heads too, if its last argument is true.
     ``auto`` times all fused backends of a GPU. A CPU takes the first that it can use, so that a run can be reproduced.
     """
     if choice != "auto":
@@ -94,7 +94,7 @@ def try_backends(
 
 
 def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
-    """Selects the fastest backend of those that can be used.
+    """Select the fastest backend of those that can be used.
 
     Raises UsageError with all reasons if none can be used.
     """

@@ -165,7 +165,7 @@ def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object]
 
 
 def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
-    """Creates the run's own folder in the plan's directory for checkpoints, if it has one, and tries it.
+    """Create the run's own folder in the plan's directory for checkpoints, if it has one, and try it.
 
     Raises FileExistsError if another run has it, EnvironmentProblem if nothing can be written there.
     """
@@ -190,7 +190,7 @@ def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
 
 
 def release_checkpoints(run: RunFolder, plan: Plan) -> None:
-    """Removes the claimed folder of a run that does not begin, if nothing is in it."""
+    """Remove the claimed folder of a run that does not begin, if nothing is in it."""
     folder = run.checkpoints_of(plan)
     if plan.checkpoint_dir is not None and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -204,7 +204,7 @@ def probe(folder: Path) -> None:
 
 
 def probe_file(path: Path) -> None:
-    """Writes a small file, to the disk. Raises OSError, and leaves nothing then."""
+    """Write a small file, to the disk. Raises OSError, and leaves nothing then."""
     try:
         with path.open("wb") as stream:
             stream.write(bytes(PROBE_BYTES))

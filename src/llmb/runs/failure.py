@@ -200,12 +200,12 @@ def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
 
 
 def parse_ranks(text: str) -> set[int]:
-    """Parses the output of ``ranks_text`` without a limit."""
+    """Parse the output of ``ranks_text`` without a limit."""
     return set(numbers_of(parse_ranges(text.replace(", ", ",")))) if text else set()
 
 
 def parse_heartbeats(raw: Mapping[int, tuple[bytes | None, float]]) -> list[RankStatus]:
-    """Parses the heartbeats of ranks, each with the seconds since it changed."""
+    """Parse the heartbeats of ranks, each with the seconds since it changed."""
     return [
         RankStatus(rank, Beat.model_validate_json(text) if text else None, silent_s)
         for rank, (text, silent_s) in sorted(raw.items())

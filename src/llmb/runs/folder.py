@@ -228,7 +228,7 @@ def check_regular(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict") -> None:
-    """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part.
+    """Replace ``path`` at once: whoever reads sees the old content or the new, never a part.
 
     A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
     is replaced keeps its permissions, so that its last writer locks no other user out. ``errors`` are as in
@@ -275,7 +275,7 @@ BEFORE = ".before"
 
 
 def write_newest(path: Path, text: str) -> None:
-    """Keeps the file that was there as the one before, and no other. Raises NotWritable."""
+    """Keep the file that was there as the one before, and no other. Raises NotWritable."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -297,7 +297,7 @@ def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> P
 
 
 def link_latest(install: Path, folder: RunFolder) -> None:
-    """Replaces the link at once. A file that is not a link stays; where no link can be written, there is none."""
+    """Replace the link at once. A file that is not a link stays; where no link can be written, there is none."""
     link = install / LATEST
     if os.path.lexists(link) and not link.is_symlink():
         return

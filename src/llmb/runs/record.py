@@ -327,7 +327,7 @@ def read_job_end(folder: RunFolder) -> JobEnd | None:
 
 
 def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageError:
-    """Says why the record of ``folder`` cannot be read."""
+    """Return the error for an unreadable record of ``folder``."""
     why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
     do = None
     with suppress(OSError):
@@ -350,7 +350,7 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRecord:
-    """Prepares the run for its next start by ``job``, and writes the record that the workers will read.
+    """Prepare the run for its next start by ``job``, and write the record that the workers will read.
 
     Raises InfrastructureError if the run has no retries left, OSError if nothing can be written.
     """
@@ -416,7 +416,7 @@ def attempt_line(attempt: Attempt) -> str:
 
 
 def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
-    """Copies the steps of attempt ``number`` to their own file, and keeps those that the next one does not repeat."""
+    """Copy the steps of attempt ``number`` to their own file, and keep those that the next one does not repeat."""
     if not folder.steps.exists():
         return
     path = folder.steps_of_attempt(number)

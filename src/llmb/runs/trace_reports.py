@@ -122,7 +122,7 @@ def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
 
 
 def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
-    """Writes the breakdown of a step, if there is one, to the run folder. Raises OSError if that fails."""
+    """Write the breakdown of a step, if there is one, to the run folder. Raises OSError if that fails."""
     if profile and profile.breakdown:
         write_atomically(folder.breakdown, json.dumps(asdict(profile.breakdown), indent=2) + "\n")
 
@@ -274,7 +274,7 @@ def _texts(paths: Sequence[Path]) -> Iterator[bytes]:
 
 
 def _export(report: Path) -> str | None:
-    """Exports a report of Nsight Systems for its breakdown; the reason if it could not, else None."""
+    """Export a report of Nsight Systems for its breakdown; the reason if it could not, else None."""
     target = report.with_suffix(SQLITE_END)
     command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
     output = ask_program(command, EXPORT_LIMIT_S, cwd=None)

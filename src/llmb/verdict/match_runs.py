@@ -60,7 +60,7 @@ class Varied:
         return any(fnmatchcase(key, pattern) for pattern in self.patterns)
 
     def place(self, configuration: dict[str, Value]) -> tuple[object, ...]:
-        """Sorts the groups of one selection, the one that the others are compared with first."""
+        """Sort the groups of one selection, the one that the others are compared with first."""
         keys = sorted((key for key in configuration if key in self), key=lambda key: (key != self.first, key))
         return tuple(_place(configuration[key], self.order) for key in keys)
 

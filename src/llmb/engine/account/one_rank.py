@@ -92,7 +92,7 @@ class LiveBytes:
         self._grow(owner, size)
 
     def give(self, tensor: Tensor, owner: str) -> None:
-        """Changes the owner of a storage, if it is known."""
+        """Change the owner of a storage, if it is known."""
         entry = self._known.get(tensor.untyped_storage()._cdata)
         if entry is not None and entry.owner != owner:
             self._grow(entry.owner, -entry.bytes)
@@ -100,7 +100,7 @@ class LiveBytes:
             self._grow(owner, entry.bytes)
 
     def resize(self, storage: torch.UntypedStorage) -> bool:
-        """Follows a storage that may have been resized, which dispatches nothing: FSDP frees and allocates so."""
+        """Follow a storage that may have been resized, which dispatches nothing: FSDP frees and allocates so."""
         entry = self._known.get(storage._cdata)
         if entry is None or entry.bytes == storage.nbytes():
             return False
@@ -109,7 +109,7 @@ class LiveBytes:
         return True
 
     def note_peak(self, more: Mapping[str, int] | None = None) -> None:
-        """Keeps the present use if it is the most so far; ``more`` is in use beside the storages."""
+        """Keep the present use if it is the most so far; ``more`` is in use beside the storages."""
         total = self.total + sum((more or {}).values())
         if total > self.peak.bytes:
             self.peak = Use(total, {owner: size for owner, size in (self.live + Counter(more)).items() if size})
@@ -170,14 +170,14 @@ class Ledger(TorchDispatchMode):
         return True
 
     def begin(self) -> None:
-        """Forgets what was counted; what is live stays known."""
+        """Forget what was counted; what is live stays known."""
         self.flops.clear()
         self.collectives.clear()
         self.started.clear()
         self.memory.forget_peak()
 
     def follow(self, stages: Sequence[nn.Module]) -> None:
-        """Learns of gathered parameters, and of gradients, when they come into being."""
+        """Notice gathered parameters, and gradients, when they are created."""
         for stage in stages:
             self._follow_parameters(stage)
             for module in stage.modules():
@@ -263,7 +263,7 @@ class Ledger(TorchDispatchMode):
         return outputs
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Inner:
-        """Counts what runs within an operator of a graph, apart from everything else."""
+        """Count what runs within an operator of a graph, apart from everything else."""
         own = Ledger(fuses=self.fuses, mode=self.mode)
         with own:
             kept = function(*arguments)
@@ -407,7 +407,7 @@ def counted(ledger: Ledger, ranks: Ranks) -> Counts:
 
 
 def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
-    """Counts one rank among as many as the plan has, none of which is there. The ledger has the last counted step.
+    """Count one rank among as many as the plan has, none of which is there. The ledger has the last counted step.
 
     Works once in a process, as ``lone_rank`` does.
     """

@@ -184,7 +184,7 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
 
 
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
-    """Writes the record of the checkpoint that all ranks wrote, and renames its folder.
+    """Write the record of the checkpoint that all ranks wrote, and rename its folder.
 
     ``checksums`` are those of the files in ``weights``, by name; ``base`` are the frozen weights of adapters. The
     content of every file is on disk before. Raises OSError, also if files of other ranks are not visible here.
@@ -286,7 +286,7 @@ class Saver:
         return self.pending is not None and not self.pending.done()
 
     def after_step(self, number: int) -> None:
-        """Saves if the plan has a checkpoint after this step; raises if an earlier save failed."""
+        """Save if the plan has a checkpoint after this step; raise if an earlier save failed."""
         if not self.busy:
             self.finish()
         if not self.plan.saves_after(number):
@@ -304,7 +304,7 @@ class Saver:
             self.pending = self.thread.submit(self._write, begun, writer, copy)
 
     def finish(self) -> None:
-        """Waits for the save in progress, if any, and logs it; raises if it failed."""
+        """Wait for the save in progress, if any, and log it; raise if it failed."""
         if self.pending:
             pending, self.pending = self.pending, None
             self._report(pending.result())

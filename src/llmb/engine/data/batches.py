@@ -62,7 +62,7 @@ def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[ra
 
 
 def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
-    """Passes micro-batches on, moved to ``device``. Each is copied to a GPU before the one before it is returned.
+    """Pass micro-batches on, moved to ``device``. Each is copied to a GPU before the one before it is returned.
 
     The copy has its own stream, so that it does not wait for work that is queued on the GPU.
     """
@@ -88,7 +88,7 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def moved(parts: Parts, device: torch.device) -> Parts:
-    """Copies all tensors of a tuple to ``device``. Does not wait for a GPU."""
+    """Copy all tensors of a tuple to ``device``. Does not wait for a GPU."""
 
     def move(part: object) -> object:
         if not isinstance(part, Tensor):
@@ -100,7 +100,7 @@ def moved(parts: Parts, device: torch.device) -> Parts:
 
 
 def _ready(batch: MicroBatch, stream: torch.cuda.Stream) -> MicroBatch:
-    """Makes the current stream wait for the copy, and the allocator keep the memory while the stream uses it."""
+    """Make the current stream wait for the copy, and the allocator keep the memory while the stream uses it."""
     current = torch.cuda.current_stream()
     current.wait_stream(stream)
     for part in tree_leaves(batch):

@@ -133,7 +133,7 @@ class PackedData:
         return shuffled(place, self.packs, f"{self.seed} {epoch}")
 
     def longest_document(self) -> int:
-        """Reads where all documents and packs begin."""
+        """Read where all documents and packs begin."""
         documents, packs = self.arrays.documents, self.arrays.packs
         filled = np.diff(documents[packs]) - np.diff(packs)
         return int(max((np.diff(documents) - 1).max(), self.seq_len - filled.min()))
@@ -169,7 +169,7 @@ class PackedData:
 
 
 def open_packed(dataset: TrainingDataset, vocab_size: int, seed: int) -> PackedData:
-    """Maps the dataset's arrays. Raises OSError or ValueError if one cannot be mapped."""
+    """Map the dataset's arrays. Raises OSError or ValueError if one cannot be mapped."""
     record = dataset.packed
     arrays = map_arrays(Path(dataset.path))
     return PackedData(arrays, record.seq_len, vocab_size, record.tokenizer.eos_id, seed)

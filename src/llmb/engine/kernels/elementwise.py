@@ -44,7 +44,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Casts [rows, columns], or each of several stacked matrices, which share the largest value."""
+    """Cast [rows, columns], or each of several stacked matrices, which share the largest value."""
     if has_kernel(values):
         from llmb.engine.kernels import fp8_cast_triton
 

@@ -94,7 +94,7 @@ def cast_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Casts ``columns`` results of a row; with "swiglu" the source has twice as many, gate and up."""
+    """Cast ``columns`` results of a row; with "swiglu" the source has twice as many, gate and up."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     source += matrix * source_matrix + top * source_row + left

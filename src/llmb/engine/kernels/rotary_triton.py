@@ -49,7 +49,7 @@ def _columns(
 def _columns_of_pairs(
     piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Rotates interleaved pairs, counted in pairs: those of the two tiles are the same."""
+    """Rotate interleaved pairs, counted in pairs: those of the two tiles are the same."""
     if piece < ROTATED:
         start, end = piece * COLUMNS, PAIRS
     else:

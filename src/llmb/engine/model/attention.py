@@ -244,7 +244,7 @@ def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
 
 
 def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
-    """Attends document by document, on a CPU. It reads the lengths, so it cannot be compiled for all steps."""
+    """Attend document by document, on a CPU. It reads the lengths, so it cannot be compiled for all steps."""
     queries, keys = segments.queries.diff().tolist(), segments.keys.diff().tolist()
     parts = zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True)
     outputs = []

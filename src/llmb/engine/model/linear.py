@@ -178,7 +178,7 @@ class GradientSum:
         return product
 
     def give(self) -> None:
-        """Makes the sum the gradient of the parameters, as views; later products begin another."""
+        """Make the sum the gradient of the parameters, as views; later products begin another."""
         if self.is_empty:
             return
         sizes = [len(local_tensor(weight)) for weight in self.parameters]
@@ -189,7 +189,7 @@ class GradientSum:
 
 @torch.library.custom_op("llmb::add_product", mutates_args=("total", "is_empty"))
 def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor) -> None:
-    """Adds ``gradient`` [rows, outputs] transposed times ``rows`` [rows, inputs] to ``total``, or sets it if empty."""
+    """Add ``gradient`` [rows, outputs] transposed times ``rows`` [rows, inputs] to ``total``, or set it if empty."""
     if is_empty:
         torch.mm(gradient.t(), rows, out=total)
         is_empty.fill_(False)
@@ -378,7 +378,7 @@ def joined_layers(stage: nn.Module) -> Iterator[Joined]:
 
 
 def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Linear]], Tensor]) -> None:
-    """Multiplies layers with the same input as one, in place, where none has hooks or a product of its own.
+    """Multiply layers with the same input as one, in place, where none has hooks or a product of its own.
 
     After all transformations, when parameters have their memory; ``adjacent`` has the local shards of the layers'
     weights as one matrix, without a copy.

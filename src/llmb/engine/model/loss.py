@@ -78,7 +78,7 @@ def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """Overwrites the logits with the gradient of ``sum(shares * (log_sums - label))``.
+    """Overwrite the logits with the gradient of ``sum(shares * (log_sums - label))``.
 
     It is share * (softmax - one-hot of the label); ``log_sums`` are those of all columns.
     """

@@ -18,7 +18,7 @@ from llmb.runs.attention_choice import AttentionBackend
 
 
 def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> None:
-    """Changes the attention of ``model`` in place; it then takes the positions that ``rank_positions`` selects."""
+    """Change the attention of ``model`` in place; it then takes the positions that ``rank_positions`` selects."""
     if mesh.size() == 1:
         return
     group = group_of(mesh)
@@ -110,7 +110,7 @@ class SpanAttention(CausalAttention):
         return torch.cat(outputs, dim=1)
 
     def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Leaves out the keys that come after all queries of a part."""
+        """Leave out the keys that come after all queries of a part."""
         parts = zip(query.chunk(len(self.ranges), 1), mask.chunk(len(self.ranges), 2), self.ranges, strict=True)
         outputs = [
             self._attend(part, key[:, : own.stop], value[:, : own.stop], of_part[..., : own.stop])

@@ -21,7 +21,7 @@ from llmb.runs.plan import EnginePlan
 def shard(
     model: Decoder, mesh: DeviceMesh, experts: DeviceMesh, policy: MixedPrecisionPolicy, *, keep_whole: bool = False
 ) -> None:
-    """Shards ``model`` in place, block by block, so that the full parameters of only one block exist at a time.
+    """Shard ``model`` in place, block by block, so that the full parameters of only one block exist at a time.
 
     Routed experts are sharded over the ranks of ``experts``, everything else over those of ``mesh``.
 
@@ -36,7 +36,7 @@ def shard(
 
 
 def prefetch_blocks(model: Decoder) -> None:
-    """Makes each block prefetch the next one's parameters before it computes.
+    """Make each block prefetch the next one's parameters before it computes.
 
     By default, the next block's parameters are gathered when the host reaches it, which is late if the host waited
     within this block, such as for the numbers of tokens sent to experts. The backward pass prefetches by default.
@@ -50,7 +50,7 @@ def prefetch_blocks(model: Decoder) -> None:
 def shard_experts(
     module: Experts, mesh: DeviceMesh, batches: int, policy: MixedPrecisionPolicy, *, keep_whole: bool
 ) -> None:
-    """Shards stacked experts by their outer features, as there may be more ranks than experts on each.
+    """Shard stacked experts by their outer features, as there may be more ranks than experts on each.
 
     Their gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from. The mean is
     therefore over ``batches``, the ranks whose losses are averaged, and not over those of ``mesh``.

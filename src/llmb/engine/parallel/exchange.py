@@ -109,7 +109,7 @@ class Bucket:
 
     @torch.no_grad()
     def begin_reduction(self) -> None:
-        """Takes the gradients of the parameters, and sums them over the ranks, without waiting for it."""
+        """Take the gradients of the parameters, and start to sum them over the ranks."""
         # All parameters, one after the other, after partial sums of tensor-parallel ranks are reduced.
         gradient = torch.empty_like(self.flat, dtype=self.peers.dtype)
         gradient[sum(self.sizes) :].zero_()
@@ -129,7 +129,7 @@ class Bucket:
 
     @torch.no_grad()
     def finish_reduction(self) -> None:
-        """Gives the parts, or the parameters, the mean of their gradients."""
+        """Give the parts, or the parameters, the mean of their gradients."""
         gradient = c10d.wait_tensor(self.reduced)
         self.reduced = None
         pieces, replicas, *_ = self.peers
@@ -144,14 +144,14 @@ class Bucket:
             part.gradient = mean
 
     def round_parts(self) -> None:
-        """Sets this rank's piece from its fp32 values."""
+        """Set this rank's piece from its fp32 values."""
         for part in self.parts or ():
             if part.weight is not None:
                 part.weight.copy_(part.values)
 
     @torch.no_grad()
     def begin_gather(self) -> None:
-        """Gathers what each rank updated, without waiting for it."""
+        """Gather what each rank updated, without waiting for it."""
         if self.peers.pieces is not None:
             name, size, _ = self.peers.pieces
             own = self._piece(self.peers.pieces)
@@ -256,7 +256,7 @@ class TrainedStage:
 
     @torch.no_grad()
     def round_masters(self) -> None:
-        """Sets the parameters from their masters, after these were written. A collective of ranks that hold them."""
+        """Set the parameters from their masters, after these were written. A collective of ranks that hold them."""
         for parameter, master in self.masters.items():
             local_tensor(parameter).copy_(local_tensor(master))
         for bucket in self.buckets:
@@ -318,7 +318,7 @@ def padded_size(elements: int, pieces: int) -> int:
 
 
 def reduce_partial_gradient(parameter: nn.Parameter) -> None:
-    """Reduces a gradient of which tensor-parallel ranks have partial sums, which FSDP does for sharded parameters."""
+    """Reduce a gradient of which tensor-parallel ranks have partial sums, which FSDP does for sharded parameters."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)

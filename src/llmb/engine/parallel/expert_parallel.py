@@ -23,7 +23,7 @@ FEATURE = {"gate_up_proj": 3, "down_proj": 1}
 
 
 def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
-    """Distributes the routed experts of ``model`` in place over the ranks of ``mesh``, with dimensions ep and etp."""
+    """Distribute the routed experts of ``model`` in place over the ranks of ``mesh``, with dimensions ep and etp."""
     if mesh.size() == 1:
         return
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:

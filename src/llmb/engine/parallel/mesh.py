@@ -67,7 +67,7 @@ class Ranks:
 
 
 def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
-    """Connects this process to the others, as configured by its environment variables."""
+    """Connect this process to the others, as configured by its environment variables."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
     connect_ranks(device, folder=folder)
     world_size = dist.get_world_size()
@@ -78,7 +78,7 @@ def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
 
 
 def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder: Path | None = None) -> None:
-    """Makes the group of all ranks; ``timeout`` of collectives, or torch's own. Rank 0 announces the ``folder``."""
+    """Make the group of all ranks; ``timeout`` of collectives, or torch's own. Rank 0 announces the ``folder``."""
     on_gpu = device.type == "cuda"
     store = host_store()
     if folder and os.environ["RANK"] == "0":
@@ -167,7 +167,7 @@ def as_one(mesh: DeviceMesh, *names: str) -> DeviceMesh:
 
 
 def with_replicas(mesh: DeviceMesh, replicas: int) -> DeviceMesh:
-    """Splits a mesh into ``replicas`` groups of consecutive ranks, each of which shards one replica."""
+    """Split a mesh into ``replicas`` groups of consecutive ranks, each of which shards one replica."""
     if replicas == 1:
         return mesh
     return mesh._unflatten(0, (replicas, mesh.size() // replicas), ("replicate", "shard"))
@@ -192,7 +192,7 @@ def of_first_rank(give: Callable[[], Value], ranks: Ranks) -> Value:
 
 
 def leave_ranks() -> None:
-    """Waits for the others, then disconnects: a process that exits early breaks collectives in progress.
+    """Wait for the others, then disconnect: a process that exits early breaks collectives in progress.
 
     All work is done by then. If disconnecting hangs, as it may with graphs that hold communicators, the process exits
     anyway.

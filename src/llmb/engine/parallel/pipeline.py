@@ -40,7 +40,7 @@ class Passes(Protocol):
     def stages(self) -> Stages: ...
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
-        """Accumulates the gradients of the mean loss. Returns this rank's loss, 0-d fp64, or None if it has none.
+        """Accumulate the gradients of the mean loss. Returns this rank's loss, 0-d fp64, or None if it has none.
 
         count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A sum divided by it
         is, on average, the mean over all labels.
@@ -87,7 +87,7 @@ class Accumulation:
 
 @torch.no_grad()
 def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
-    """Gives both copies of a tied matrix the sum of their gradients. All ranks of ``pp`` have to call it."""
+    """Give both copies of a tied matrix the sum of their gradients. All ranks of ``pp`` have to call it."""
     for stage in stages:  # of which at most one is an end of the pipeline
         embedding = stage.embed_tokens
         if not stage.model.tied_embeddings or embedding is None or not embedding.weight.requires_grad:
@@ -130,7 +130,7 @@ def lane(stage: int, ranks: int) -> int:
 
 
 def connect_lanes(layout: Layout, pp: DeviceMesh) -> Lanes:
-    """Makes the groups. A collective of all ranks."""
+    """Make the groups. A collective of all ranks."""
     apart = layout.gpus // layout.pp
     parts = tuple(tuple(range(first, layout.gpus, apart)) for first in range(apart))
     numbers = sorted({lane(stage, layout.pp) for stage in range(layout.pp * layout.vp - 1)})

@@ -60,7 +60,7 @@ def host_store() -> Store:
 
 
 def announce_folder(store: Store, folder: Path) -> None:
-    """Tells ranks that something else has started where the run is, and the variables that its plan decides."""
+    """Broadcast the run's folder, and the variables that its plan decides, to ranks that something else has started."""
     names = os.environ.get("LLMB_RANK_VARIABLES", "").split(",")
     variables = {name: os.environ[name] for name in names if name in os.environ}
     store.set(FOLDER, json.dumps({"folder": str(folder), "variables": variables}))

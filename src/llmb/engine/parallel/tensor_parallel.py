@@ -55,13 +55,13 @@ class Boundary(NamedTuple):
     sequence_parallel: bool
 
     def enter(self, hidden: Tensor) -> Tensor:
-        """Gathers the full sequence on every rank."""
+        """Gather the full sequence on every rank."""
         if self.sequence_parallel:
             return all_gather(hidden, SEQUENCE, self.group)
         return gradient_sum(hidden, self.group)
 
     def leave(self, hidden: Tensor) -> Tensor:
-        """Reduces the partial sums of all ranks, each of the full sequence."""
+        """Reduce the partial sums of all ranks, each of the full sequence."""
         if self.sequence_parallel:
             return reduce_scatter(hidden, SEQUENCE, self.group)
         return rank_sum(hidden, self.group)
@@ -103,7 +103,7 @@ class VocabularyShard(Vocabulary):
 
 
 def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Shards ``model`` in place over the ranks of ``mesh``; it then returns logits of this rank's vocabulary shard.
+    """Shard ``model`` in place over the ranks of ``mesh``; it then returns logits of this rank's vocabulary shard.
 
     A stage without an embedding takes, and a stage without a head returns, hidden states of this rank's shard of the
     sequence, or of the full sequence without ``sequence_parallel``.
@@ -155,17 +155,17 @@ def placement_of(path: str) -> Placement:
 
 
 def shard_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """Replaces the module's own parameters without communication: values are set later, or equal on all ranks."""
+    """Replace the module's own parameters without communication: values are set later, or equal on all ranks."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         cut = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
 
 
 def _enter(boundary: Boundary, _layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Runs before a layer whose first input is hidden states."""
+    """Run before a layer whose first input is hidden states."""
     return (boundary.enter(inputs[0]), *inputs[1:])
 
 
 def _leave(boundary: Boundary, _layer: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Runs after a layer whose inputs are sharded, so that each rank's output is a partial sum."""
+    """Run after a layer whose inputs are sharded, so that each rank's output is a partial sum."""
     return boundary.leave(output)

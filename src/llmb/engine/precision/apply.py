@@ -34,7 +34,7 @@ from llmb.runs.plan import EnginePlan, Plan
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    """Changes attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
+    """Change attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
 
     Cast weights are kept for a step where parameters stay gathered that long. Raises EnvironmentProblem if a GPU has no
     FP8 and emulation was not requested.
@@ -124,7 +124,7 @@ def join_casts(block: nn.Module) -> None:
 
 
 def cast_attention_again(block: nn.Module) -> None:
-    """Keeps the output of attention in bf16 alone, as attention itself does: a pipeline holds it for many micro-batches
+    """Keep the output of attention in bf16 alone, as attention itself does: a pipeline holds it for many micro-batches
     at a time. Reading it again takes some 0.05 % of a step."""
     for module in block.modules():
         if isinstance(module, Attention) and isinstance(module.o_proj, Fp8Linear):
@@ -132,7 +132,7 @@ def cast_attention_again(block: nn.Module) -> None:
 
 
 def fuse_activations(stage: nn.Module) -> None:
-    """Casts what activations compute, also of experts, without storing it before; after ``join_casts``."""
+    """Cast what activations compute, also of experts, without storing it before; after ``join_casts``."""
     for module in stage.modules():
         if isinstance(module, Experts):
             module.products = fused_fp8_products
@@ -143,7 +143,7 @@ def fuse_activations(stage: nn.Module) -> None:
 
 
 def fuse_rotation(stage: nn.Module) -> None:
-    """Casts gradients while they are rotated back, where only positions come between product and attention; after
+    """Cast gradients while they are rotated back, where only positions come between product and attention; after
     ``join_casts``."""
     for module in stage.modules():
         if type(module) is Attention and only_rotates(module):
@@ -151,7 +151,7 @@ def fuse_rotation(stage: nn.Module) -> None:
 
 
 def keep_from_forward_on(block: Block) -> None:
-    """Casts weights once for a step: before the forward pass of ``block``, and of experts before theirs."""
+    """Cast weights once for a step: before the forward pass of ``block``, and of experts before theirs."""
     block.kept = [layer for layer in caching_layers(block) if not isinstance(layer, Fp8Stack)]
     for module in block.modules():
         if isinstance(module, Experts):
@@ -232,7 +232,7 @@ def weight_amax(weights: Sequence[Tensor]) -> Tensor:
 
 
 def reduce_largest(amax: Tensor, group: dist.ProcessGroup) -> None:
-    """Reduces in place over the ranks of a group. NaN becomes infinity, because a maximum may ignore it."""
+    """Reduce in place over the ranks of a group. NaN becomes infinity, because a maximum may ignore it."""
     amax.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     dist.all_reduce(amax, dist.ReduceOp.MAX, group)
 

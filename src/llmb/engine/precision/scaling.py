@@ -182,7 +182,7 @@ class Scales:
         return largest.index_select(0, self.leaders)
 
     def use(self) -> None:
-        """Sets the factors by which layers cast, and their inverses, from the scales."""
+        """Set the factors by which layers cast, and their inverses, from the scales."""
         self.factors[:, :, 0, 0] = self.scale
         torch.reciprocal(self.scale, out=self.factors[:, :, 1, 0])
 
@@ -191,13 +191,13 @@ class Scales:
         return Factors.of([each[which, part] for which in (INPUT, WEIGHT, GRADIENT) for part in (0, 1)])
 
     def freeze_weights(self, amax: Tensor) -> None:
-        """Sets the scales of weights for good: every earlier step, if there were any, would have the same ``amax``."""
+        """Set the scales of weights for good: every earlier step, if there were any, would have the same ``amax``."""
         self.frozen_weights = amax = self.of_all(amax)
         self.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
         self.history[:, WEIGHT] = amax.unsqueeze(-1)
 
     def set_weights(self, amax: Tensor) -> None:
-        """Sets the scales of weights for one step, from their largest values in all ranks."""
+        """Set the scales of weights for one step, from their largest values in all ranks."""
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
@@ -260,7 +260,7 @@ class Fp8Matrix(nn.Module):
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Casts the weight, which must be gathered, once for many products."""
+        """Cast the weight, which must be gathered, once for many products."""
         if self.kept is None:
             self.kept = self.cast_weight(self.matrix())
 

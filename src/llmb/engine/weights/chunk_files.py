@@ -118,7 +118,7 @@ PARENT_GONE = 1
 def write_in_processes(
     write: Callable[[WeightFile], FinishedFile], files: Sequence[WeightFile], processes: int
 ) -> Iterator[FinishedFile]:
-    """Writes ``files``, each as it is finished.
+    """Write ``files``, each as it is finished.
 
     Raises the first error of a process once the others have finished the files that they are writing, and RunFailed if
     a process was killed.
@@ -161,7 +161,7 @@ class ChunkSource(Protocol):
 
 
 def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Writes ``weights`` of the job's folder, but for files that an earlier attempt finished.
+    """Write ``weights`` of the job's folder, but for files that an earlier attempt finished.
 
     Raises UsageError if the source is rejected, EnvironmentProblem if the disk has no space for it.
     """
@@ -203,7 +203,7 @@ class FileWriter:
     source: ChunkSource
 
     def __call__(self, file: WeightFile) -> FinishedFile:
-        """Returns when the file is on disk. Raises UsageError if the source is rejected, OSError."""
+        """Return when the file is on disk. Raises UsageError if the source is rejected, OSError."""
         path, places = self.folder / file.name, []
         path.unlink(missing_ok=True)  # a process of a killed import may still be writing it
         with ChecksumWriter(path) as stream:

@@ -59,7 +59,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
-    """Writes weights, index and configuration to the job's folder, the tensors of one file in memory at a time.
+    """Write weights, index and configuration to the job's folder, the tensors of one file in memory at a time.
 
     Raises UsageError if the checkpoint does not match its model.
     """
@@ -191,7 +191,7 @@ def stored_parts(name: str, tensor: Tensor, form: WeightsFormat) -> Iterator[tup
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Returns when the file is on disk. Raises EnvironmentProblem if it cannot be written."""
+    """Return when the file is on disk. Raises EnvironmentProblem if it cannot be written."""
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
         path.chmod(0o644)  # safetensors restricts it to its owner
@@ -202,7 +202,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def export_adapters(job: AdapterExportJob) -> None:
-    """Writes ``adapter_config.json`` and the safetensors file that peft reads to the job's folder."""
+    """Write ``adapter_config.json`` and the safetensors file that peft reads to the job's folder."""
     folder, shapes = Path(job.folder), parameter_shapes(job.model)
     adapters = read_adapters(Path(job.checkpoint), shapes, job.lora)
     if spoiled := next((layer for layer, part in adapters.items() if any(map(not_finite, part))), None):
@@ -220,7 +220,7 @@ def export_adapters(job: AdapterExportJob) -> None:
 
 
 def import_adapters(job: AdapterImportJob) -> ImportedWeights:
-    """Writes the checkpoint's ``weights`` from peft's file; the targets follow from the layers that it holds.
+    """Write the checkpoint's ``weights`` from peft's file; the targets follow from the layers that it holds.
 
     Raises UsageError if it does not hold adapters of rank ``job.rank`` for one kind of targets in all blocks.
     """

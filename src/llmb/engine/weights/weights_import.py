@@ -73,7 +73,7 @@ def not_finite(values: Tensor) -> bool:
 
 
 def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
-    """Reads the headers. Raises UsageError if a file is not a safetensors file, or is incomplete."""
+    """Read the headers. Raises UsageError if a file is not a safetensors file, or is incomplete."""
     stored: dict[str, StoredTensor] = {}
     for file in names:
         for name, tensor in _read_header(folder, file).items():
@@ -349,7 +349,7 @@ class HuggingFaceParameters:
 
 
 def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Writes the checkpoint's ``weights``, each process with one chunk in memory at a time.
+    """Write the checkpoint's ``weights``, each process with one chunk in memory at a time.
 
     Raises UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
     value is not finite.

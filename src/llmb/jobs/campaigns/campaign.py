@@ -140,7 +140,7 @@ def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
 
 
 def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Campaign:
-    """Writes ``campaign``, unless another client has just started, or queued, the same campaign: then returns that one.
+    """Write ``campaign``, unless another client has just started, or queued, the same campaign: then return that one.
 
     Whether it was queued earlier is checked before: see ``find_queued``.
     """

@@ -200,7 +200,7 @@ class Draft:
             self.fields[declared.field] = convert(declared, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """Sets a key from text; values of a list are separated by commas."""
+        """Set a key from text; values of a list are separated by commas."""
         option = None if key.startswith(ENVIRONMENT) else self._option(key)
         listed = option is not None and (option.listed or option.swept)
         values = tuple(part for part in text.split(",") if part) if listed else (text,)

@@ -43,7 +43,7 @@ def is_local(context: CampaignContext) -> bool:
 
 
 def campaign_here(context: CampaignContext, requested: RequestedJobs) -> CampaignHere:
-    """Plans every job for this machine. Runs without a label get one of the campaign, by which they are resumed.
+    """Plan every job for this machine. Runs without a label get one of the campaign, by which they are resumed.
 
     Raises UsageError with all problems.
     """

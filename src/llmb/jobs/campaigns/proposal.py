@@ -144,7 +144,7 @@ def from_command_line(
 
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
-    """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all problems."""
+    """Plan every job, and look for an unfinished campaign like it. Raises UsageError with all problems."""
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
@@ -214,7 +214,7 @@ def job_request(site: Site, values: Mapping[str, Any], environ: Mapping[str, str
 
 
 def converted(texts: Mapping[str, Values]) -> dict[str, Any]:
-    """Converts the values of options from text. Raises UsageError with all problems."""
+    """Convert the values of options from text. Raises UsageError with all problems."""
     readings, problems = {}, list[str]()
     for name, values in texts.items():
         try:
@@ -294,7 +294,7 @@ class SubmissionOutcome:
 def queue(
     context: CampaignContext, proposal: Proposal, say: Say, on_job: OnJob, *, start_new: bool
 ) -> SubmissionOutcome:
-    """Queues the remaining jobs of a proposal. A rejected job is left for the next call, and the others are submitted.
+    """Queue the remaining jobs of a proposal. A rejected job is left for the next call, and the others are submitted.
 
     Raises EnvironmentProblem if files cannot be written or another client is submitting, InfrastructureError if the
     scheduler does not answer, UserInterrupt if it is interrupted; the same call then resumes.

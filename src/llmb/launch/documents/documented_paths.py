@@ -29,7 +29,7 @@ NO_ACCOUNT = "default"
 
 
 def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
-    """Adds NCCL's logs of all ranks to the log of a traced run if its document has them there."""
+    """Add NCCL's logs of all ranks to the log of a traced run if its document has them there."""
     document = plan.recipe.document
     if not plan.nccl_trace or document is None or not document.nccl_trace_in_log:
         return
@@ -43,7 +43,7 @@ def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
 
 
 def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> None:
-    """Links the files of a run that began under the names of its document. One that cannot be made ends no run."""
+    """Link the files of a run that began under the names of its document. One that cannot be made ends no run."""
     if spec.documented_root and record.attempts:
         # As NeMo-Run names it, of which the suite's parser shows what is between the account and the task's number.
         account, job_id = spec.flags.get("account") or NO_ACCOUNT, record.attempts[0].job.job_id
@@ -55,7 +55,7 @@ def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> N
 
 
 def _link_missing(root: Path, folder: RunFolder, plan: Plan, log: str) -> None:
-    """Makes the links below ``root`` that do not exist yet; nothing for a document whose folders are llmb's own.
+    """Make the links below ``root`` that do not exist yet; nothing for a document whose folders are llmb's own.
 
     Raises OSError.
     """

@@ -193,7 +193,7 @@ def read_preparation_variables(
     options: Mapping[str, Option],
     explicit: Collection[str] = (),
 ) -> Reading:
-    """Reads the variables of a preparation. A variable that applies to runs alone is noted, and not checked."""
+    """Read the variables of a preparation. A variable that applies to runs alone is noted, and not checked."""
     prep = [item.model_copy(update={"uses": (item.prepares,), "excludes": ()}) for item in variables if item.prepares]
     reading = read_variables(prep, environ, workload, options, explicit)
     others = [item.name for item in variables if not item.prepares and not item.quiet and environ.get(item.name)]
@@ -213,7 +213,7 @@ class _Readings:
         """Values by variable, of those that set something."""
 
     def add(self, variable: LaunchVariable, use: VariableUse, text: str) -> str | None:
-        """Stores the value; returns the problem with it, if any."""
+        """Store the value; return the problem with it, if any."""
         if use.refused:
             return f"{variable.name} is not supported: {use.refused}"
         if use.ignored:
@@ -251,7 +251,7 @@ def _read(variable: LaunchVariable, use: VariableUse, text: str, options: Mappin
 
 
 def _exclusions(variables: Iterable[LaunchVariable], honored: Mapping[str, Value]) -> Iterator[str]:
-    """Considers flags that are set; a false one excludes nothing."""
+    """Consider flags that are set; a false one excludes nothing."""
     for variable in variables:
         for other in variable.excludes:
             if honored.get(variable.name) and honored.get(other):
@@ -287,7 +287,7 @@ def _is_near(name: str, valid: str) -> bool:
 
 
 def _letters(name: str) -> str:
-    """Ignores case and underscores, which are often misspelled."""
+    """Ignore case and underscores, which are often misspelled."""
     return name.replace("_", "").upper()
 
 

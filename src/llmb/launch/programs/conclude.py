@@ -29,7 +29,7 @@ NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
 
 
 def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | None = None) -> Result:
-    """Ends the record of a run: concludes it, adds what NCCL said of its network, judges it, and links its files.
+    """Finish the record of a run: conclude it, add NCCL's report of its network, judge it, and link its files.
 
     The record has the result before it is judged. ``spec`` is that of a job whose document may have other names for its
     files; None makes no links. Raises OSError as ``conclude_run``.
@@ -81,7 +81,7 @@ def judge_run(record: RunRecord) -> RunRecord:
 
 
 def remove_merged_files(folder: RunFolder, result: Result) -> None:
-    """Removes what the record has now; the breakdown of a step also has a file of its own."""
+    """Remove files that the record replaces; the breakdown of a step also has a file of its own."""
     with suppress(OSError):
         write_breakdown(folder, result.profile)
     for file in (folder.environment, folder.vboost, folder.stall):

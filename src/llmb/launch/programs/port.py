@@ -105,7 +105,7 @@ class Program(Protocol):
         """Progress from the files of a run, whether it has ended or not."""
 
     def new_steps(self, folder: RunFolder) -> NewSteps:
-        """Follows the steps of a run that is still running."""
+        """Follow the steps of a run that is still running."""
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
         """The result from the files of a run that ended. Raises OSError."""

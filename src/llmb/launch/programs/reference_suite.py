@@ -461,7 +461,7 @@ def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
 
 
 def bring_log(folder: RunFolder) -> None:
-    """Links the newest log of the run's job into its folder, and the output of its batch script; nothing before.
+    """Link the newest log of the run's job into its folder, and the output of its batch script; nothing before.
 
     A log that its job has replaced by a newer one, at a restart, is followed there.
     """

@@ -32,7 +32,7 @@ NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb 
 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
-    """Writes the value that ``text`` is in YAML, or the text itself, and returns it as it is written.
+    """Write the value that ``text`` is in YAML, or the text itself, and return it as it is written.
 
     Raises UsageError for an unknown key, for a value that the schema does not allow, and for a file that has to be
     edited by hand; EnvironmentProblem where it cannot be written.
@@ -66,7 +66,7 @@ def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
 
 
 def migrate(file: SettingsFile) -> Path:
-    """Writes a file of the reference suite in llmb's form, and returns where the old one is kept.
+    """Write a file of the reference suite in llmb's form, and return where the old one is kept.
 
     At any time there is a whole file. Raises UsageError where another old one is kept already, EnvironmentProblem.
     """
@@ -162,7 +162,7 @@ def with_value(text: str, keys: Sequence[str], value: object) -> str:
 
 
 def _change(data: Any, keys: Sequence[str], value: object) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Sets or removes a value, without what is then empty above it."""
+    """Set or remove a value, and remove parents that are then empty."""
     while len(keys) > 1 and isinstance(data.get(keys[0]), dict):
         if value is REMOVED and _is_alone(data[keys[0]], keys[1:]):
             keys = keys[:1]
@@ -214,7 +214,7 @@ def _last_comment(data: Any, key: Any) -> tuple[list[Any], int]:  # noqa: ANN401
 
 
 def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Cuts off the lines that follow the line of a value: they are about what comes next."""
+    """Cut off the lines that follow the line of a value: they are about what comes next."""
     if not isinstance(data, CommentedMap):
         return ""
     slots, place = _last_comment(data, key)
@@ -229,7 +229,7 @@ def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's
 
 
 def _give_comment(data: Any, key: object, text: str) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Puts lines behind a value; without a key before the first one."""
+    """Insert lines after a value, or before the first key."""
     if not text or not data:
         return
     if key is not None:

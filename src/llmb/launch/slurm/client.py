@@ -78,7 +78,7 @@ def call(
     time_out_s: float = TIME_OUT_S,
     held: Sequence[int] = (),
 ) -> Output:
-    """Runs one of Slurm's commands.
+    """Run one of Slurm's commands.
 
     Raises EnvironmentProblem where this machine has no Slurm or none that is configured, InfrastructureError where the
     controller is down.

@@ -122,7 +122,7 @@ def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
-    """Parses ``scontrol --oneliner show node``: nodes by name."""
+    """Parse ``scontrol --oneliner show node``: nodes by name."""
     nodes = {}
     for line in text.splitlines():
         name, state = _NODE.search(line), parse_node(line)
@@ -276,7 +276,7 @@ UNUSABLE = frozenset(
 
 
 def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
-    """Reads the setup of this machine's cluster. Raises EnvironmentProblem without one, InfrastructureError if its
+    """Read the setup of this machine's cluster. Raises EnvironmentProblem without one, InfrastructureError if its
     controller does not answer."""
     output = call(["scontrol", "show", "config"], time_out_s=time_out_s)
     if output.code:
@@ -304,7 +304,7 @@ def _said(command: Sequence[str], time_out_s: float) -> str:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Parses ``scontrol show config``; unset ones are left out."""
+    """Parse ``scontrol show config``; unset ones are left out."""
     return {name: value for name, value in _SETTING.findall(text) if value not in _NONE}
 
 
@@ -326,7 +326,7 @@ def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
 
 
 def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
-    """Parses ``srun --mpi=list``; llmb starts its processes without any of them."""
+    """Parse ``srun --mpi=list``; llmb starts its processes without any of them."""
     lines = (line.removeprefix("srun:").strip() for line in listed.splitlines())
     names = [line for line in lines if re.fullmatch(r"\w+", line)]
     versions = re.findall(r"pmix_v\d+", listed)
@@ -338,7 +338,7 @@ def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
 
 
 def container_trait(usage: str) -> dict[Trait, Plugin]:
-    """Parses ``srun --help``, which lists the options of Pyxis where it is loaded."""
+    """Parse ``srun --help``, which lists the options of Pyxis where it is loaded."""
     if not usage.strip():
         return {}
     has = PYXIS in usage
@@ -346,7 +346,7 @@ def container_trait(usage: str) -> dict[Trait, Plugin]:
 
 
 def parse_node(line: str) -> NodeState | None:
-    """Parses ``scontrol --oneliner show node``; None if it shows none."""
+    """Parse ``scontrol --oneliner show node``; None if it shows none."""
     fields = dict(_FIELD.findall(line.strip()))
     state = fields.get("State")
     if not state:

@@ -336,7 +336,7 @@ def tasks_of(spec: JobSpec) -> int:
 
 
 def single_step(spec: JobSpec, words: Sequence[Word]) -> tuple[ShellWord, ...]:
-    """Runs a command once, on the node of the batch script."""
+    """Run a command once, on the node of the batch script."""
     container = spec.container if spec.control_in_container else ContainerSettings()
     python = interpreter(container)
     command = (*inside(container, gpu=False), *(shell_word(word, python) for word in words))

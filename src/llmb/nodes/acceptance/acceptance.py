@@ -249,7 +249,7 @@ def _check_machine(
 
 
 def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, findings: Findings) -> list[str]:
-    """Checks the nodes, measures the fit ones alone, then in pairs. Returns those that are fit by then."""
+    """Check the nodes, measure the fit ones alone, then in pairs. Returns those that are fit by then."""
     fit = list(place.nodes)
 
     def leave_out(names: Sequence[str]) -> None:
@@ -279,7 +279,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queues a measurement on ``nodes``, waits for it, and reads what it has written; None if it wrote nothing."""
+    """Queue a measurement on ``nodes``, wait for it, and read what it has written; None if it wrote nothing."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -316,7 +316,7 @@ class RecipeRuns:
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Trains in rounds until the verdict is settled, and enough repeats are made, or the time is up."""
+        """Train in rounds until the verdict is settled, and enough repeats are made, or the time is up."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:

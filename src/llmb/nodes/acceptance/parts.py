@@ -147,7 +147,7 @@ class PartsFolder:
         )
 
     def _relay(self, process: Process) -> dict[str, Any] | None:
-        """Passes messages on, and returns the error, which is the last of them."""
+        """Pass messages on, and return the error, which is the last of them."""
         error = None
         assert process.stderr is not None
         with process.stderr as lines:

@@ -130,7 +130,7 @@ def _end_in(folder: RunFolder, what: str, how: str) -> BenchEnd:
 
 
 def run_here(order: TaskOrder, environ: Mapping[str, str]) -> BenchEnd:
-    """Measures on the nodes of the scheduler's job that this process runs in.
+    """Measure on the nodes of the scheduler's job that this process runs in.
 
     Raises RunFailed if nothing was measured, UserInterrupt, UsageError and EnvironmentProblem.
     """

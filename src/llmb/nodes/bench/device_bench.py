@@ -241,7 +241,7 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
 
 
 def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> Iterator[TimedCase]:
-    """Copies within the device's memory; the largest is sustained too."""
+    """Copy within the device's memory; the largest is sustained too."""
     sizes = sorted(sizes or COPY_BYTES[device])
     for size in sizes:
         work = CopyCase(size_bytes=size)

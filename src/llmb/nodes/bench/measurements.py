@@ -192,7 +192,7 @@ def read_measurements(install: Path, node: str | None = None) -> list[Measuremen
 
 
 def measurements_at(path: Path) -> list[MeasurementFile]:
-    """Reads a kept file, what ``--json`` printed, or all in a node's folder, the oldest first; empty if there is none.
+    """Read a kept file, what ``--json`` printed, or all in a node's folder, the oldest first; empty if there is none.
     Raises UsageError as above."""
     if path.is_file() and not _KEPT.fullmatch(path.name):
         # Empty if the file is of another kind.

@@ -356,7 +356,7 @@ def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
 
 
 def _blame(readings: Readings, state: Suspicion) -> None:
-    """Convicts the node with the largest share of bad pairs, leaves its pairs out, and so on."""
+    """Repeatedly mark the node with the largest share of bad pairs as bad, and drop its pairs."""
     remaining = [pair for pair in state.pairs if not pair.has(state.slow)]
     while (worst := _worst(remaining, state.bad)) is not None:
         remaining = [pair for pair in remaining if not pair.has((worst,))]

@@ -84,7 +84,7 @@ class NodesCheck:
         return Problem("fail", f"{self.scheduler.title} schedules no jobs on it: {state.problem}", "state")
 
     def run(self) -> bool:
-        """Submits a job per usable node and waits for all; False if it was interrupted.
+        """Submit a job per usable node and wait for all; False if it was interrupted.
 
         Raises UsageError if no job is accepted. What is not reported by the end is cancelled.
         """
@@ -166,7 +166,7 @@ class NodesCheck:
                 self._report(node, Problem("fail", f"its report cannot be read: {error.strerror}"))
 
     def _judge(self, waited_s: float) -> list[str]:
-        """Settles jobs that will bring no report; returns the nodes whose jobs are queued."""
+        """Settle jobs that will not report; return the nodes whose jobs are queued."""
         open_jobs = {self.jobs[node].key: node for node in self._open()}
         answers = self.scheduler.states([self.jobs[node] for node in open_jobs.values()], ASK_S)
         states = {open_jobs[key]: state for key, state in answers.states.items()}
@@ -215,7 +215,7 @@ class NodesCheck:
         self._cancel(list(lost))
 
     def _give_up(self, why: str) -> None:
-        """Keeps what has been reported, and cancels the rest."""
+        """Keep the reports so far, and cancel the rest."""
         with contextlib.suppress(KeyboardInterrupt):
             self._collect()
             self._cancel(self._open())

@@ -138,7 +138,7 @@ def write_result(folder: CheckFolder, result: NodesResult) -> None:
 
 
 def discard(folder: CheckFolder) -> None:
-    """Removes a check that asked no node."""
+    """Remove the folder of a check that reached no node."""
     shutil.rmtree(folder.path, ignore_errors=True)
 
 

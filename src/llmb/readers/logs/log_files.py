@@ -98,7 +98,7 @@ def find_logs(root: Path) -> LogFiles:
 
 
 def find_all_logs(roots: Sequence[Path]) -> LogFiles:
-    """Finds the logs below several folders, each file once. Raises UsageError if one of them has none."""
+    """Find the logs below several folders, each file once. Raises UsageError if one of them has none."""
     roots_files = [find_logs(root) for root in roots]
     if len(roots_files) == 1:
         return roots_files[0]

@@ -39,7 +39,7 @@ class PrintedWork:
     """The number of steps by tokens, without padding."""
 
     def note(self, line: StepLine) -> None:
-        """Takes a line of the window; they come in order."""
+        """Take a line of the window; they come in order."""
         if line.tokens is not None:
             self.tokens[line.tokens] += 1
         self.change = self.change or _ramp(line) or self._other_batch(line) or self._other_work(line)
@@ -60,7 +60,7 @@ class PrintedWork:
         return f"the global batch size changes {before}to {gbs:g} in step {line.step} of the window"
 
     def _consumed(self, line: StepLine) -> float | None:
-        """Samples a step since the line before."""
+        """Samples per step since the line before."""
         before = self.before
         self.leave(line)
         if before is None or line.samples is None or line.step <= before[0]:
@@ -68,7 +68,7 @@ class PrintedWork:
         return (line.samples - before[1]) / (line.step - before[0])
 
     def leave(self, line: StepLine) -> None:
-        """Takes a line, in the window or not, for the next one to be compared with."""
+        """Take a line, in the window or not, for the next one to be compared with."""
         if line.samples is not None:
             self.before = line.step, line.samples
 

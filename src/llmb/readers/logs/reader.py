@@ -222,7 +222,7 @@ class RunLog:
 def read_log(
     stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES, path: Path | None = None, documented: str | None = None
 ) -> RunLog:
-    """Reads ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps that are kept.
+    """Read ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps that are kept.
 
     If the declared last step changes midway, or is not declared, the window moves, perhaps to earlier steps, and the
     log is read again. The name of the experiment is taken from ``path``; ``documented`` is the window that the source
@@ -272,7 +272,7 @@ class _Pass:
         self.attempt.add_lines(steps)
 
     def _begin(self) -> None:
-        """Tells the attempt what came before its first step."""
+        """Pass the lines before the first step to the attempt."""
         if not self.attempt.number and self.finder.format:
             self.attempt.continued = self.finder.resumed
             self.attempt.first_number = self.finder.format.first_number

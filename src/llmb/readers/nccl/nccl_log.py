@@ -302,7 +302,7 @@ def _coarse(call: Call) -> Call:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """Reads all of ``paths`` together, each the log of one or more ranks. Empty if no line is NCCL's.
+    """Read all of ``paths`` together, each the log of one or more ranks. Empty if no line is NCCL's.
 
     Raises UsageError if a file cannot be read.
     """
@@ -413,7 +413,7 @@ class _Reader:
                 raise _TooMany
 
     def _call(self, key: tuple[bytes, ...]) -> Call | None:
-        """Parses the line of a call; None if the line has another form."""
+        """Parse the line of a call; None if the line has another form."""
         process, device, operation, tail = key
         fields = _FIELDS.fullmatch(tail)
         if not fields:

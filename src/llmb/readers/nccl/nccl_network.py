@@ -121,7 +121,7 @@ class NetworkFacts:
 
 
 def parse_lines(text: bytes, facts: NetworkFacts) -> None:
-    """Adds what whole lines of a log tell; those of others than NCCL tell nothing."""
+    """Add the facts in complete lines of a log; only NCCL's lines have any."""
     if b"NCCL " not in text:
         return
     facts.versions.update(version.decode() for version in _VERSION.findall(text))

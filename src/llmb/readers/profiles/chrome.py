@@ -227,7 +227,7 @@ class _Collected:
                     self.device_updates[name[:LONGEST_NAME]].append(end)
 
     def _launch(self, event: dict[str, Any], start: int | None) -> None:
-        """Takes a kernel if ``start`` is None, else a call of the runtime."""
+        """Take a kernel if ``start`` is None, else a call of the runtime."""
         args = event.get("args")
         correlation = args.get("correlation") if isinstance(args, dict) else None
         if type(correlation) is not int:
@@ -273,7 +273,7 @@ def _nanoseconds(microseconds: object) -> int | None:
 
 
 def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
-    """Reads one trace. CPU operators count only if the trace has no GPU kernels.
+    """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
     Raises UsageError if the file is not a trace, or of an unknown device alone. A trace without steps gives a timeline
     without steps; if ``unmarked``, one with what can be taken for steps.

@@ -47,7 +47,7 @@ class _Process:
     without_time: int = 0
 
     def add_end(self, launched: int, end: int) -> None:
-        """Notes when the GPU finished what the host had launched at a time."""
+        """Note when the GPU finished what the host had launched at a time."""
         place = bisect_right(self.starts, launched, key=lambda start: start[0]) - 1
         number = self.starts[place][1] if place >= 0 else None
         if number is not None and launched < self.host[number][1]:

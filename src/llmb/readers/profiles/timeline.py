@@ -203,7 +203,7 @@ def _some(steps: Sequence[str]) -> str:
 
 
 def leaves(thread: Recorder) -> Recorder:
-    """Flattens the nested operators of one thread, so that no instant counts twice.
+    """Flatten the nested operators of one thread, so that no instant counts twice.
 
     An instant belongs to the outermost operator that has a class: attention includes its matrix products. If there is
     none, it belongs to the innermost: ``aten::linear``, which has no class, leaves its time to ``aten::mm``.

@@ -170,7 +170,7 @@ def _memory(root: Path) -> Counters:
 
 
 def _cgroup(root: Path) -> Counters:
-    """Kills in the job's control group, by either version of them; a job of Slurm has one of its own."""
+    """Return the kills in the job's control group, v1 or v2; a job of Slurm has one of its own."""
     groups = list(cgroup_folders(root, "memory"))
     if not groups:
         raise FileNotFoundError("proc/self/cgroup")

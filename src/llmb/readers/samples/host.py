@@ -197,7 +197,7 @@ class NodeProcesses:
         """The time of boot, in Unix time."""
 
     def look(self) -> None:
-        """Reads all processes. Of those that end meanwhile nothing is known."""
+        """Read all processes. Of those that end meanwhile nothing is known."""
         self.stats = {stat.key[0]: stat for stat in _stats(self.root)}
         words = self.words
         self.words = {stat.key: words.get(stat.key) or _words(self.root, pid) for pid, stat in self.stats.items()}

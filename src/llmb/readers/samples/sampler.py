@@ -95,7 +95,7 @@ def keep_settings(file: Path) -> None:
 
 
 def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
-    """Appends to ``file`` until ``pipe`` ends, or the worker is gone. Raises OSError if nothing can be written."""
+    """Append to ``file`` until ``pipe`` ends, or the worker is gone. Raises OSError if nothing can be written."""
     file.parent.mkdir(exist_ok=True)
     output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     # What an earlier sampler was writing when it was killed stays on a line of its own.
@@ -124,7 +124,7 @@ class Sampler:
         self.process = process
 
     def end(self) -> None:
-        """Waits for the last sample."""
+        """Wait for the last sample."""
         assert self.process.stdin is not None
         with suppress(OSError):  # it has ended already
             self.process.stdin.write(b"\n")  # a process that was forked meanwhile may hold the pipe open

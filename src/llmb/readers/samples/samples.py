@@ -84,7 +84,7 @@ def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | Non
 
 
 def discard_settings(folder: Path) -> None:
-    """Removes what the record has, or is of an earlier start on other nodes."""
+    """Remove what the record has, or is of an earlier start on other nodes."""
     for file in folder.glob(f"*{FILE_ENDING}"):
         with suppress(OSError):
             file.unlink()

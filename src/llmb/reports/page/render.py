@@ -152,7 +152,7 @@ def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]
 
 
 def _any_of(texts: Iterable[str], *, before: str) -> re.Pattern[str]:
-    """Finds any of the texts where a word ends, the longest first; before it is what ``before`` matches."""
+    """Return a pattern for any of the texts at the end of a word, the longest first, after ``before``."""
     ordered = sorted(texts, key=len, reverse=True)
     return re.compile(rf"{before}(?:{'|'.join(map(re.escape, ordered))})(?![\w-])" if ordered else r"(?!)")
 

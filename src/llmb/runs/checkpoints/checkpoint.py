@@ -51,7 +51,7 @@ class Description:
 
 
 def describe_folder(path: Path) -> Description:
-    """Describes ``path``, and lists the checkpoints of llmb, in or above it."""
+    """Describe ``path``, and list the checkpoints of llmb, in or above it."""
     if not path.is_dir():
         return Description("it is a file")
     if (path.parent / RECORD).is_file():

@@ -88,7 +88,7 @@ def check_free(target: Path) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Flushes the content of a file, or the names in a folder, to disk."""
+    """Flush the content of a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -119,7 +119,7 @@ class ChecksumWriter(io.BufferedWriter):
 
 
 def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
-    """Reads the whole file; ``on_block`` is called for every 4 MiB. Raises OSError."""
+    """Read the whole file; ``on_block`` is called for every 4 MiB. Raises OSError."""
     crc = 0
     with path.open("rb", buffering=0) as stream:
         block = bytearray(BLOCK)

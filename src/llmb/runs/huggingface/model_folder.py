@@ -32,7 +32,7 @@ class WeightsFolder:
 
 
 def read_folder(path: Path) -> WeightsFolder:
-    """Reads the configuration and the index. Raises UsageError if the folder cannot be imported."""
+    """Read the configuration and the index. Raises UsageError if the folder cannot be imported."""
     if not path.is_dir():
         problem = "it is a file" if path.exists() else "there is no such folder"
         raise UsageError(

@@ -184,7 +184,7 @@ def stored_tensors(name: str, shape: Shape, form: WeightsFormat) -> dict[str, Sh
 def match_tensors(
     parameters: Mapping[str, Shape], available: Mapping[str, StoredTensor], form: WeightsFormat, *, tied: bool = False
 ) -> Match:
-    """Finds every parameter, given with its shape, among the stored tensors. None may be missing or unknown.
+    """Find every parameter, given with its shape, among the stored tensors. None may be missing or unknown.
 
     ``tied``: a head that is stored beside the embedding is not a parameter.
     """

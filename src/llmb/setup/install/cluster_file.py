@@ -53,7 +53,7 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Writes them so that only their user can read them. Raises EnvironmentProblem."""
+    """Write them so that only their user can read them. Raises EnvironmentProblem."""
     put_file(path, ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True), mode=0o600)
 
 
@@ -214,7 +214,7 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 
 
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
-    """Writes the file, or completes one that it did not write; returns what was done, in words.
+    """Write the file, or complete one that it did not write; return a description of the change.
 
     Raises UsageError if such a file says something else; with ``keep`` it is left as it is.
     """

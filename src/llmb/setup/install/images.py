@@ -98,7 +98,7 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Keeps an image that has its name. Raises UsageError, EnvironmentProblem and UserInterrupt."""
+    """Keep an existing image of this name. Raises UsageError, EnvironmentProblem and UserInterrupt."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()
@@ -164,7 +164,7 @@ def _new_file(target: Path) -> Iterator[Path]:
 
 
 def _call(command: list[str], say: Callable[[str], None]) -> None:
-    """Prints the command and calls it; what it prints goes to standard error."""
+    """Print the command and call it; what it prints goes to standard error."""
     say(shlex.join(command))
     try:
         with started_program(command, STDERR, STDERR) as process:

@@ -80,7 +80,7 @@ def read_state(root: Path) -> InstallState | None:
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replaces ``path`` at once. Only one installer writes below a root: what a killed one left is overwritten.
+    """Replace ``path`` at once. Only one installer writes below a root: what a killed one left is overwritten.
 
     Raises EnvironmentProblem.
     """
@@ -114,14 +114,14 @@ class Journal:
             put_file(state_path(self.root), changed.model_dump_json(indent=1, exclude_none=True) + "\n")
 
     def folder(self, path: str) -> None:
-        """Makes a folder below the root, unless it exists."""
+        """Make a folder below the root, unless it exists."""
         if not (self.root / path).is_dir():
             self._intend(InstalledItem(path=path, kind="folder"))
             with writing(self.root / path):
                 (self.root / path).mkdir(exist_ok=True)
 
     def file(self, path: str, text: str, *, mode: int = 0o644) -> None:
-        """Writes a file below the root; its folder exists."""
+        """Write a file below the root; its folder exists."""
         before = self.entry(path)
         written = before.sha256 if before else ()
         self._intend(
@@ -185,7 +185,7 @@ def locked_journal(root: Path) -> Iterator[Journal]:
 
 
 def _begin(root: Path, answers: Answers) -> None:
-    """Makes the state, and what is missing of the folders that hold it: they appear with it, by a rename.
+    """Make the state, and what is missing of the folders that hold it: they appear with it, by a rename.
 
     Several may do so at once: what they write is the same, and the lock is taken afterwards.
     """
@@ -217,7 +217,7 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Removes what was made, the last first. Returns the paths that are gone, and those that are kept because they are
+    """Remove what was made, the last first. Returns the paths that are gone, and those that are kept because they are
     not as they were made. Raises UsageError for what is not below the root."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):

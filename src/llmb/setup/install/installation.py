@@ -184,7 +184,7 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
 
 
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
-    """Removes what the journal lists; with ``results`` also results, prepared data and the history.
+    """Remove what the journal lists; with ``results`` also results, prepared data and the history.
 
     One that was killed is completed by the next call. Raises UsageError while jobs run, EnvironmentProblem.
     """
@@ -233,7 +233,7 @@ def _remove_state(root: Path, state: InstallState) -> None:
 
 
 def complete_removal(root: Path) -> bool:
-    """Removes what a removal, or the beginning of an installation, left when it was killed. True if that was all."""
+    """Remove leftovers of a killed removal, or of an installation killed at its beginning. True if that was all."""
     if state_path(root).exists():
         return False
     leftovers = [partial for target in (root, root / STATE_FOLDER) if (partial := partial_of(target)).exists()]

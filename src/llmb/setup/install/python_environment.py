@@ -192,7 +192,7 @@ def matches(answers: Answers, root: Path) -> bool:
 
 
 def make_environment(answers: Answers, journal: Journal) -> str:
-    """Makes it again from nothing; returns what it holds, in words. Raises EnvironmentProblem if a program fails."""
+    """Recreate it from scratch; return a description of its content. Raises EnvironmentProblem if a program fails."""
     record = record_of(answers)
     folder = journal.tree(FOLDER)
     for command in commands(record, folder):
@@ -252,7 +252,7 @@ def _with_extras(package: str) -> str:
 def run_visibly(
     command: Sequence[str], *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Runs a program whose output is seen beside the result; it ends with this process, whatever ends that.
+    """Run a program with visible output; it ends with this process, however that ends.
 
     Raises EnvironmentProblem if it fails.
     """

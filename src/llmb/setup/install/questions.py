@@ -352,7 +352,7 @@ class Interview:
         self.lacking: list[Lacking] = []
 
     def settle(self, question: Question) -> None:
-        """Takes the answer that is given, asked for, or assumed."""
+        """Return the explicit answer, the user's reply, or the default."""
         if not question.applies():
             return
         answer = answer_text(self.answers, question.name)

@@ -44,7 +44,7 @@ class PreparedCheckpoint:
 def prepare_checkpoint(
     catalogue: Catalogue, request: CheckpointRequest, folders: PreparedFolders, on_progress: OnProgress, on_note: OnNote
 ) -> PreparedCheckpoint:
-    """Imports the model of a fine-tuning, resumes an import that was killed, or finds the checkpoint complete.
+    """Import the model of a fine-tuning, resume an import that was killed, or accept the complete checkpoint.
 
     Raises UsageError for a source that cannot be imported, or a checkpoint that is damaged or from elsewhere, and
     EnvironmentProblem if the disk has no space.

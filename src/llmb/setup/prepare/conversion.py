@@ -93,7 +93,7 @@ def default_processes() -> int:
 
 
 def verify_saved(checkpoint: SavedCheckpoint, on_note: OnNote) -> None:
-    """Reads every file. Raises UsageError if one is damaged."""
+    """Read every file. Raises UsageError if one is damaged."""
     checksums = checkpoint.record.crc32
     began = time.monotonic()
     if damaged := list(damaged_files(checkpoint.path, checksums, threads=os.cpu_count() or 1)):
@@ -112,7 +112,7 @@ def export_checkpoint(
     verify: bool,
     merged: MergedAdapters | None = None,
 ) -> None:
-    """Writes the weights of the checkpoint at ``path`` as a Hugging Face model into the new folder ``target``.
+    """Write the weights of the checkpoint at ``path`` as a Hugging Face model into the new folder ``target``.
 
     With ``merged`` adapters, if given.
     Raises UsageError where one of them is not fit, EnvironmentProblem where there is no room.
@@ -139,7 +139,7 @@ def export_checkpoint(
 
 
 def add_context(context: Path, folder: Path) -> None:
-    """Copies the tokenizer that a checkpoint has to the exported model, and takes the tokens of its configuration."""
+    """Copy the tokenizer that a checkpoint has to the exported model, and take the tokens of its configuration."""
     copy_context(context, folder, CONTEXT_FILES[1:])
     if (context / CONFIG).is_file():
         before, config = (json.loads((place / CONFIG).read_bytes()) for place in (context, folder))
@@ -148,7 +148,7 @@ def add_context(context: Path, folder: Path) -> None:
 
 
 def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copies those of the files that exist. Raises OSError."""
+    """Copy those of the files that exist. Raises OSError."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -156,7 +156,7 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Makes a new checkpoint, of weights alone, from another program's; resumes an import that was killed.
+    """Make a new checkpoint, of weights alone, from another program's; resume an import that was killed.
 
     Raises UsageError where the folder holds something else, EnvironmentProblem where there is no room.
     """
@@ -227,7 +227,7 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
 
 
 def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
-    """Copies what is needed to tokenize, and to export again; the checksums of the files by name."""
+    """Copy the files needed to tokenize and to export again; return their checksums by name."""
     target.mkdir(exist_ok=True)
     for leftover in target.iterdir():  # by an import that was killed here
         leftover.unlink()
@@ -277,7 +277,7 @@ def check_converter() -> None:
 
 
 def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:
-    """Returns when ``job`` is done, with what an import wrote.
+    """Return when ``job`` is done, with what an import wrote.
 
     Raises the program's own error, RunFailed where it left none, or UserInterrupt.
     """
@@ -316,7 +316,7 @@ class AdapterImport:
 
 
 def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_note: OnNote, *, verify: bool) -> None:
-    """Writes the adapters in ``checkpoint`` in peft's format into the new folder ``target``. Raises UsageError."""
+    """Write the adapters in ``checkpoint`` in peft's format into the new folder ``target``. Raises UsageError."""
     target, base = target.absolute(), checkpoint.record.base
     check_converter()
     check_free(target)
@@ -363,7 +363,7 @@ def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoi
 
 
 def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
-    """Makes a new checkpoint of adapters from a folder in peft's format.
+    """Make a new checkpoint of adapters from a folder in peft's format.
 
     Raises UsageError if the folder holds something else, or adapters that the engine cannot express.
     """

@@ -65,7 +65,7 @@ class PreparedDataset:
 def prepare_dataset(
     catalogue: Catalogue, request: DatasetRequest, folders: PreparedFolders, on_count: OnCount, say: Say
 ) -> PreparedDataset:
-    """Makes what is missing; what is prepared already is checked and kept, unless ``force`` is set.
+    """Prepare missing parts; existing ones are checked and kept unless ``force`` is set.
 
     Raises UsageError for a source, a tokenizer or prepared files that are not what they should be, and
     EnvironmentProblem if writing fails or another process prepares the same dataset.

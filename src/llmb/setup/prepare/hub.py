@@ -200,7 +200,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _explained(error: Exception, name: str, page: str) -> Refusal:
-    """Explains an error that was raised while getting ``name``; ``page`` is where access to it is requested."""
+    """Explain an error that was raised while getting ``name``; ``page`` is where access to it is requested."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,

@@ -32,7 +32,7 @@ class Packs:
 
 
 def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
-    """Packs documents of ``lengths`` places, int64 [documents], none of them longer than ``seq_len``.
+    """Pack documents of ``lengths`` places, int64 [documents], none of them longer than ``seq_len``.
 
     Shuffled documents make packs that cost about the same, and are the default of NeMo. Where that leaves more than 2 %
     of the places empty, as with documents that are not much shorter than a pack, the longest come first, if that is
@@ -112,7 +112,7 @@ class Documents:
 
 
 def tokenize(path: Path, temporary: Path, tokenizer: LoadedTokenizer, on_count: Callable[[int], object]) -> Documents:
-    """Encodes the samples in ``path`` into a file in ``temporary``; ``on_count`` is called with how many are done.
+    """Encode the samples in ``path`` into a file in ``temporary``; ``on_count`` is called with how many are done.
 
     Memory is needed for one batch, and for two numbers a sample. Raises OSError if writing fails.
     """
@@ -140,7 +140,7 @@ def write_packed(
     seq_len: int,
     name: str,
 ) -> PackedDataset:
-    """Packs the documents that fit ``seq_len`` places into a new dataset in ``folder``.
+    """Pack the documents that fit ``seq_len`` places into a new dataset in ``folder``.
 
     Raises UsageError if none fits, or if ``folder`` exists or is being written; EnvironmentProblem if writing fails.
     """
@@ -218,7 +218,7 @@ def _answers_of(documents: Documents, chunk: "np.ndarray") -> "np.ndarray":
 
 
 def _write_array(path: Path, dtype: "np.dtype", length: int, parts: "Iterable[np.ndarray]") -> str:
-    """Writes an array part by part; returns its checksum. Not through a map: on a full disk that ends the process."""
+    """Write an array part by part; return its checksum. Not through a map: on a full disk that ends the process."""
     from numpy.lib import format as npy
 
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}

@@ -77,7 +77,7 @@ def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
 
 
 def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_count: OnCount) -> SampleFiles:
-    """Writes the samples of ``files`` to ``folder``; ``temporary`` is an empty folder.
+    """Write the samples of ``files`` to ``folder``; ``temporary`` is an empty folder.
 
     Memory is needed for one sample and the place of every sample, not for their text. Raises UsageError for what is no
     sample, and if a split stays empty; OSError if writing fails.
@@ -139,7 +139,7 @@ def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], s
 
 
 def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[list[int], int]:
-    """Writes all samples that have an answer to ``target``; returns where each begins and all end, and how many have
+    """Write all samples that have an answer to ``target``; return where each begins and all end, and how many have
     no answer.
     """
     starts, unanswered = [0], 0
@@ -186,7 +186,7 @@ def _line(sample: DatasetSample, split: Split) -> bytes:
 
 
 def parse_line(line: bytes) -> DatasetSample:
-    """Parses a line of a file that was written here."""
+    """Parse a line of a file that was written here."""
     values = json.loads(line)
     return DatasetSample(values["input"], values["output"], tuple(values.get("original_answers", ())))
 

@@ -28,7 +28,7 @@ SPECIAL = (BOS, EOS)
 
 
 def write_model(folder: Path, model: Model, texts: Iterable[str]) -> None:
-    """Writes configuration, weights and tokenizer to ``folder``, which exists. Raises OSError if writing fails."""
+    """Write configuration, weights and tokenizer to ``folder``, which exists. Raises OSError if writing fails."""
     from safetensors.numpy import save
 
     size = train_tokenizer(folder / TOKENIZER, model, texts)
@@ -190,7 +190,7 @@ SIZE = "tiny"
 
 
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:
-    """Writes ``squad.jsonl`` and ``model/`` to a new folder; the same files at every call.
+    """Write ``squad.jsonl`` and ``model/`` to a new folder; the same files at every call.
 
     Raises UsageError for another size than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails, or if a
     package is missing.

@@ -90,7 +90,7 @@ class _Target:
 def verify_prepared(
     catalogue: Catalogue, workload: str, size: str, folders: PreparedFolders, on_progress: OnProgress | None
 ) -> Verification:
-    """Compares the sizes of all files with their records; with ``on_progress``, reads them for their checksums, too.
+    """Compare the sizes of all files with their records; with ``on_progress``, read them for their checksums, too.
 
     Raises UsageError for a workload that starts from nothing prepared.
     """

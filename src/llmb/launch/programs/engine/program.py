@@ -192,7 +192,7 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None:
-    """Returns at once if the estimate says that the run fits.
+    """Return at once if the estimate says that the run fits.
 
     Raises UsageError if its tensors alone, as the account counts them, are more than a GPU has, unless ``force``.
     """

@@ -172,7 +172,7 @@ def _printed(output: Output, parse: Callable[[str], Sequence[object]]) -> Sequen
 
 
 def parse_unwell(text: str) -> tuple[str, ...]:
-    """Parses a query that begins with the index."""
+    """Parse a query that begins with the index."""
     rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
     return tuple(f"{match[1]} (GPU {index})" for index, match in rows if match)
 
@@ -200,7 +200,7 @@ def parse_processes(text: str) -> tuple[str, ...]:
 
 
 def parse_links(text: str) -> tuple[NvLinks, ...]:
-    """Parses ``nvidia-smi nvlink --status``."""
+    """Parse ``nvidia-smi nvlink --status``."""
     speeds: dict[int, list[float | None]] = {}
     for gpu, _, value in _link_lines(text):
         speed = re.match(r"(\d+(\.\d+)?) GB/s", value)
@@ -209,7 +209,7 @@ def parse_links(text: str) -> tuple[NvLinks, ...]:
 
 
 def parse_link_errors(text: str) -> tuple[LinkErrors, ...]:
-    """Parses ``nvidia-smi nvlink --errorcounters``."""
+    """Parse ``nvidia-smi nvlink --errorcounters``."""
     errors: dict[int, dict[str, int]] = {}
     for gpu, _, value in _link_lines(text):
         counts = errors.setdefault(gpu, {})

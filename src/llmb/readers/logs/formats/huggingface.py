@@ -130,7 +130,7 @@ class HuggingFaceReader:
         yield from self.bar.release()
 
     def _adopt(self) -> Iterator[StepLine]:
-        """Makes the other bar that of the training, unless it was of an evaluation."""
+        """Make the other bar the training's, unless it was of an evaluation."""
         if self.other and not self.other.is_over:
             yield from self.bar.release()
             yield from self.held
@@ -219,7 +219,7 @@ class HuggingFaceReader:
                 self.whole = whole
 
     def _settle(self, runtime_s: float) -> Iterator[StepLine]:
-        """Makes that of two bars whose training ended the training's bar, which what was logged belongs to."""
+        """Choose the bar, of two, whose training ended; logged values belong to it."""
         if self.other and not self.other.is_over:
             ended = [bar for bar in (self.bar, self.other) if bar.is_complete and not bar.is_ended]
             fitting = [bar for bar in ended if bar.clock_s <= 1.1 * runtime_s + 2 * _CLOCK_S]
@@ -340,7 +340,7 @@ class _Bar:
             self.pending, self.steps_s, self.rated_s = None, 0.0, 0.0
 
     def log(self, values: bytes) -> bytes:
-        """Adds logged values to the step of the bar; returns them if there is none."""
+        """Add logged values to the step of the bar; return them if there is none."""
         if not self.pending or not values:
             return values
         loss, grad_norm = _LOSS.search(values), _GRAD_NORM.search(values)
@@ -356,7 +356,7 @@ class _Bar:
             self.pending = None
 
     def compare(self, runtime_s: float) -> None:
-        """Notes what contradicts the step times: the runtime of all steps, or the bar's own rate."""
+        """Note what contradicts the step times: the runtime of all steps, or the bar's own rate."""
         steps = self.done - self.anchor
         if not self.pending or self.is_leap or not self.is_complete or steps <= 0:
             return

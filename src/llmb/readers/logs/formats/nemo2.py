@@ -63,7 +63,7 @@ class Nemo2Reader:
         return all(len(names) < len(other) and other[: len(names)] == names for other in map(_names, self.before))
 
     def note(self, body: bytes) -> None:
-        """Takes a line for the next to be compared with."""
+        """Take a line for the next to be compared with."""
         self.before = self.before[1], body
 
 
@@ -88,7 +88,7 @@ def _is_complete(body: bytes) -> bool:
 
 
 def _fields_of(body: bytes) -> dict[bytes, bytes]:
-    """Returns the fields that are read. Of two with one name, the first counts."""
+    """Return the fields that are read. Of two with one name, the first counts."""
     return dict(reversed(_FIELD.findall(body)))
 
 
