@@ -98,7 +98,7 @@ class Option:
     panel: str | None = None
     """Panel of the help that lists it."""
     basic: bool = False
-    """Also in the short help, although its panel is not."""
+    """True if the short help lists it, although its panel is not shown there."""
     minimum: float | None = None
     above: float | None = None
     form: Form = TEXT

@@ -48,7 +48,7 @@ def value_text(value: str | float | bool | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Such as ``2 steps``."""
+    """Return text such as ``2 steps``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

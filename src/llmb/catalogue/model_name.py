@@ -30,7 +30,7 @@ def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, st
 
 
 def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """Like ``model_of``, for a caller who looks the model up and finds out by that whether there is such a size."""
+    """Like ``model_of``, without checking the size: the caller looks the model up."""
     workload, own_size = _parts_of(catalogue, name)
     if own_size and size and own_size != size:
         raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="pass only one")

@@ -104,7 +104,7 @@ class LayoutTable(Record):
     document: str | None = None
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """Also for these GPU types."""
+    """More GPU types that it applies to."""
     dtypes: tuple[Dtype, ...]
     seq_len: int
     above_largest: Literal["double", "refuse", "any"]
@@ -188,7 +188,7 @@ class JobEntry(Record):
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """Also for these GPU types; then not for a CPU."""
+    """More GPU types that it applies to; then not to a CPU."""
     min_scale: int = 1
     pipelined: bool = False
     """Restricts to layouts with pipeline parallelism."""

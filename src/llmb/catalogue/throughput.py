@@ -227,7 +227,7 @@ def throughput(
 
 
 def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float | None) -> str | None:
-    """Why a step time cannot be true, whatever the convention: the one that counts the least is above the peak."""
+    """Return why a step time is impossible by any convention: even the one that counts least exceeds the peak."""
     tflops = {name: value for name, value in tflops_per_gpu.items() if value is not None}
     if not tflops or not peak_tflops:
         return None
@@ -259,7 +259,7 @@ def _reasons(recipe: Recipe, flops: dict[str, float | None]) -> dict[str, str]:
 
 
 def unpacked_reason(recipe: Recipe) -> str:
-    """Why FLOPs of packed sequences are not known."""
+    """Return why FLOPs of packed sequences are not known."""
     if recipe.task == "pretrain":
         return "sequences are not packed from documents"
     return f"no statistics of packed sequences of {recipe.layout.seq_len} tokens are known"

@@ -73,7 +73,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How long an acceptance may take, and what decides."""
+    """The time limit of an acceptance, and its criteria."""
 
     minutes: Annotated[
         float | None,

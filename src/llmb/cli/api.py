@@ -79,7 +79,7 @@ class Run(Shown):
     recipe: Recipe
     result: Result
     origin: Origin
-    """Where its weights and data come from."""
+    """The origin of its weights and data."""
     plan: Plan
 
     @property

@@ -108,7 +108,7 @@ JOB = value_options(OF_JOBS.values(), envvar=False)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where several devices are measured: on this machine, or in a job."""
+    """The place to measure several devices: this machine, or a job."""
 
     ranks: Annotated[
         int | None, typer.Option("--ranks", min=1, help="Processes, for a job on each node. Default: one per GPU.")

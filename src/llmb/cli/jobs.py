@@ -85,7 +85,7 @@ app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="mark
 FRESH_S = 10.0
 """States that were queried within this time are shown without another query."""
 PATIENCE_S = 5.0
-"""How long a list may wait for a scheduler; without an answer it shows the last known states."""
+"""The time that a list waits for a scheduler; without an answer it shows the last known states."""
 
 JobId = Annotated[
     str,

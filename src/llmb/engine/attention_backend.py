@@ -71,7 +71,7 @@ class BackendTrial(NamedTuple):
     milliseconds: float | None
     distance: float | None
     wrong: str | None
-    """Which result is too far off."""
+    """The result that is too inaccurate."""
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, 
 
 
 def varlen_problem(plan: EnginePlan) -> str | None:
-    """Why documents cannot be computed without masks, whatever their lengths; None if they can."""
+    """Return why documents cannot be computed without masks, whatever their lengths; None if they can."""
     if first_documents(plan) is None:
         return "sequences are not packed from documents"
     if plan.device == "cpu" and plan.compiled:

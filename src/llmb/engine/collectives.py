@@ -100,7 +100,7 @@ class _StartContext(FunctionCtx):
     received: list[int]
     group: Group
     gradient: Tensor
-    """On the way from other ranks."""
+    """The gradient that other ranks are sending."""
 
 
 class _FinishContext(FunctionCtx):

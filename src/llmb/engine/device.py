@@ -64,7 +64,7 @@ def exact_fp32() -> None:
 
 
 def memory(device: torch.device) -> Memory:
-    """On a GPU the memory allocated by PyTorch; on a CPU the resident set of the process."""
+    """Return the memory allocated by PyTorch on a GPU, or the resident set of the process on a CPU."""
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
     statm = Path("/proc/self/statm")

@@ -105,7 +105,7 @@ def _attribute(owner: object, path: str, part: str) -> object:
 
 
 def untried(version: str) -> str | None:
-    """Why results with this version of torch say so; None for one of ``TRIED``."""
+    """Return the note for results with an untested version of torch; None for one of ``TRIED``."""
     if ".".join(version.split(".")[:2]) in TRIED:
         return None
     return f"torch {version} was never tested with this version of llmb, only {' and '.join(TRIED)}"

@@ -315,7 +315,7 @@ class _Forms:
         self.has_all = len(self.values) == len(self.words)
 
     def may_be_of(self, folder: RunFolder) -> bool:
-        """Also where a file is cut, so that it is named. Raises OSError."""
+        """Return whether the run may be selected; true for a truncated file, so that it is reported. Raises OSError."""
         text = read_regular(folder.record, MOST_JSON_BYTES)
         if not self.has_all or folder.path.parent.name in self.words or not text.rstrip().endswith(b"}"):
             return True

@@ -32,7 +32,7 @@ class FolderState:
     run_status: Status | None = None
     """``status`` of run.json; None if it cannot be read."""
     unread: str = "there is no record of it"
-    """Why that is so."""
+    """The reason for the state."""
     gone: bool = False
     """There is no folder any more."""
     run_reason: str | None = None
@@ -197,7 +197,7 @@ def read_folder(run_dir: str) -> FolderState:
 
 
 def _unread(folder: RunFolder) -> str:
-    """Why a record cannot be read, if it cannot."""
+    """Return why a record cannot be read, if it cannot."""
     if not folder.path.is_dir():
         return "the run folder is gone"
     if folder.task.exists():

@@ -218,7 +218,7 @@ class NodeState(Record):
 
     @property
     def problem(self) -> str | None:
-        """Why it gets no jobs; None if it does."""
+        """Return why it gets no jobs; None if it does."""
         return None if self.usable else f"{self.state}{f': {self.reason}' if self.reason else ''}"
 
 
@@ -435,7 +435,7 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return without_secrets(environ)
 
     def warnings(self, spec: JobSpec) -> Sequence[str]:
-        """Why it will probably reject a completed job."""
+        """Return why it will probably reject a completed job."""
         return ()
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:

@@ -28,7 +28,7 @@ NOTES = {
 SCATTERED = 2.0
 """A median this many times the fastest repetition is not caused by the device."""
 MOST_DEVICES = 64
-"""Above that only slow ones are listed."""
+"""Number of devices above which only slow ones are listed."""
 
 
 def measurement_document(measured: MeasurementFile) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def advice(parts: Parts) -> str | None:
 WORDS = {True: "fit", False: "UNFIT", None: "undecided"}
 ORDER = (False, None, True)
 MOST_FIT = 16
-"""Above that fit nodes are only in the list below."""
+"""Number of nodes above which fit ones are only in the list below."""
 
 
 def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class DriftReport(Record):
 
     against: str
     saved_at: str | None
-    """When the run began."""
+    """The time at which the run began."""
     nodes: tuple[str, ...]
     unknown_nodes: tuple[str, ...]
     """Nodes without recorded settings, which are compared with the most common ones."""

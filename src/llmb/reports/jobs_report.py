@@ -25,7 +25,7 @@ from llmb.runs.steps import StepNews
 from llmb.verdict.judgement import headline
 
 LONGEST_REASON = 100
-"""In a row; 'show' prints all of it."""
+"""Length of a reason in a row; 'show' prints all of it."""
 MOST_DRAWN = 200
 RUN_CELLS = 12
 """Width of the line of step times in a row."""
@@ -237,7 +237,7 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
 
 
 def different_settings(jobs: Sequence[PlannedJob]) -> list[str]:
-    """For each job the settings without a column of their own that differ between jobs, such as ``seed=2``."""
+    """Return each job's settings that differ between jobs and have no column, such as ``seed=2``."""
     found = [dict(_settings(item.job.wanted.model_dump(mode="json"))) for item in jobs]
     names = [name for name in dict.fromkeys(name for own in found for name in own) if not name.startswith(_SHOWN)]
     kept = [name for name in names if len({str(own.get(name)) for own in found}) > 1]

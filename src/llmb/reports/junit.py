@@ -47,7 +47,7 @@ class JunitCase(NamedTuple):
     name: str
     outcome: Outcome
     text: str = ""
-    """Why it did not pass, or the details."""
+    """The reason why it did not pass, or the details."""
     seconds: float | None = None
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # they load the catalogue, which few logs need
     from llmb.verdict.parsed_scaling import RunGroup, Scaling, ScalingRow
 
 CONVENTIONS = ("published", "full", "logged", "causal")
-"""How FLOPs are counted, the first that is known counts where one MFU is printed."""
+"""Conventions for counting FLOPs; the first one that is known is used if only one MFU is printed."""
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
 _OF_SINGLE_STEPS = ("median", "min", "max")
 MOST_NOTES = 8

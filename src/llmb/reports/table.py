@@ -79,14 +79,14 @@ class Column(Generic[Row]):
     optional: bool = False
     """Left out if no row has a value."""
     common: bool = False
-    """In the title if all rows have the same value."""
+    """Move it to the title if all rows have the same value."""
     min_width: int | None = None
     max_width: int | None = None
     """Wider cells are wrapped on every terminal."""
     drop: int = 0
     """Its place in the order in which columns are left out on a narrow terminal; 0 for one that always stays."""
     label: bool = True
-    """If it is the first column, it is only wrapped if it is very wide."""
+    """As the first column, it is wrapped only if it is very wide."""
     kind: type = str
     """The type of its values in files that have types."""
     of: Callable[[Row], Any] = field(init=False, repr=False)
@@ -208,7 +208,7 @@ class Shown:
 
 
 def html_table(table: Table) -> str:
-    """For a notebook, with its title and its caption."""
+    """Format for a notebook, with title and caption."""
     sides = ["right" if column.right else "left" for column in table.columns]
     headers = "".join(
         f'<th style="text-align:{side}">{escape(column.header)}</th>'

@@ -377,7 +377,7 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
 
 
 def compare_markdown(comparison: Comparison) -> str:
-    """For a pull request: GitHub shows it as tables."""
+    """Format for a pull request: GitHub shows it as tables."""
     rows, *others = compare_tables(comparison)
     parts = [f"**{markdown_text(rows.title)}**\n", markdown_table(rows)]
     parts += [f"{markdown_text(line)}\n" for line in (rows.caption or "").split("\n") if line]

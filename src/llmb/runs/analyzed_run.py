@@ -71,7 +71,7 @@ class AnalyzedRun:
     recipe: Recipe | None = None
     record: RunRecord | None = None
     unread_record: str | None = None
-    """Why the record beside the log cannot be read, so that only the log counts."""
+    """The reason why the record beside the log cannot be read, so that only the log counts."""
     log: ParsedFile | None = None
     """Its log with its outcome, in which the record counts."""
     source: str | None = None
@@ -79,7 +79,7 @@ class AnalyzedRun:
     content: str | None = None
     """Equal for copies that were not changed."""
     copy_of: str | None = None
-    """Why the run does not count: another file has it, too."""
+    """The reason why the run does not count: another file has it, too."""
 
     @property
     def counted_as(self) -> str:
@@ -161,7 +161,7 @@ class AnalyzedRun:
 
     @property
     def recipe_text(self) -> str:
-        """Such as ``pretrain_llama3.1 8b bf16``; empty if it is not known."""
+        """Return text such as ``pretrain_llama3.1 8b bf16``; empty if it is not known."""
         return " ".join(filter(None, map(self.text, ("workload", "size", "dtype"))))
 
     def configured(self, configuration: dict[str, Value]) -> "AnalyzedRun":
@@ -208,7 +208,7 @@ def without_figures(outcome: LogOutcome, reason: str) -> LogOutcome:
 
 
 def layout_text(layout: Mapping[str, int]) -> str:
-    """Such as ``tp4 pp8 mbs1 gbs252``, without parallel sizes of 1."""
+    """Return text such as ``tp4 pp8 mbs1 gbs252``, without parallel sizes of 1."""
     return " ".join(f"{name}{value}" for name, value in layout.items() if value > 1 or name in BATCH)
 
 

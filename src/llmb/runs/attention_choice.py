@@ -56,7 +56,7 @@ class Trial(Record):
     """The largest distance of a result or gradient on any rank from exact attention, relative to its norm; None for
     what cannot be used, and for ``math``, which is exact."""
     problem: str | None = None
-    """Why it cannot be used; None if it can."""
+    """The reason why it cannot be used; None if it can."""
 
 
 class AttentionReport(Record):
@@ -70,7 +70,7 @@ class AttentionReport(Record):
 
 
 def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
-    """Why the backend is unsupported on a device; None if it is supported."""
+    """Return why the backend is unsupported on a device; None if it is supported."""
     if choice == "auto" or choice in BACKENDS[device]:
         return None
     return f"--attention-backend {choice} needs a GPU; on a CPU valid are {', '.join(('auto', *BACKENDS[device]))}"
@@ -132,7 +132,7 @@ def _why(choice: AttentionChoice, best: Trial, usable: Sequence[Trial]) -> str:
 
 
 def problem_text(error: str, warnings: Sequence[str]) -> str:
-    """Why torch rejected a backend: its warnings, except those about backends that were disabled, else its error."""
+    """Return why torch rejected a backend: its warnings, except about disabled backends, else its error."""
     messages = (warning.partition(" (Triggered internally")[0] for warning in warnings)
     reasons = [reason for reason in messages if "runtime disabled" not in reason and "not used because" not in reason]
     return "; ".join(dict.fromkeys(reasons)) or error.partition("\n")[0]

@@ -136,7 +136,7 @@ def check_weights(plan: Plan) -> None:
 
 
 def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
-    """Why the weights of a checkpoint cannot be those of the plan's model. Pure."""
+    """Yield reasons why the weights of a checkpoint cannot be those of the plan's model. Pure."""
     if record.lora:
         yield "the checkpoint contains only adapters; 'llmb checkpoint export --merge' merges them into their base"
     for difference in model_differences(plan.recipe.model, record.model):
@@ -158,7 +158,7 @@ def base_weights(plan: Plan) -> WeightsOrigin | None:
 
 
 def base_problem(recorded: WeightsOrigin, base: WeightsOrigin) -> str | None:
-    """Why adapters of ``recorded`` weights cannot be used with ``base``; None if they can. Pure."""
+    """Return why adapters of ``recorded`` weights cannot be used with ``base``; None if they can. Pure."""
     belong = f"these adapters belong to {base_text(recorded)}"
     if recorded.kind != base.kind:
         return f"{belong}, but the run has {base_text(base)}"

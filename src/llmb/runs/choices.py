@@ -71,7 +71,7 @@ class Parallelism(Record):
         )
 
     def problems(self, layout: Layout) -> Iterator[str]:
-        """Why ``layout`` cannot run with these options, with the valid choices."""
+        """Yield reasons why ``layout`` cannot run with these options, with the valid choices."""
         if self.dp_shard_size is not None:
             yield from _shard_size_problems(layout, self.dp_sharding or "full", self.dp_shard_size)
         if layout.pp > 1 and layout.vp == 1 and layout.ga < layout.pp:

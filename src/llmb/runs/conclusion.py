@@ -88,7 +88,7 @@ def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
 
 
 def no_measurement(plan: Plan, began: int | None = None) -> str | None:
-    """Why figures of the window do not tell how fast the run is; None if they do.
+    """Return why figures of the window do not measure the run's speed; None if they do.
 
     ``began`` is the first step of the attempt that trained the window, if not that of the run.
     """
@@ -116,11 +116,11 @@ class RunEvidence:
     checkpoint: CheckpointReport | Missing | None = None
     profile: ProfileReport | None = None
     no_window: str | None = None
-    """Why the steps of the window cannot be combined."""
+    """The reason why the steps of the window cannot be combined."""
     began: int | None = None
     """The first step of the attempt that trained the window, if not that of the run."""
     contradiction: str | None = None
-    """Why the record of a run that did all its steps cannot be true."""
+    """The reason why the record of a run that did all its steps cannot be true."""
     environment: Environment | None = None
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED
     """Samples of the resources in use."""
@@ -319,7 +319,7 @@ def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:
 def why_contradicting(
     record: RunRecord, steps: Sequence[Step], *, log_gpus: int | None = None, log_gbs: int | None = None
 ) -> str | None:
-    """Why a run that did all its steps, by itself or by its record, is invalid; ``steps`` is empty for a program that
+    """Return why a run that did all its steps, or claims so, is invalid; ``steps`` is empty for a program that
     writes none.
 
     ``log_gpus`` is their number by the log, if that tells it itself, and ``log_gbs`` its global batch size.
@@ -455,7 +455,7 @@ def _steady(steps: Sequence[Step]) -> Window | None:
 
 
 def split_window_reason(record: RunRecord) -> str | None:
-    """Why the window holds steps of more than one attempt; else None."""
+    """Return why the window holds steps of more than one attempt; else None."""
     window = record.plan.window
     for attempt in record.attempts[1:]:
         if window.first < attempt.first_step <= window.last:

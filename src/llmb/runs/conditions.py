@@ -361,7 +361,7 @@ def title_of(key: str) -> str:
 
 
 def differing(conditions: Iterable[Condition]) -> str:
-    """Such as ``program and CUDA graphs (worth 10 to 50 %) differ``."""
+    """Return text such as ``program and CUDA graphs (worth 10 to 50 %) differ``."""
     *first, last = dict.fromkeys(f"{title_of(condition.key)}{worth(condition)}" for condition in conditions)
     return f"{', '.join(first)} and {last} differ" if first else f"{last} differs"
 
@@ -409,7 +409,7 @@ def together(sides: Iterable[Values]) -> dict[str, str]:
 
 
 def _ranges(texts: Iterable[str], runs: int) -> str:
-    """Such as ``other processes used 1.5 to 1.8 of 2 cores during 5 of 6 runs``."""
+    """Return text such as ``other processes used 1.5 to 1.8 of 2 cores during 5 of 6 runs``."""
     alike: dict[str, list[list[str]]] = {}
     for part in "; ".join(texts).split("; "):
         alike.setdefault(_FIGURE.sub("{}", part), []).append(_FIGURE.findall(part))

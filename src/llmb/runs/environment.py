@@ -32,7 +32,7 @@ class GpuState(Record):
     application_sm_clock_mhz: float | None = None
     application_memory_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    """Why its clocks are lower than they could be; empty if they are not."""
+    """Reasons for lowered clocks; empty if there are none."""
     throttled_us: dict[str, float] | None = None
     """Microseconds for which a reason lowered its clocks, by reason, since the driver was loaded."""
 
@@ -44,7 +44,7 @@ class RdmaPort(Record):
     device: str
     port: int
     driver: str | None
-    """Such as ``mlx5_core`` or ``efa``."""
+    """For example ``mlx5_core`` or ``efa``."""
     link_layer: str | None
     """``InfiniBand``, ``Ethernet`` for RoCE, or what else the kernel says."""
     gbit_s: float | None
@@ -103,7 +103,7 @@ class Environment(Record):
     gpus_at_end: tuple[GpuState, ...] | None = None
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
     untried: str | None = None
-    """Why results say that this version of torch was never tried; None if it was."""
+    """A note that this version of torch was never tested; None if it was."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees one; None without GPUs."""
 

@@ -268,7 +268,7 @@ class _Failure(NamedTuple):
 
     how: str
     who: str | None = None
-    """Such as 'rank 3'; None if ``how`` is the full message."""
+    """For example 'rank 3'; None if ``how`` is the full message."""
     host: str | None = None
     end: int | None = None
 

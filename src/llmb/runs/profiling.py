@@ -23,7 +23,7 @@ class Profile(Record):
     or_torch: bool = False
     """True if the PyTorch profiler replaces Nsight Systems where that is not on the PATH."""
     reason: str | None = None
-    """Why the PyTorch profiler has replaced Nsight Systems; None if it has not."""
+    """The reason why the PyTorch profiler has replaced Nsight Systems; None if it has not."""
     first_step: int
     stop_step: int
     """The first step that is no longer profiled."""
@@ -128,7 +128,7 @@ class Profiling(Record):
     def problems(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Iterator[str]:
-        """Why a run of ``steps`` steps from ``first_step`` on ``ranks`` ranks cannot be profiled with these options."""
+        """Yield reasons why these ``steps`` of a run from ``first_step`` on ``ranks`` ranks cannot be profiled."""
         if self.nccl_trace and self.profile:
             yield "--nccl-trace and --profile are mutually exclusive: each slows down what the other measures"
         if self.nccl_trace and device == "cpu":

@@ -154,7 +154,7 @@ class RunRecord(ReasonedRecord):
     llmb_modified: bool | None = None
     """True if llmb's source differed from ``llmb_commit``; None if that is unknown."""
     llmb_commit_reason: str | None = None
-    """Why ``llmb_commit`` or ``llmb_modified`` is unknown."""
+    """The reason why ``llmb_commit`` or ``llmb_modified`` is unknown."""
     image: str | None = None
     """Container image that the workers run in; None without a container."""
     label: str | None = None

@@ -147,7 +147,7 @@ class Verdict(Record):
     more_runs: int | None = None
     """The expected number of further runs that decide an inconclusive verdict; None if runs would not."""
     reason: str | None = None
-    """Why there is no clear verdict, or why runs allow only a soft one."""
+    """The reason why there is no clear verdict, or why runs allow only a soft one."""
     sentence: str = ""
     """One line for a person, formed from the rest."""
 
@@ -174,7 +174,7 @@ class Result(ReasonedRecord):
     window: Window | None = None
     """The steps of the statistics, if that became known after the run; None for the window of the plan."""
     measurement_reason: str | None = None
-    """Why the figures are not a measurement; None if they are, or if there are none."""
+    """The reason why the figures are not a measurement; None if they are, or if there are none."""
     checkpoint: CheckpointReport | Missing | None = None
     """None for a run that neither loads nor saves."""
     profile: ProfileReport | None = None
@@ -209,7 +209,7 @@ class Result(ReasonedRecord):
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
     """Around the window; its ``disturbing`` makes a verdict soft."""
     untried: str | None = None
-    """Why its version of torch was never tried; None if it was, or is unknown."""
+    """The note that its version of torch was never tested; None if it was, or is unknown."""
     pretended: PretendedRank | None = None
     """None for a run of all ranks."""
     network: NetworkUse | Missing = Missing("it was not recorded")
@@ -219,7 +219,7 @@ class Result(ReasonedRecord):
 
     @property
     def flaw(self) -> str | None:
-        """Why the run measures nothing; None if it is a measurement."""
+        """Return why the run measures nothing; None if it is a measurement."""
         times = self.step_time_s
         return self.reason or (times.reason if isinstance(times, Missing) else self.measurement_reason)
 

@@ -62,7 +62,7 @@ class Row(Record):
     soft: bool
     """The spread between repeats is unknown, or there was other work on the machine."""
     reason: str | None
-    """Why the verdict is not clear, or a caveat."""
+    """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
     """The number of additional runs, on both sides together, expected to decide; None if runs would not."""
     tolerance_pct: float
@@ -84,9 +84,9 @@ class Unmatched(Record):
     recipe: str
     runs: tuple[str, ...]
     differs: tuple[Difference, ...]
-    """From the most similar recipe of the other side; empty if that has none."""
+    """Differences from the most similar recipe of the other side; empty if that has none."""
     reason: str | None
-    """Why the other side has no measurement of it, if it was run there."""
+    """The reason why the other side has no measurement of it, if it was run there."""
 
 
 class LeftOutRun(Record):
@@ -254,7 +254,7 @@ def _work(configuration: Configuration, in_sequences: bool) -> float | None:
 
 
 def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | None]) -> str | None:
-    """Why the two sides did not do the same work, in any measure."""
+    """Return why the two sides did not do the same work, in any measure."""
     other = [one.key for one in changed if changes_work_per_token(one.key) and None not in (one.before, one.after)]
     if other:
         return f"a token is not the same work on both sides: {', '.join(other)} differs"

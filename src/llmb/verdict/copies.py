@@ -29,7 +29,7 @@ RECIPE = ("workload", "size", "dtype", "gpu_type", "layout.gpus", "experiment")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run was found. ``source`` is equal for copies, ``content`` only if none of them was changed."""
+    """The place of a run. ``source`` is equal for copies, ``content`` only if none of them was changed."""
 
     path: Path
     source: str
@@ -72,7 +72,7 @@ def _once(found: RunSet, why_changed: dict[str, str], doubtful: dict[tuple[objec
 
 
 def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:
-    """With what copies that differ mean for it: it is one of them, or another run of the same recipe."""
+    """Mark a run as affected by differing copies: it is one of them, or another run of the same recipe."""
     known = replace(run, faults={**run.faults, CHANGED_COPY: (why,)}) if (why := doubtful.get(_recipe(run))) else run
     return known.invalid(why) if (why := why_changed.get(run.counted_as)) else known
 

@@ -136,7 +136,7 @@ class GroupDifference:
     node_effect: str | None
     """An effect of nodes that may explain the difference."""
     earlier_runs: int = 0
-    """From which the noise is known, if each side has a single run."""
+    """The earlier runs that determine the noise if each side has a single run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def _place(value: Value, order: tuple[str, ...]) -> tuple[int, int, float, str]:
 ARROW = " -> "
 MODEL = ("workload", "size")
 MODEL_NAME = "model name"
-"""That of the recipe, which says of a proxy that it is one."""
+"""The recipe's name, which marks a proxy as one."""
 NAMED = ("workload", "size", "dtype")
 TITLE_KEYS = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "layout.seq_len", "layout.layers")
 """Keys that distinguish rows in titles before any others."""

@@ -271,9 +271,9 @@ class Saver:
         self.pieces: SavePlan | None = None
         """The plan of this rank's writes, once that is settled."""
         self.metadata = Metadata({})
-        """On the first rank, that of all tensors."""
+        """Metadata of all tensors, on the first rank."""
         self.transfers: tuple[RankTransfer, ...] = ()
-        """On the first rank, those of the last save."""
+        """Transfers of all ranks in the last save, on the first rank."""
         if plan.save_checkpoint:
             per_node = ranks_of_node(ranks.world_size)
             self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, CHECKPOINT_GROUP, LONGEST_SAVE)

@@ -216,7 +216,7 @@ class Hosts:
         return answer
 
     def _gather(self, value: object) -> list[Any] | None:
-        """On the first rank, the values of all."""
+        """The values of all ranks, on the first one."""
         of_node = _gather_objects(value, self.node)
         if self.nodes is None or of_node is None:
             return of_node if self.rank == 0 else None

@@ -284,7 +284,7 @@ SUPERBLOCK_BYTES = 96
 
 
 def image_problem(path: Path) -> str | None:
-    """Why ``path`` is not a complete squashfs image, such as one whose import was ended; None for one that is."""
+    """Return why ``path`` is not a complete squashfs image, such as after an interrupted import; None if it is."""
     try:
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size

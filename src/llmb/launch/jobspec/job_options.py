@@ -22,7 +22,7 @@ NumaBinding = Literal["none", "local"]
 
 
 def text_problems(text: str) -> Iterator[str]:
-    """Why ``text`` cannot be written into a batch script."""
+    """Yield reasons why ``text`` cannot be written into a batch script."""
     if has_secret(text):
         yield "it looks like a secret, and is written into the batch script; log in on the nodes instead"
     elif not text.isprintable():

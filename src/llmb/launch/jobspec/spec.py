@@ -78,7 +78,7 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
 
 
 def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
-    """Why variables cannot be written into a batch script."""
+    """Yield reasons why variables cannot be written into a batch script."""
     for name, value in variables.items():
         if not NAME.fullmatch(name):
             yield f"'{name}' is not the name of a variable"

@@ -266,7 +266,7 @@ def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, sit
 
 
 def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[str]:
-    """Why the checkpoint is not NeMo's; a dataset that is not packed is packed by NeMo when it trains."""
+    """Yield reasons why the checkpoint is not NeMo's; a dataset that is not packed is packed by NeMo when it trains."""
     source = find_workload(Catalogue(), script.workload).sources.get(recipe.size)
     if source is None:
         return
@@ -279,7 +279,7 @@ def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[
 
 
 def _unloadable(checkpoint: str | None, site: Site) -> Iterator[str]:
-    """Why the script cannot resume from ``checkpoint``: it mounts the root of installation, and NeMo's cache."""
+    """Yield reasons why the script, which mounts only the root and NeMo's cache, cannot resume from ``checkpoint``."""
     if checkpoint is None:
         return
     path, cache = Path(checkpoint), site.shell.get("NEMO_HOME")
@@ -410,7 +410,7 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Why the log is of another recipe: its last step, or the samples that it has consumed, are not the plan's."""
+    """Return why the log is of another recipe: its last step or its consumed samples differ from the plan's."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None

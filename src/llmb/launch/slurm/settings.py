@@ -93,7 +93,7 @@ def requested_flags(flags: Flags) -> dict[str, str | None]:
 
 
 def flag_problems(flags: Flags) -> Iterator[str]:
-    """Why ``flags`` cannot be printed into a batch script, or are not the user's to decide."""
+    """Yield reasons why ``flags`` cannot be printed into a batch script, or are not the user's to decide."""
     yield from _conflicts(flags)
     for name, value in flags.items():
         if not NAME.fullmatch(name):

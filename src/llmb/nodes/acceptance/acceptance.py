@@ -78,7 +78,7 @@ class AcceptedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How long to repeat, what is checked, and the acceptance set that decides."""
+    """The time for repeats, the checks, and the acceptance set with the criteria."""
 
     minutes: float
     set_name: str | None = None

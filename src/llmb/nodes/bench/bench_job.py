@@ -208,7 +208,7 @@ def _nodes(folder: RunFolder) -> list[str]:
 
 
 def _conclude_pairs(folder: RunFolder, request: BenchRequest) -> BenchEnd:
-    """Whatever ended the rounds: what their steps wrote counts."""
+    """Read the results that steps wrote before the rounds ended, for whatever reason."""
     job = PairJob.model_validate_json((folder.path / JOB_OF_PAIRS).read_text())
     rule, readings = pair_rule(job.device), read_rounds(folder.path, job, _nodes(folder))
     verdicts, notes = decide(readings, rule)

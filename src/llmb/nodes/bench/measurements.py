@@ -56,7 +56,7 @@ class Measurement(Record):
     peak_bandwidth_gb_per_s: float | None = None
     """Likewise of the device's memory."""
     peak_reason: str | None = None
-    """Why a peak that could be compared with is unknown."""
+    """The reason why the peak to compare with is unknown."""
     bandwidth_gb_per_s: float | None = None
     """Gigabytes (1e9) per second; of collectives the algorithm's bandwidth as nccl-tests defines it."""
     bus_bandwidth_gb_per_s: float | None = None

@@ -140,7 +140,7 @@ def _collectives(step: Path, phase: Phase) -> tuple[PairFigures, str | None]:
 
 
 def _problem(step: Path, phase: Phase) -> str | None:
-    """Why the processes of a step failed; None if they did not."""
+    """Return why the processes of a step failed; None if they did not."""
     try:
         code = (step / "code").read_text().strip()
     except OSError:

@@ -120,7 +120,7 @@ class NodesCheck:
                     raise
 
     def result(self, started_at: str) -> NodesResult:
-        """Also written to the folder. Raises NotWritable."""
+        """Return the result, after writing it to the folder. Raises NotWritable."""
         ordered = [self.reports[node] for node in self.states]
         result = NodesResult(started_at=started_at, reports=tuple(compared(ordered)))
         write_result(self.folder, result)

@@ -176,7 +176,7 @@ def _stamp(path: Path) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a node has no report; ``case`` picks the advice."""
+    """The reason why a node has no report; ``case`` picks the advice."""
 
     status: Status
     reason: str

@@ -36,7 +36,7 @@ _FAILURES = tuple(
 The first failure of a kind is the cause of the others; a kind comes before those that it may lead to.
 """
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
-"""Such as the time limit. Processes that are killed raise exceptions."""
+"""An end by Slurm, such as at the time limit. Processes that are killed raise exceptions."""
 _TIME_LIMIT = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO TIME LIMIT")
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160

@@ -30,7 +30,7 @@ class PrintedWork:
     gbs: int | None = None
     """Sequences of a step; None if no line tells."""
     change: str | None = None
-    """Why the steps are not of the same work."""
+    """The reason why the steps are not of the same work."""
     before: tuple[int, int] | None = None
     """A step, and the samples consumed by its end."""
     work: tuple[float, float] | None = None
@@ -84,7 +84,7 @@ class PrintedWork:
         return f"{note}, and another step of the window {least if work > least else most:,.0f}"
 
     def flaw(self, configuration: Mapping[str, Value]) -> str | None:
-        """Why the lines are not of one amount of work, or not of that of the configuration."""
+        """Return why the lines are not of one amount of work, or not of that of the configuration."""
         gbs, length, gpus = (_count(configuration, key) for key in (GBS, SEQ_LEN, GPUS))
         if self.change:
             return self.change

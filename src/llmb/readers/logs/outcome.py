@@ -183,7 +183,7 @@ def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
 
 
 def _profiled_text(attempt: LoggedAttempt, window: Window) -> str | None:
-    """Why the window does not measure how fast steps are, where the log shows when a profiler ran."""
+    """Return why the window does not measure the speed of steps, if the log shows when a profiler ran."""
     first, last = attempt.profiled or (0, -1)
     inside = range(max(first, window.first), min(last, window.last) + 1)
     if not inside:
@@ -330,7 +330,7 @@ def _attempts_text(attempt: LoggedAttempt) -> str:
 
 
 def steps_span(first: int, last: int) -> str:
-    """Such as ``steps 35-44``."""
+    """Return text such as ``steps 35-44``."""
     return f"step {first}" if first == last else f"steps {first}-{last}"
 
 

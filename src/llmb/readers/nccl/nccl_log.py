@@ -137,7 +137,7 @@ class Handle:
     name: str | None = None
     """The communicator: the same for all of its ranks, and for no other communicator."""
     reason: Reason | None = "no init line"
-    """Why ``name`` is None."""
+    """The reason why ``name`` is None."""
     rank: int | None = None
     ranks: int | None = None
     ended: bool = False

@@ -302,7 +302,7 @@ class Network(Record):
     source: str
     """The place where NCCL reported it."""
     fabric: str | None
-    """Such as InfiniBand, RoCE, EFA or TCP sockets."""
+    """For example InfiniBand, RoCE, EFA or TCP sockets."""
     transport: str | None
     """The transport, in NCCL's words."""
     link_layer: str | None
@@ -335,7 +335,7 @@ def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) 
 
 
 def source_of(names: Sequence[str]) -> str:
-    """Such as ``rank-0.log and 7 more``."""
+    """Return text such as ``rank-0.log and 7 more``."""
     return listed(names, 1)
 
 
@@ -463,6 +463,6 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
 
 
 def _mixed(facts: NetworkFacts) -> str | None:
-    """Such as on CPUs over which sending is faster by way of memory."""
+    """Return text such as on CPUs over which sending is faster by way of memory."""
     every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

@@ -85,7 +85,7 @@ class TestTable:
 
     source: str
     name: str | None
-    """Such as ``all_reduce``; None if the output does not name it."""
+    """For example ``all_reduce``; None if the output does not name it."""
     ranks: int | None
     rows: tuple[TestRow, ...]
     average_bus_gb_s: float | None = None

@@ -57,7 +57,7 @@ class CounterRule(Record):
     between_nodes: bool = False
     """True if it matters to runs on several nodes alone."""
     why: str | None = None
-    """Why less is harmless."""
+    """The reason why less is harmless."""
 
     def counts(self, rise: int, seconds: float, of: int) -> bool:
         """``of`` is the rise of ``pct_of``."""
@@ -257,7 +257,7 @@ def _merged(events: Iterable[MachineEvent]) -> Iterator[MachineEvent]:
 
 
 def kind_text(events: Sequence[MachineEvent]) -> str:
-    """Such as ``retransmissions on node7: packet_seq_err of mlx5_0 rose by 5,120``."""
+    """Return text such as ``retransmissions on node7: packet_seq_err of mlx5_0 rose by 5,120``."""
     nodes = list(dict.fromkeys(event.node for event in events))
     where = " and ".join(nodes) if len(nodes) <= MOST_NODES else f"{len(nodes)} nodes"
     more = f" and {len(events) - 1} more" if len(events) > 1 else ""

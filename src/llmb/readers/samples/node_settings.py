@@ -32,7 +32,7 @@ class NodeSettings(Record):
 
     values: dict[str, str]
     missing: dict[str, str]
-    """Why keys that begin so could not be read, if there are none."""
+    """The reason why keys that begin so could not be read, if there are none."""
 
 
 class NodesSettings(Record):
@@ -44,9 +44,9 @@ class NodesSettings(Record):
     unlike: dict[str, dict[str, str | None]] = Field(default_factory=dict)
     """The values by node that differ from the usual ones; None where the node has none."""
     missing: dict[str, str]
-    """Why keys that begin so could not be read on some node."""
+    """The reason why keys that begin so could not be read on some node."""
     unread: dict[str, str] = Field(default_factory=dict)
-    """Why other nodes have no settings at all."""
+    """The reason why other nodes have no settings at all."""
 
     def of_node(self, node: str) -> dict[str, str]:
         """Return the settings of a node, the usual ones for an unknown node."""

@@ -70,7 +70,7 @@ def find_other_work(
 
 
 def run_text(run: OtherRun) -> str:
-    """Such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
+    """Return text such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
 
     A run's own folder has the experiment's name, and the one above it is unique.
     """

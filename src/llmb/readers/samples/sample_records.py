@@ -110,7 +110,7 @@ class CounterReading:
     read: tuple[str, ...]
     """Areas that the counters are all of."""
     unread: dict[str, str]
-    """Why other areas could not be read; what the node does not have is in neither."""
+    """The reason why other areas could not be read; areas that the node lacks are omitted."""
     kernel: tuple[str, ...] = ()
     """The kernel's messages on hardware since the reading before."""
 
@@ -202,7 +202,7 @@ class ResourceUse(Record):
     gpus: tuple[GpuUse, ...] | None
     hosts: tuple[HostUse, ...]
     reasons: dict[str, str]
-    """Why a figure is None, by name."""
+    """The reason for each figure that is None, by name."""
 
 
 class NodeOtherWork(Record):
@@ -226,7 +226,7 @@ class NodeOtherWork(Record):
     gpu_processes: dict[str, tuple[int, ...]] | None
     """Others that compute on the run's GPUs, by the id of the GPU."""
     reasons: dict[str, str]
-    """Why a figure is None, by name."""
+    """The reason for each figure that is None, by name."""
 
 
 def _without_names(texts: tuple[str, ...]) -> tuple[str, ...]:

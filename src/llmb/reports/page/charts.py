@@ -47,7 +47,7 @@ class Drawing:
         return slim(target.getvalue().decode())
 
     def png(self) -> bytes:
-        """On white, large enough for slides."""
+        """Style with a white background, large enough for slides."""
         target = io.BytesIO()
         with self._canvas() as canvas:
             canvas.savefig(target, format="png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)

@@ -126,7 +126,7 @@ class Contents:
 
     @property
     def span_pct(self) -> float:
-        """How far from 0 the changes of all recipes are drawn."""
+        """The range around 0 in which the changes of all recipes are drawn."""
         verdicts = [section.judged.verdict for section in self.sections]
         sizes = [abs(value) for one in verdicts for value in (one.delta_pct, one.tolerance_pct) if value is not None]
         ends = [abs(end) for one in verdicts for end in one.ci95_pct or ()]

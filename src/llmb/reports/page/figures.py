@@ -47,7 +47,7 @@ from llmb.verdict.judgement import percent
 
 STEP = "step"
 SIX = "{:.6g}".format
-"""With six significant digits."""
+"""Format a number with six significant digits."""
 BASELINE = ORANGE
 """The color of what runs are judged against."""
 Points = Sequence[tuple[float, float]]
@@ -275,7 +275,7 @@ class _Rank:
     longest_pct: float
     longest_step: int
     slowest_share: float
-    """In how many of the steps it was the slowest."""
+    """The fraction of steps in which it was the slowest."""
 
 
 def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:

@@ -109,7 +109,7 @@ def _file(name: str) -> str:
 
 
 def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:
-    """For a pull request or a chat: the verdicts as a table, and for each recipe its results behind a line."""
+    """Format for a pull request or a chat: the verdicts as a table, and each recipe's results, collapsed."""
     parts = [f"{one.symbol} **{markdown_text(one.title)}**: {markdown_text(one.headline)}" for one in contents.sections]
     text = "\n\n".join(["\n".join(f"- {part}" for part in parts), markdown_table(contents.head).rstrip()])
     text += "".join(

@@ -180,7 +180,7 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
 
 
 def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
-    """Why a run on ``ours`` cannot resume from a checkpoint that was trained on ``theirs``; None if it can.
+    """Return why a run on ``ours`` cannot resume from a checkpoint that was trained on ``theirs``; None if it can.
 
     The samples that the checkpoint consumed are counted in its own data.
     """

@@ -69,7 +69,7 @@ class Origin(Record):
 
 
 def dataset_title(name: str, seq_len: int) -> str:
-    """Such as ``SQuAD packed 4096``."""
+    """Return text such as ``SQuAD packed 4096``."""
     return f"{TITLES.get(name, name)} packed {seq_len}"
 
 

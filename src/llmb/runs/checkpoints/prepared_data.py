@@ -95,7 +95,7 @@ class PackedDataset(Record):
     llmb_version: str
     prepared_at: str
     name: str
-    """Such as ``squad``."""
+    """For example ``squad``."""
     source: str
     """The source of the samples: a repository with its revision, or a file."""
     split: Split

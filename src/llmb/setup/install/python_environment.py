@@ -87,7 +87,7 @@ class Surroundings:
 
     @cached_property
     def unusable(self) -> dict[str, str]:
-        """Why schedulers are of no use here, by name; one that merely does not answer now is not among them."""
+        """Return why each scheduler is unusable here, by name, without those that merely do not respond now."""
         offers = {}
         for name in SCHEDULERS:
             try:

@@ -88,7 +88,7 @@ def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes) -> Pat
 
 
 def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Refusal | None:
-    """Why this user may not read a repository, by one request; None if it may be read. ``endpoint`` as of ``Hub``."""
+    """Ask the hub why this user may not read a repository; None if the user may. ``endpoint`` as of ``Hub``."""
     check_installed("checking access", "huggingface_hub")
     from huggingface_hub import HfApi
 
