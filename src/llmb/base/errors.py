@@ -25,7 +25,7 @@ LIMITS = {
 
 
 class LlmbError(Exception):
-    """An error that the user can act on: what is wrong, where, the valid values, and what to do."""
+    """An error that the user can act on: the problem, its place, the valid values, and the advice."""
 
     exit_code = 2
     heading = "error"
@@ -112,7 +112,7 @@ class UserInterrupt(LlmbError):
 
 
 def see(page: str, what: str = "") -> str:
-    """The advice to read a page, by the command that prints it; ``what`` it tells may follow."""
+    """Return the advice to read a page, with the command that prints it and, if set, ``what`` it explains."""
     return f"see 'llmb docs {page}'{what and ' '}{what}"
 
 

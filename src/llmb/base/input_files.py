@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens files that others wrote, of which only regular ones are read: a pipe or a device may never end.
+"""Opens untrusted files, and only regular ones: a pipe or a device may never end.
 
 Also reads what Linux shows of this machine as files.
 """
@@ -16,7 +16,7 @@ from llmb.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemFiles:
-    """The files of /proc and /sys. Nothing raises for what is missing: devices that are off cannot be read."""
+    """The files of /proc and /sys. Missing files raise nothing: devices that are off cannot be read."""
 
     root: Path = Path("/")
 
@@ -24,7 +24,7 @@ class SystemFiles:
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str | None:
-        """None if it cannot be read, as many files of a device that is off."""
+        """Return None if it cannot be read, like many files of a device that is off."""
         try:
             return self.path(name).read_text(errors="replace").strip()
         except (OSError, ValueError):
@@ -106,7 +106,7 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
 
 
 def parse_path(text: str | Path) -> Path:
-    """A path that a user names, of which there may be nothing. Raises UsageError for text that no path can have."""
+    """Return a path that need not exist. Raises UsageError for text that no path can have."""
     try:
         path = Path(text).expanduser()
         path.lstat()

@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Stands where the value would. It is false, so that ``if value`` tells whether there is one."""
+    """Stands in for the value. It is false, so ``if value`` checks whether there is one."""
 
     reason: str
 

@@ -107,7 +107,7 @@ class Option:
     repeatable: bool = False
     """It can be repeated, and a job gets all values: it is not swept. The field is a tuple."""
     several: bool = False
-    """Text of which several values may be asked for at once; numbers and choices may be, anyway."""
+    """Text that accepts several values at once, as numbers and choices always do."""
     negates: bool = False
     """A flag, ``--no-name``, that sets the field to False."""
     folder: bool = False
@@ -161,7 +161,7 @@ class Option:
 
     @property
     def limit(self) -> str:
-        """Limit of a number in words; empty without one."""
+        """Description of a number's limit; empty without one."""
         if self.minimum is not None:
             return f"at least {self.minimum:g}"
         return "" if self.above is None else f"above {self.above:g}"

@@ -100,7 +100,7 @@ def started_program(
 
 
 def waiting_for(process: Process) -> threading.Event:
-    """Set once it has ended, by a thread that waits: asking again and again would take time from what is measured."""
+    """Set when it has ended, by a waiting thread: polling would disturb the measurement."""
     ended = threading.Event()
 
     def wait() -> None:
@@ -176,7 +176,7 @@ def _began(pid: int) -> str:
 
 
 def _by_proc() -> Iterator[tuple[int, int]]:
-    """Id and parent of every process; those that end meanwhile are left out."""
+    """Return id and parent of every process, without those that end during the call."""
     for stat in PROC.glob("[0-9]*/stat"):
         try:
             _, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
@@ -202,7 +202,7 @@ class Ended(NamedTuple):
     last_lines: tuple[str, ...]
 
     def failure(self, program: str) -> RunFailed:
-        """Return the error for a program that left none of its own."""
+        """Return an error for a program that printed none."""
         how = f"was killed by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
         return RunFailed(f"{program} {how}" + "".join(f"\n  | {line}" for line in self.last_lines))
 

@@ -36,7 +36,7 @@ def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Folders of this user alone; links are not followed."""
+    """Return folders that belong to this user; links are not followed."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

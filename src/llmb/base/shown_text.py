@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values and text of others in words for people; text is safe to show. Pure.
+"""Formats values, and untrusted text so that it is safe to show. Pure.
 
-A terminal obeys control characters, in a name, a record or a log as anywhere.
+A terminal obeys control characters, also in a name, a record or a log.
 """
 
 import re
@@ -38,7 +38,7 @@ def csv_value(value: object) -> object:
 
 
 def value_text(value: str | float | bool | None) -> str:
-    """A setting, for people."""
+    """Format a setting for display."""
     match value:
         case None:
             return "none"
@@ -53,7 +53,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(items: Iterable[str], most: int = 4) -> str:
-    """The first ``most`` items in one line, and how many there are beside them."""
+    """Return the first ``most`` items in one line, and the number of the others."""
     texts = list(items)
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more

@@ -37,7 +37,7 @@ class Output(NamedTuple):
     code: int | None = None
     """Its exit code; None if it was not started, or ended for a limit."""
     not_here: bool = False
-    """True if there is no such program."""
+    """True if the program does not exist."""
 
 
 def ask_program(

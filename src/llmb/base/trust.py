@@ -65,7 +65,7 @@ def _owner(path: Path) -> int | None:
 
 
 def _link_owner(place: Path) -> int | None:
-    """None for what is not a link, or cannot be looked at."""
+    """Return None for a path that is not a link, or cannot be read."""
     try:
         return place.lstat().st_uid if place.is_symlink() else None
     except OSError:

@@ -68,7 +68,7 @@ class PublishedCondition(Record):
 
 
 class Figures(Record):
-    """Figures of one run that a document prints; None for what it does not print."""
+    """Figures of one run that a document prints; None if it omits one."""
 
     step_time_s: float
     step_time_std_s: float | None = None
@@ -94,7 +94,7 @@ class Expectation(Figures):
     averaged_steps: int = 1
     """The number of steps that a printed step time averages."""
     gpu_type_stated: bool = True
-    """False if the document does not tell which of its GPU types the figure is of."""
+    """False if the document does not state the figure's GPU type."""
 
 
 class PublishedFlops(Record):

@@ -48,7 +48,7 @@ def unspecified_text(choices: Sequence[Unspecified]) -> str:
 
 
 Size = Annotated[int, Field(ge=1, le=1 << 53)]
-"""A number of things that are there, which a float holds exactly."""
+"""A count, small enough for a float to hold exactly."""
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Positive = Annotated[float, Field(gt=0, lt=1e30)]
 
@@ -430,7 +430,7 @@ class Recipe(Record):
     decisions: tuple[str, ...] = ()
     """The differences from the published recipe."""
     pretended_rank: Count | None = None
-    """The rank that runs alone, as if the others were there; None for a run of all ranks."""
+    """The rank that runs alone, as if the others existed; None for a run of all ranks."""
 
     @property
     def model_name(self) -> str:
@@ -463,7 +463,7 @@ class Recipe(Record):
         return next(iter(self.expectations), None)
 
     def title(self, dtype: str | None = None) -> str:
-        """``dtype`` may say more of the precision."""
+        """``dtype`` may describe the precision in more detail."""
         return f"{self.model_name} {dtype or self.dtype} on {self.scale} x {self.gpu_type}"
 
     def published_way(self, key: str) -> str | None:

@@ -239,7 +239,7 @@ def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float 
 
 
 def _beyond_peak(tflops: Mapping[str, float | None], peak: float | None) -> dict[str, str]:
-    """Conventions that count so much work that is not done, such as masked attention, that no MFU can be told."""
+    """Conventions that count too much work that is skipped, such as masked attention, for an MFU to make sense."""
     beyond = [name for name, value in tflops.items() if value and peak and value > peak]
     return {f"{MFU}.{name}": "above the peak, because it counts work that is skipped" for name in beyond}
 

@@ -65,7 +65,7 @@ def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented:
 
 
 def rule_of_document(rule: str, documented: str | None) -> str:
-    """The rule for what the program of a document prints: by default the last step, where that is what it takes."""
+    """Return the rule for the printed figures of a document's program: the last step if it uses that by default."""
     return LAST if rule == DEFAULT_RULE and documented == LAST else rule
 
 

@@ -229,7 +229,7 @@ def _print_planned(place: AcceptedNodes, choose: Choose, terms: Terms, *, json: 
 
 
 def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:
-    """Does what is left of an acceptance, and returns its result. Raises the errors of its parts."""
+    """Do the rest of an acceptance, and return its result. Raises the errors of its parts."""
     install = install_here()
     key = acceptance_key(place, choose(place.gpus), terms)
     folder, request = open_acceptance(install, key, place.nodes, start_new=terms.start_new)

@@ -93,7 +93,7 @@ CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Sources of answers beside the options."""
+    """Sources of answers other than the options."""
 
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options come before it.")] = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of installation, and messages beside the result, for every command."""
+"""The root of installation, and messages apart from the result, for every command."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb watch``, and the lines that ``llmb jobs log --follow`` writes beside a log."""
+"""``llmb watch``, and the lines that ``llmb jobs log --follow`` adds to a log."""
 
 import time
 from collections.abc import Iterable, Iterator

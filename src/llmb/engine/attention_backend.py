@@ -2,7 +2,7 @@
 """Chooses the attention backend of a run: tries those of the device with the model's own attention and shapes.
 
 Every rank tries them at its own shapes, which differ with context parallelism and between pipeline stages; the first
-times them, and all use what is fastest there. The time depends only on shapes, so inputs are random. What a fused
+times them, and all use the fastest one there. The time depends only on shapes, so inputs are random. What a fused
 backend computes is compared with exact attention before it can be chosen: some are wrong at some shapes.
 """
 
@@ -180,7 +180,7 @@ def try_kernel(
 
 
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
-    """Return the trial of all ranks, a collective; or of this process alone, if there are no ranks."""
+    """Return the trial of all ranks, a collective; without ranks that of this process."""
     own, refusal = BackendTrial(None, None, None), None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

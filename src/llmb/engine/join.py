@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first program of a rank that something else has started: it asks rank 0 for the folder, and becomes the worker.
+"""The first program of an externally started rank: it gets the folder from rank 0, and becomes the worker.
 
 The worker's command line names the folder, by which samples tell the run's own processes from others.
 """

@@ -29,7 +29,7 @@ from llmb.runs.plan import EnginePlan
 
 Shape = tuple[int, ...]
 Parts = Iterator[tuple[Tensor, Tensor]]
-"""The results of a kernel and of torch, part after part, of which few are in memory as fp32 at a time."""
+"""Yield the results of a kernel and of torch in parts, so that few are in memory as fp32 at a time."""
 MOST_VALUES = 2**26
 """The most values of a part."""
 MOST_EXPERTS = 2
@@ -76,7 +76,7 @@ class Values:
 
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
-    """The results of the first rank, and wrong ones of others; empty without kernels, as on a CPU. A collective."""
+    """Return the results of the first rank, and wrong ones of others; empty without kernels. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():

@@ -41,7 +41,7 @@ def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
 
 
 def _ask_for_network(folder: RunFolder) -> Path | None:
-    """Whoever set a level finds all that it logs where he wanted it; what is needed is in the same place."""
+    """A level set by the user stays, with its place; the lines needed here go to the same place."""
     level = nccl_setting(LEVEL).upper()
     if level not in (*BRIEF, *DETAILED):
         _log_to(network_log(folder, _rank()), ",".join(OF_NETWORK))
@@ -95,7 +95,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copy NCCL's output from the user's own file, which may be on a disk of this node. A failure is only told."""
+    """Copy NCCL's output from the user's own file, which may be on a disk of this node. A failure is only reported."""
     if log is None:
         return
     kept = network_log(folder, _rank())

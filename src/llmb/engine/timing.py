@@ -231,7 +231,7 @@ class StepReader:
         self.read_s = time.perf_counter()
 
     def _read(self, pending: PendingStep) -> CompleteStep:
-        """One step over all ranks that are there; every rank gets the same."""
+        """Return one step over all existing ranks; every rank gets the same."""
         asked_s = time.perf_counter()
         pending.ended.wait()
         seen_s = time.time()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private names of torch that are used here, which any version of torch may rename or remove.
+"""The private names of torch that llmb uses; any version of torch may rename or remove them.
 
 A program checks them before it imports the modules that need them. All are there in the versions of ``TRIED``.
 """
@@ -59,11 +59,11 @@ ACCOUNT = (
     *_names("torch.ops.aten.mm.default", "_overloadpacket _schema"),
     *_names("torch.utils._python_dispatch", "TorchDispatchMode"),
 )
-"""Names that counting a rank uses beside them."""
+"""Additional names for counting a rank."""
 WEIGHTS = ("torch.distributed.checkpoint.utils._create_file_view",)
-"""Names that converting weights uses beside them."""
+"""Additional names for converting weights."""
 BENCH = ("torch.cuda._sleep",)
-"""Names that measuring a machine's parts uses beside them."""
+"""Additional names for measuring a machine's parts."""
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -85,7 +85,7 @@ def _members(group: str) -> list[int]:
 
 
 def main_thread_location() -> tuple[str | None, bool]:
-    """The project's line that the main thread is in, what it called there, and whether that communicates."""
+    """The project's line that the main thread is in, the function called there, and whether that communicates."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return None, False

@@ -342,7 +342,7 @@ class _Stream(Protocol):
 
 
 class _Refused(ValueError):
-    """The archive is not what it should be."""
+    """The archive is invalid."""
 
 
 def default_ending() -> str:

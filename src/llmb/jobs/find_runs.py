@@ -43,7 +43,7 @@ from llmb.verdict.match_runs import Earlier
 
 NEAR = 5
 MOST_NEAR = 10
-"""Repeats of a run that are looked for on either side of it; others of long ago had other software."""
+"""Number of repeats to find before and after a run; older ones had other software."""
 MOST_RECORDS = 256
 """Records of repeats that are kept for the next run."""
 MANY = 500
@@ -315,7 +315,7 @@ class _Forms:
         self.has_all = len(self.values) == len(self.words)
 
     def may_be_of(self, folder: RunFolder) -> bool:
-        """Return whether the run may be selected; true for a truncated file, so that it is reported. Raises OSError."""
+        """Return whether the run may be selected, also if truncated, so that it is reported. Raises OSError."""
         text = read_regular(folder.record, MOST_JSON_BYTES)
         if not self.has_all or folder.path.parent.name in self.words or not text.rstrip().endswith(b"}"):
             return True
@@ -389,7 +389,7 @@ def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> RunSet:
 
 
 def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:
-    """``runs``, of which those that ended without a result have one now."""
+    """Return ``runs`` with results for those that ended without one."""
     without = [run.folder for run in runs if run.record.status in ("queued", "running", "failed")]
     return [read_folder(run.folder) for run in runs] if conclude_ended(without, say) else runs
 

@@ -27,7 +27,7 @@ _PARTS = ("", "-wal", "-shm", "-journal")
 
 
 def run_folders_below(install: Path) -> set[Path]:
-    """Folders of every run that was made, submitted or imported there; what has a hidden name is none."""
+    """Return the folders of every run made, submitted or imported there, without hidden ones."""
     return {path.parent for path in _shown(install, f"{RUNS}/{RUN_RECORD}")}
 
 

@@ -98,7 +98,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Its model, and the dtype of a run, or what it prepares; what else it does."""
+        """Its model, with the dtype of a run or the task of a preparation."""
         does = self.dtype if self.kind == "run" else self.subject
         return f"{self.model_name or self.kind} {does}"
 
@@ -119,7 +119,7 @@ class Job:
 
 
 def row_of_record(record: RunRecord) -> dict[str, Any]:
-    """The fields of a job that say what it runs."""
+    """The fields of a job that describe its run."""
     plan, recipe = record.plan, record.plan.recipe
     return {
         "label": record.label,

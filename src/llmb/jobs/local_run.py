@@ -284,7 +284,7 @@ def interleaved(repeats: Sequence[int]) -> Iterator[Turn]:
 
 
 def remaining(turns: Iterator[Turn], finished: Mapping[int, int]) -> list[Turn]:
-    """Without the first repeats of a recipe, of which ``finished`` have ended before."""
+    """Return the turns without each recipe's first repeats, as many as are ``finished``."""
     return [turn for turn in turns if turn.repeat > finished.get(turn.recipe, 0)]
 
 
@@ -323,5 +323,5 @@ def _ended(folder: RunFolder) -> EndedRun | None:
 
 
 def _measured(plan: Plan) -> tuple[int, ...]:
-    """Equal for runs of the same identity that have the same steps too, of which the same are measured."""
+    """Return a key that, for the same identity, is equal if steps, seed and window are."""
     return plan.first_step, plan.steps, plan.seed, plan.window.first, plan.window.last

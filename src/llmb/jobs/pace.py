@@ -36,7 +36,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The step time that a run should have, and who says so."""
+    """The step time that a run should have, and its source."""
 
     step_time_s: float
     source: str

@@ -209,7 +209,7 @@ def parsed_run(path: Path, rule: str) -> AnalyzedRun:
 
 
 def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
-    """The run that a file which was parsed with a window is the log of; by its log alone if its files are damaged."""
+    """Return the run of a parsed log, in its window; from the log alone if the run's other files are damaged."""
     parts = file.path.absolute().parts
     folder = RunFolder(file.path.absolute().parent) if parts[-1] == log_name(parts[-2:][0]) else None
     if not folder or not folder.record.is_file():
@@ -245,7 +245,7 @@ def _run_with_log(recorded: RecordedRun, file: ParsedFile, rule: str) -> Analyze
 
 
 def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOutcome:
-    """A log does not tell the window that the run was planned with; the record does."""
+    """Return the record's window, because a log does not contain the planned one."""
     read, window = file.outcome.window, record.window
     if rule != DEFAULT_RULE or read is None or read == window:
         return file.outcome

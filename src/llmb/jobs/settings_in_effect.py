@@ -132,7 +132,7 @@ def _variables(
     workload: str | None,
     jobs: tuple[str, JobDefaults] | None,
 ) -> Iterator[Setting]:
-    """The workers' variables: what the catalogue has, below the shell's, below what the files say."""
+    """Return the workers' variables: files override the shell, which overrides the catalogue."""
     shipped: dict[str, Setting] = {}
     if config.fabric:
         fabric = find_fabric(catalogue, config.fabric)
@@ -154,7 +154,7 @@ def _variables(
 
 
 def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> tuple[str, JobDefaults]:
-    """The size, by default the first one of the workload, and what its recipe gives its jobs."""
+    """Return the size, by default the first one of the workload, and the job settings of its recipe."""
     sizes = sizes_of(find_workload(catalogue, workload))
     chosen = size or next(name for name in sizes if (name == TINY) == (gpu_type == CPU))
     recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))

@@ -34,7 +34,7 @@ class FolderState:
     unread: str = "there is no record of it"
     """The reason for the state."""
     gone: bool = False
-    """There is no folder any more."""
+    """True if the folder no longer exists."""
     run_reason: str | None = None
     run_of: tuple[str, int] | None = None
     """The last job that ran it, and that job's restarts."""
@@ -107,7 +107,7 @@ def _ended(job: Job, state: JobState, folder: FolderState) -> tuple[Status, str 
 
 
 def _completed(folder: FolderState) -> tuple[Status, str | None]:
-    """A run is a success only if its record says so: the scheduler knows the job, not the run."""
+    """A run is a success only by its record: the scheduler knows the job, not the run."""
     if folder.run_status is None:
         return "invalid", f"the job completed, but the result of the run is unknown: {folder.unread}"
     if folder.run_status in ("failed", "cancelled"):

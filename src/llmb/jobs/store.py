@@ -159,7 +159,7 @@ class Store:
             )
 
     def next_query(self) -> int:
-        """A number for the query that is about to be made: a later one has a higher number, whatever the clocks say."""
+        """Return a number for the next query; it increases with every query, independent of clocks."""
         with self._transaction():
             self.db.execute("UPDATE queries SET latest = latest + 1")
             return self._single("SELECT latest FROM queries", ())
@@ -389,7 +389,7 @@ def check_writable(path: Path) -> None:
 
 
 def _code(error: sqlite3.OperationalError) -> int:
-    """SQLite's own code, without what it adds to that; 0 of an error of Python, as in text that is not UTF-8."""
+    """Return SQLite's primary error code; 0 for an error of Python, such as for text that is not UTF-8."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 

@@ -74,7 +74,7 @@ def _add(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str],
 
 @contextmanager
 def unanswered_is_explained() -> Iterator[None]:
-    """Without an answer, rerunning a command that submits could queue a job twice: its error says so."""
+    """Submit the job; the error after no answer warns that rerunning the command could queue it twice."""
     do = "run 'llmb jobs refresh' and 'llmb jobs list' before submitting it again"
     try:
         yield

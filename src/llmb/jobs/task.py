@@ -47,7 +47,7 @@ class TaskRecord(Record):
     """GPUs; processes of a job without GPUs."""
 
     def row(self) -> dict[str, Any]:
-        """The fields of the history that say what the job does."""
+        """The fields of the history that describe the job."""
         fields = self.model_dump(exclude={"schema_version", "gpus"})
         return {**fields, "gpu_type": self.gpu_type or "GPU", "dtype": ""}
 

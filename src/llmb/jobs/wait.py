@@ -99,7 +99,7 @@ def wait_for_one(install: Path, job: Job, environ: Mapping[str, str], say: Say, 
 
 
 class Watch:
-    """Reports one job that is waited for, and its steps as they are done."""
+    """Reports the state of one awaited job, and its steps as they complete."""
 
     def __init__(self, on_job: Callable[[Job], None], on_step: Callable[[StepNews], None]) -> None:
         self.on_job = on_job

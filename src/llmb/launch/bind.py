@@ -57,7 +57,7 @@ def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]
 
 
 def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int] | None:
-    """The NUMA node of each worker's GPU; None where the driver or the system does not tell all of them."""
+    """Return the NUMA node of each worker's GPU; None unless the driver and the system report all of them."""
     gpus = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
     visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     chosen = [_gpu(gpus, name) for name in visible] if visible else list(gpus)
@@ -106,7 +106,7 @@ def share(
 
 
 def bind_memory(node: int) -> str | None:
-    """Bind this process, and what it becomes, to the memory of ``node``; return the problem, if any."""
+    """Bind this process, and the program it becomes, to the memory of ``node``; return the problem, if any."""
     number = SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"unsupported on {platform.machine()}"

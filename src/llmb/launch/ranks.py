@@ -134,7 +134,7 @@ def _send(ranks: Sequence[Process], number: signal.Signals) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code, negative for a signal, in words."""
+    """Describe an exit code, which is negative for a signal."""
     if code > 0:
         return f"ended with exit code {code}"
     names = {item.value: item.name for item in signal.Signals}

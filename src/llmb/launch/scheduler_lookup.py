@@ -27,7 +27,7 @@ SCHEDULERS = {
 UNNAMED = next(iter(SCHEDULERS))
 """The scheduler of a cluster whose settings name none."""
 USER_KEYS = ("gpu_type", "python", *SCHEDULERS)
-"""Keys of cluster_config.yaml that a user may have a default for: what is the user's, and not the cluster's."""
+"""Keys of cluster_config.yaml that a user may have a default for: personal ones, not the cluster's."""
 
 
 @cache

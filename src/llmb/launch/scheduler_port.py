@@ -167,11 +167,11 @@ class JobHandle(Protocol):
 
     @property
     def folder(self) -> RunFolder:
-        """Hold what was submitted."""
+        """Hold the submitted job."""
 
     @property
     def live(self) -> bool:
-        """It had not ended when it was last asked for."""
+        """True if it had not ended at the last query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +377,7 @@ class Wording:
     """The scheduler's terms."""
 
     title: str
-    """Its name for people."""
+    """Its display name."""
     words: frozenset[str] = frozenset()
     """Every state that its jobs may have."""
 

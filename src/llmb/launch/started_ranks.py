@@ -19,7 +19,7 @@ JOIN = "llmb.engine.join"
 """The program of another rank than 0, which does not know the folder of the run."""
 STORE_ID = "LLMB_STORE_ID"
 RANK_VARIABLES = "LLMB_RANK_VARIABLES"
-"""Names of the variables that the plan gives rank 0, which tells the other ranks their values."""
+"""Names of the variables that rank 0 gets from the plan and broadcasts to the other ranks."""
 RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
 
 

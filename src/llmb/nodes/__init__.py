@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes before and beside training: whether they are fit, and how fast their parts are."""
+"""Checks of nodes before and during training, and the speed of their parts."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The predicted step of a plan, or of each row of a file: interval, calibration and what is not validated."""
+"""The predicted step of a plan, or of each row of a file: interval, calibration and unvalidated aspects."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ class Prediction:
 
 
 COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE, TERMS["tp_bf16"], TERMS["cp_attention"]}
-"""Terms that a rank alone calibrates; a bubble consists mostly of them."""
+"""Terms that a single rank calibrates; a bubble consists mostly of them."""
 SOFTWARE = (
     "other software than the documents': with other versions of it, steps on H100 were up to 19 % longer; llmb's "
     "engine was measured on one GPU alone"
@@ -197,7 +197,7 @@ COLUMNS = (*RECIPE, "gpus", *(name for name in SIZES if name != "sequence_parall
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A line of the file, and its prediction or the reason that there is none."""
+    """A line of the file, and its prediction or the reason for its absence."""
 
     line: int
     columns: Mapping[str, str]

@@ -34,7 +34,7 @@ class ScaledStep:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Predicted steps at doubling scales. ends: why there is none beyond the last."""
+    """Predicted steps at doubling scales. ends: the reason why they stop."""
 
     scales: tuple[ScaledStep, ...]
     ends: str

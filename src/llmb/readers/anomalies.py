@@ -39,7 +39,7 @@ FALSE_ALARM_RATE = 0.01
 FEWEST_RUNS = 3
 """Runs on each side of a step."""
 MOST_PAIRED = 1000
-"""The length above which pairs of steps are not looked for: there would be millions."""
+"""The length above which pairs of steps are not searched: there would be millions."""
 LONG_HISTORY = 20
 """The least number of runs: with fewer one outlier among three, however far, is not beyond chance."""
 
@@ -55,7 +55,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Anomalies:
-    """None for what is unknown, and for a period if stalls have none."""
+    """None if unknown; the period is also None if stalls have none."""
 
     outliers: tuple[Outlier, ...] = ()
     drift_pct: float | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step times that a clock contradicts: they are no measurement. Pure."""
+"""Finds step times that a clock contradicts, which makes them invalid. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ LEAST_OF_CLOCK = 0.5
 """A usual step may take this little of the time between two ends of steps, less what is known to lie between them: a
 checkpoint or an evaluation lies between some steps, but not between most."""
 CLOCK_ERROR_S = 1.0
-"""Error of moments that a waiting host, or a clock of whole seconds, tells."""
+"""Error of times taken by a waiting host, or by a clock of whole seconds."""
 FINE_CLOCK_ERROR_S = 1e-3
 """Error of usual moments by a clock that counts parts of a second."""
 FEW_LAPS = 3
-"""A host that waits once may make the usual one longer where there are fewer."""
+"""With fewer steps, a single wait of the host may lengthen the usual step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Lap:
     """Known time between the steps."""
     steps: int = 1
     ranks_apart_s: float = 0.0
-    """The time of the slowest rank less that of the fastest: a step's time is that of the slowest one of this step."""
+    """Time of the slowest rank minus that of the fastest: a step's time is that of its slowest rank."""
 
 
 def clock_contradiction(every: Sequence[Lap]) -> str | None:

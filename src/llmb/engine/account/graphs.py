@@ -196,14 +196,14 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
 """FLOPs of each operator, from its arguments."""
 
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
-"""Calls an operator that changes arguments: its results are those of the operator, then what was changed."""
+"""Calls an operator that changes arguments, and returns its results, then the changed arguments."""
 VIEW = torch.ops.aten._unsafe_view.default
 """A view of a tensor that nothing else uses, and therefore not declared as one."""
 KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
 """Mark of a node within a kernel."""
 LONG_LIVED = ("primals", "tangents", "arg")
-"""Arguments that something else holds while the graph runs; others were kept for it alone."""
+"""Arguments with other owners while the graph runs; only the graph held the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
 
 
 def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBackend:
-    """A backend for ``torch.compile`` that tells ``called`` of each call of a graph."""
+    """A backend for ``torch.compile`` that reports each call of a graph to ``called``."""
 
     def compiled(module: fx.GraphModule, _inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
         graph = counted(module, run, backward=backward)
@@ -348,7 +348,7 @@ def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, .
 
 
 def needed_for(output: fx.Node) -> list[fx.Node]:
-    """Its operands and what they are views of, in the order of the graph."""
+    """Its operands and the tensors that they are views of, in the order of the graph."""
     needed, new = set[fx.Node](), list(output.all_input_nodes)
     while new:
         node = new.pop()
@@ -450,7 +450,7 @@ MOVES = frozenset(
         torch.ops.prims.iota,
     }
 )
-"""Computed where they are read, as what is element-wise by its declaration."""
+"""Nodes computed where they are read, like all that are declared element-wise."""
 REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, aten.var_mean, aten.argmax})
 
 

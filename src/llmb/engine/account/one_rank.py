@@ -139,7 +139,7 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
     ("engine/precision/", "keep_weight", "weights"),
     ("engine/account/one_rank.py", "step", "other"),
 )
-"""File and function on the stack, and who owns what they allocate; the innermost decides."""
+"""File and function on the stack, and the owner of their allocations; the innermost decides."""
 UNCOUNTED = ("_wrap_tensor_autograd",)
 """Operators on results of collectives, which send nothing."""
 
@@ -159,7 +159,7 @@ class Ledger(TorchDispatchMode):
         self.flops: Counter[str] = Counter()
         self.collectives: list[Message] = []
         self.started: dict[int, Any] = {}
-        """Tensors that collectives may still read, by their results, which were not waited for."""
+        """Tensors that pending collectives may still read, by the collectives' results."""
         self.parameters: set[nn.Parameter] = set()
         self.gathered: dict[nn.Module, list[Tensor]] = {}
         self.inside = 0
@@ -170,7 +170,7 @@ class Ledger(TorchDispatchMode):
         return True
 
     def begin(self) -> None:
-        """Forget what was counted; what is live stays known."""
+        """Reset the counts, but keep track of live tensors."""
         self.flops.clear()
         self.collectives.clear()
         self.started.clear()
@@ -407,7 +407,7 @@ def counted(ledger: Ledger, ranks: Ranks) -> Counts:
 
 
 def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
-    """Count one rank among as many as the plan has, none of which is there. The ledger has the last counted step.
+    """Count one rank of the plan without starting the others. The ledger has the last counted step.
 
     Works once in a process, as ``lone_rank`` does.
     """

@@ -103,7 +103,7 @@ def _box_at(index: MetadataIndex, place: PartPlace, elements: Tensor) -> Tensor:
 
 
 class PartsSavePlanner(DefaultSavePlanner):
-    """Saves tensors, and of those with a place the elements that are there."""
+    """Saves tensors; of one with a place, only the elements in it."""
 
     def __init__(self, places: Places) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class PartsSavePlanner(DefaultSavePlanner):
 
 
 class PartsLoadPlanner(DefaultLoadPlanner):
-    """Reads tensors, and of those with a place the elements that are there."""
+    """Reads tensors; of one with a place, only the elements in it."""
 
     def __init__(self, places: Places) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def optimizer_state(stage: TrainedStage, optimizer: AdamW) -> dict[str, Tensor]:
 
 
 def part_places(stages: Stages) -> Places:
-    """Return the places of those tensors of ``training_state`` of which this rank has some elements."""
+    """Return the places of tensors in ``training_state`` that this rank holds in part."""
     parts = {each.name: place_of(each.part) for stage in stages for each in stage.held() if each.part is not None}
     kinds = ("exp_avg", "exp_avg_sq")
     return {

@@ -22,7 +22,7 @@ CAPABILITY = (8, 9)
 
 
 def has_kernel(tensor: Tensor) -> bool:
-    """Return True if Triton kernels that cast run on the tensor's device; else the torch code beside them does."""
+    """Return True if Triton casts on the tensor's device; otherwise the equivalent torch code does."""
     return tensor.is_cuda and _casts(tensor.device.index)
 
 

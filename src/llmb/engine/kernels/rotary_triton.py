@@ -36,7 +36,7 @@ def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr,
 def _columns(
     piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Columns of the two tiles, and where they end: pairs, and then what is not rotated, side by side."""
+    """Return the columns of the two tiles and their ends: pairs, then elements that are not rotated."""
     numbers = tl.arange(0, COLUMNS)
     if piece < ROTATED:
         return piece * COLUMNS + numbers, piece * COLUMNS + PAIRS + numbers, PAIRS, 2 * PAIRS

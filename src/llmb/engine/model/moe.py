@@ -123,7 +123,7 @@ class Experts(nn.Module):
         self.products: Products | None = None
 
     def forward(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None = None) -> Tensor:
-        """Multiply rows of which each expert has ``counts``; host_counts: the same, if that needs no wait."""
+        """Multiply the ``counts`` rows of each expert; host_counts: the same, if that needs no wait."""
         if self.products is None:
             inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), counts))
             return grouped_matmul(inner, self.matrices("down_proj"), counts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a layout whose other ranks are not there: its collectives complete at once.
+"""One rank of a layout without the others: its collectives complete at once.
 
 torch's fake process group copies a rank's own values to where those of the others would be. The rank then computes what
 it would compute among others, and nothing that it computes means anything.

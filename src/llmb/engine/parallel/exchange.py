@@ -29,7 +29,7 @@ from llmb.engine.model.decoder import Decoder, initial_values
 from llmb.engine.model.linear import GradientSum, local_tensor, sharded_like
 
 ALIGNED = 64
-"""Elements of which a piece has a multiple: whole vectors for kernels."""
+"""A piece has a multiple of this many elements: whole vectors for kernels."""
 
 
 class Peers(NamedTuple):
@@ -318,7 +318,7 @@ def padded_size(elements: int, pieces: int) -> int:
 
 
 def reduce_partial_gradient(parameter: nn.Parameter) -> None:
-    """Reduce a gradient of which tensor-parallel ranks have partial sums, which FSDP does for sharded parameters."""
+    """Reduce a gradient that tensor-parallel ranks hold as partial sums, as FSDP does for sharded parameters."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)

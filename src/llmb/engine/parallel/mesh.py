@@ -62,7 +62,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """True for one of the ranks that are there."""
+        """True for a rank that exists."""
         return self.rank == 0 or self.alone
 
 
@@ -161,7 +161,7 @@ def arrange(
 
 
 def as_one(mesh: DeviceMesh, *names: str) -> DeviceMesh:
-    """Neighboring dimensions as one. It has a group of its own only if several of them have more than one rank."""
+    """Return neighboring dimensions as one, with a new group only if several of them have more than one rank."""
     several = tuple(name for name in names if mesh[name].size() > 1) or names[:1]
     return mesh[several]._flatten("_".join(several))
 
@@ -174,7 +174,7 @@ def with_replicas(mesh: DeviceMesh, replicas: int) -> DeviceMesh:
 
 
 def of_every_rank(value: Value, ranks: Ranks) -> list[Value]:
-    """The values of all ranks that are there, in their order. A collective."""
+    """Return the values of all existing ranks, in their order. A collective."""
     values = [value]
     if not ranks.alone:
         values *= ranks.world_size

@@ -82,7 +82,7 @@ def announced_folder() -> tuple[Path, dict[str, str]]:
 
 
 def connect(patience: timedelta, *, hosts: bool = False) -> Store:
-    """A connection of its own to the store of the run."""
+    """Return a separate connection to the store of the run."""
     file = os.environ.get(STORE)
     if file:
         return FileStore(file, UNTIL_REMOVED)
@@ -97,7 +97,7 @@ def connect(patience: timedelta, *, hosts: bool = False) -> Store:
 
 
 def check_open_files(ranks: int) -> None:
-    """Raise EnvironmentProblem if this process may not open as many files as the store of ``ranks`` ranks needs."""
+    """Raise EnvironmentProblem if this process may open too few files for the store of ``ranks`` ranks."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < FILES_PER_RANK * ranks:
         what = (
@@ -108,7 +108,7 @@ def check_open_files(ranks: int) -> None:
 
 
 def store_host() -> str:
-    """Describe for people what the ranks depend on for their store."""
+    """Describe the host or the file that provides the store."""
     if STORE in os.environ:
         return f"the file system of {os.environ[STORE]}"
     return f"rank 0 at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -252,7 +252,7 @@ def all_gather(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
 
 
 def _group(ranks: range, description: str, timeout: timedelta | None) -> dist.ProcessGroup:
-    """Made by its own ranks alone."""
+    """Create the group on its own ranks only."""
     made: dist.ProcessGroup = dist.new_group(
         list(ranks), timeout, gloo_backend(), use_local_synchronization=True, group_desc=description
     )

@@ -124,7 +124,7 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
 
 
 def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
-    """Gathers, reduces and scatters where ``module`` begins or ends what is sharded by features."""
+    """Gathers, reduces and scatters where a part sharded by features begins or ends with ``module``."""
     name, (group, sequence_parallel) = path.rpartition(".")[2], boundary
     if isinstance(module, Norm | Bias):
         # Ranks see different heads, whatever tokens they see.

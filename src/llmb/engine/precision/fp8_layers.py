@@ -490,7 +490,7 @@ class Fp8SquaredReluMLP(SquaredReluMLP):
 
 
 class RotatedAttention(Attention):
-    """Attention of which only positions come between product and attention."""
+    """Attention with nothing but positions between product and attention."""
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)

@@ -98,7 +98,7 @@ Part = Literal["whole", "query", "key", "value", "gate", "up"]
 PREFIXES = ("module.", "")
 LAYER, LAYERS = "layers.", "decoder.layers."
 LEFT_OUT = ("_extra_state", "optimizer.", "rng_state", "rerun_state", "chained_")
-"""Parts of the names of tensors that are no weights."""
+"""Parts of the names of tensors that are not weights."""
 NEMO_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 METADATA_CLASS = ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
 NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesStorageMetadata")}

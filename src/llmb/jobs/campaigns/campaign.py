@@ -168,7 +168,7 @@ def _read(path: Path) -> Campaign:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job with what it needs."""
+    """A job with everything needed to submit it."""
 
     job: CampaignJob
     order: Order

@@ -117,7 +117,7 @@ class Proposal:
     left_out: Sequence[str] = ()
     """Jobs that were not named and cannot run, with reasons."""
     queued: Campaign | None = None
-    """An earlier campaign with the same jobs, all of which were queued."""
+    """An earlier campaign with the same jobs, all queued."""
 
     @property
     def remaining(self) -> list[PlannedJob]:

@@ -58,7 +58,7 @@ class Need(Record):
 
 
 class Fixed(Record):
-    """Variables that llmb sets where one of its options is chosen, beside the option's own."""
+    """Additional variables that llmb sets with one of its options."""
 
     option: str
     variables: dict[str, str]
@@ -95,7 +95,7 @@ class LaunchScript(Record):
     """Options that it gives the training program, and the line in ``options_file`` where."""
     options_file: str
     fixes_steps: bool = True
-    """True if a profiled, traced or resumed run has a number of steps of its own, whatever MAX_STEPS says."""
+    """True if a profiled, traced or resumed run ignores MAX_STEPS and has its own number of steps."""
     root: Literal["STAGE_PATH", "LLMB_INSTALL"]
     removed: tuple[str, ...] = ()
     """Variables that must not be set."""
@@ -103,7 +103,7 @@ class LaunchScript(Record):
     """Variables that every launch sets."""
     fixed: tuple[Fixed, ...] = ()
     gpus_per_node: int | None = None
-    """GPUs of a node that are written into it; None where a variable says them."""
+    """GPUs per node that are hard-coded in it; None if a variable sets them."""
     variables: dict[str, dict[str, int]]
     """Variables that it reads, with the first line, by file."""
     unread: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def find_launch_script(workload: str, size: str, release: str | None) -> LaunchS
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """A file of a checkout beside the release's."""
+    """A file of a checkout, compared with the release's."""
 
     script: LaunchScript
     file: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of the reference suite's ``parse_train_timing.sh`` and ``_mbridge.sh``, for what reads those.
+"""The output of the reference suite's ``parse_train_timing.sh`` and ``_mbridge.sh``, for programs that parse it.
 
 A run counts by the steps of its window alone: it is a success that has the whole window, even if it ends before its
 last step. Statistics are of the population, or of a sample (n - 1) as the script for Megatron-Bridge has them.
@@ -195,7 +195,7 @@ def short_name(file_name: str) -> str:
 
 
 def compat_csv(report: CompatReport) -> str:
-    """A failed run has as many fields as a success."""
+    """A failed run has the same number of fields as a success."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(report.form.csv_header)

@@ -130,7 +130,7 @@ class ReferenceForm:
 
 @dataclass(slots=True)
 class Translation:
-    """A file of the reference suite as data of llmb's form. ``notes`` say what was not taken, and why."""
+    """A file of the reference suite in llmb's form. ``notes`` list the settings that were dropped, and why."""
 
     data: Data = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)

@@ -96,7 +96,7 @@ class LaunchVariable(Record):
 
     @property
     def prepares(self) -> VariableUse | None:
-        """Its use for a preparation; None if it applies to runs alone."""
+        """Its use for a preparation; None if it applies only to runs."""
         shared = next((use for use in self.uses if use.read_for or use.install), None)
         return self.preparation or shared
 
@@ -193,7 +193,7 @@ def read_preparation_variables(
     options: Mapping[str, Option],
     explicit: Collection[str] = (),
 ) -> Reading:
-    """Read the variables of a preparation. A variable that applies to runs alone is noted, and not checked."""
+    """Read the variables of a preparation. A variable that applies only to runs is noted, and not checked."""
     prep = [item.model_copy(update={"uses": (item.prepares,), "excludes": ()}) for item in variables if item.prepares]
     reading = read_variables(prep, environ, workload, options, explicit)
     others = [item.name for item in variables if not item.prepares and not item.quiet and environ.get(item.name)]

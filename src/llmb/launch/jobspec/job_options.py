@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of one job beside the run itself, and the settings of its workers on every node."""
+"""Options of one job apart from the run itself, and the settings of its workers on every node."""
 
 import re
 from collections.abc import Iterator, Mapping

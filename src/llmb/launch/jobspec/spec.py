@@ -95,7 +95,7 @@ def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Equal nodes, with a process per GPU (or as many on a CPU)."""
+    """Equal nodes, with a process per GPU (or that many on a CPU)."""
 
     nodes: int
     processes_per_node: int
@@ -131,7 +131,7 @@ class Placeholder(Record):
     before: str = ""
     """Text before it without a space, with no character that a shell interprets."""
     after: str = ""
-    """Text that follows, likewise."""
+    """Text that follows it."""
 
 
 Word = str | Placeholder

@@ -33,7 +33,7 @@ CLOCK_S = 1.0
 FURTHEST_CLOCK_S = 900.0
 """The longest time after the last step at which the samplers may end: all zones differ by as much."""
 LOG_RULES = ("auto", "last", "all")
-"""Window rules that are resolved by what the log says of itself."""
+"""Window rules that are resolved with the content of the log."""
 
 
 def result_of_log(
@@ -79,7 +79,7 @@ def result_of_log(
 
 
 def samples_beside(folder: RunFolder) -> Sequence[Sampled] | Missing:
-    """Return the samples of llmb beside a run, if there are any."""
+    """Return llmb's samples of a run, if there are any."""
     return samples_of_ended(folder.resources) or NOT_SAMPLED
 
 
@@ -90,7 +90,7 @@ def _sampled(
     samples: Sequence[Sampled] | Missing,
     nodes: int | None,
 ) -> dict[str, Any]:
-    """The fields of the result that samples tell."""
+    """Return the fields of the result that come from samples."""
     if isinstance(samples, Missing):
         return dict.fromkeys(("resources", "other_work", "machine"), samples)
     used = times if isinstance(times, Missing) else _used(plan, outcome, samples)

@@ -23,7 +23,7 @@ from llmb.runs.steps import StepNews
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """The request beside the plan, and its place."""
+    """The request of a plan, and the run's place."""
 
     choices: Choices
     options: FrameworkOptions
@@ -40,7 +40,7 @@ class ProgramWork:
     """The needs of a program from the job that runs it."""
 
     command: tuple[Word, ...] = ()
-    """One process per GPU, or as many on a CPU."""
+    """One process per GPU, or that many on a CPU."""
     launch: Launch | None = None
     """The program's own script, in place of ``command``, which queues the job."""
     secrets: tuple[str, ...] = ()

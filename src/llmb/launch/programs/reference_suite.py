@@ -58,7 +58,7 @@ ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")
 
 
 def variables_by_option(script: LaunchScript) -> dict[str, LaunchVariable]:
-    """The variable of ``script`` that takes what an option of llmb says, by the option's name."""
+    """Return the variables of ``script`` by the option of llmb that sets each."""
     variables: dict[str, LaunchVariable] = {}
     for variable in documented_variables():
         use = _use(variable, script)
@@ -83,7 +83,7 @@ def script_variables(
     image: str | None,
     mounts: Sequence[str],
 ) -> dict[str, str]:
-    """Names and values that the script gets; ``script_problems`` has refused what it cannot take."""
+    """Return the script's variables and values; ``script_problems`` has rejected unsupported ones."""
     variables = variables_by_option(script)
     chosen = dict(_always(recipe, gpus_per_node)) | dict(_chosen(script, recipe, choices, steps))
     chosen |= {"image": image, "mounts": ",".join(mounts) or None}
@@ -188,7 +188,7 @@ def _unknown_arguments(script: LaunchScript, arguments: Mapping[str, str]) -> It
 
 
 def scheduler_variables(script: LaunchScript) -> dict[str, str]:
-    """The variables for what the scheduler is asked for."""
+    """The variables for the scheduler's options."""
     variables = variables_by_option(script)
     pairs = {"account": "account", "partition": "partition", "time": "time_limit", "flags": "slurm_arg"}
     return {name: variables[option].name for name, option in pairs.items() if option in variables}

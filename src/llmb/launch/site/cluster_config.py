@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cluster_config.yaml`` in the install root: what is particular to one cluster."""
+"""``cluster_config.yaml`` in the install root: everything specific to one cluster."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +101,7 @@ class ClusterConfig(WorkloadSettings):
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """A file of settings, which is valid. ``data`` is what it says, in llmb's form."""
+    """A valid file of settings. ``data`` is its content in llmb's form."""
 
     path: Path
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -273,7 +273,7 @@ def plain(kind: Any) -> Any:  # noqa: ANN401 (any type there is)
 
 
 def leaves(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every single value of settings, with its keys; what is empty is left out."""
+    """Yield every value of settings with its keys, without empty ones."""
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, Mapping):

@@ -68,7 +68,7 @@ def submit(
 
 
 def not_exported(name: str) -> str:
-    """The flag of sbatch by which a variable of its own does not reach the job: there it is empty."""
+    """The flag of sbatch that keeps one of its variables from the job, where it is then empty."""
     return f"--export=ALL,{name}="
 
 
@@ -102,7 +102,7 @@ def call(
 
 
 def _raise_unless_configured(errors: str) -> None:
-    """A machine that gets its configuration from the controller has none while that is down, and says both."""
+    """A machine that gets its configuration from the controller reports both when the controller is down."""
     if NO_CONFIGURATION.search(errors) and not DOWN.search(errors):
         do = "run llmb where Slurm is configured, such as on a login node, or set SLURM_CONF to its slurm.conf"
         raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(errors)}", do=do)

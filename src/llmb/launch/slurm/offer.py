@@ -55,7 +55,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
-    """Numbers of as many digits as one with leading zeros have leading zeros, too."""
+    """Numbers with as many digits as one with leading zeros are padded, too."""
     padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
     for width in (0, *sorted(padded)):
         ids = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}

@@ -156,7 +156,7 @@ class SlurmChoices(Record):
     )
 
     def flags(self) -> dict[str, str | None]:
-        """Flags of sbatch that are asked for, by its own names."""
+        """The requested flags of sbatch, by sbatch's names."""
         chosen = self.model_dump(include=set(FLAG_NAMES), exclude_none=True)
         flags: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in chosen.items()}
         if self.signal_before:

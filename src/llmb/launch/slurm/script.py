@@ -19,7 +19,7 @@ WIDTH = 110
 
 
 class Shell(str):
-    """An expression for the shell to expand. Made from constants alone, never from what a user gave."""
+    """An expression for the shell to expand, made only from constants, never from user input."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ def shell_word(word: Word, interpreter: ShellWord) -> ShellWord:
 
 
 BESIDE = ("--overlap", "--mem=0")
-"""Options of a step that runs beside others, which may hold all cores and all memory of the job."""
+"""Options of a step that runs alongside others, which may hold all cores and all memory of the job."""
 BIND_FILE = Shell('"$llmb_folder"/bind.py')
 PYTHON_WORD, FOLDER_WORD = Shell('"$llmb_python"'), Shell('"$llmb_folder"')
 # srun ends the step with the first node that fails, and may lose what is still on its way to the log: that node waits.

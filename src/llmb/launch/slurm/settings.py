@@ -40,7 +40,7 @@ GPU_FLAGS = ("gpus-per-node", "gres")
 PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
 """sbatch refuses them of a job without GPUs."""
 EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
-"""Flags of which sbatch refuses more than one."""
+"""Mutually exclusive flags of sbatch."""
 
 NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Slurm's forms of a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].

@@ -92,7 +92,7 @@ class Terms:
 
 
 class AcceptanceRequest(Record):
-    """``request.json``: what is the same if an acceptance is continued. ``before`` is the last one like it."""
+    """``request.json``: settings that stay the same when an acceptance continues; ``before``: the last one like it."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -303,12 +303,12 @@ def _unfit_of_devices(document: Mapping[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRuns:
-    """A recipe that is trained under a label, here or in jobs, as often as it takes."""
+    """A recipe that is trained repeatedly under a label, here or in jobs, until its verdict is settled."""
 
     recipe: ChosenRecipe
     label: str
     name: str
-    """A suffix of the names of its parts; empty if there is one training alone."""
+    """Suffix of the names of its parts; empty for a single training."""
     place: AcceptedNodes
     nodes: Sequence[str]
     before: str | None

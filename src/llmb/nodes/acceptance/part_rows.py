@@ -23,7 +23,7 @@ def _reports(result: PartResult) -> Sequence[Document]:
 
 
 def unfit_of_checks(result: PartResult) -> list[str]:
-    """Nodes of which a check fails, or that gave no answer."""
+    """Nodes with a failed check or no answer."""
     return [one["node"] for one in _reports(result) if one["status"] == "fail" or _no_answer(one)]
 
 

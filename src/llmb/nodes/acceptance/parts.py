@@ -21,7 +21,7 @@ from llmb.catalogue.records import Record
 from llmb.runs.folder import ROOT_VARIABLES, BrokenRecord, read_stored, write_atomically, writing
 
 ANSWERS = (0, 4, 5, 6)
-"""Exit codes of commands that have done what they were called for: a failed check and a lost verdict are results."""
+"""Exit codes of commands that completed: a failed check and a failed verdict are results."""
 ERRORS: Mapping[int, type[LlmbError]] = {2: UsageError, 3: EnvironmentProblem, 7: InfrastructureError}
 Status = Literal[
     "pass", "warn", "measured", "improved", "fail", "regressed", "inconclusive", "not comparable", "invalid", "left out"
@@ -50,9 +50,9 @@ class AcceptancePart(Record):
     reference: str | None = None
     """The figure that it was compared with, if any."""
     command: str | None = None
-    """It does the same again."""
+    """Command that repeats it."""
     training: bool = False
-    """It says how fast a training was."""
+    """True if it measured the speed of training."""
 
 
 class AcceptanceResult(Record):

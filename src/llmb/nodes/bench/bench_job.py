@@ -168,7 +168,7 @@ def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: Dev
 
 
 def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
-    """Never raises for workers that failed: what is missing is in the result."""
+    """Never raise for failed workers: the result lists missing values."""
     request = BenchRequest.model_validate_json((folder.path / REQUEST).read_text())
     subject = read_task(folder).subject
     if subject == "pairwise":

@@ -143,7 +143,7 @@ def bytes_of(text: str) -> int:
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SQUARE: dict[Device, int] = {"cpu": 1024, "cuda": 8192}
-"""A product that keeps the whole device busy, beside those of the recipe."""
+"""An additional product that keeps the whole device busy."""
 COPY_BYTES: dict[Device, tuple[int, ...]] = {
     "cpu": (64 * KIB, MIB, 16 * MIB, 256 * MIB),
     "cuda": (64 * MIB, 512 * MIB, 2 * GIB),
@@ -341,7 +341,7 @@ SMALLER = {
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """The settings of a measurement; ``repeats`` is None for as many as fit in a short time."""
+    """Settings of a measurement; ``repeats`` is None for as many as fit in a short time."""
 
     device: Device
     repeats: int | None
@@ -349,7 +349,7 @@ class BenchSettings:
 
 
 def device_here(choice: DeviceChoice, machine: Machine) -> Device:
-    """The GPU if there is one. Raises EnvironmentProblem if one was asked for and is not here."""
+    """Return the GPU if there is one. Raises EnvironmentProblem if a requested one is missing."""
     if choice == "auto":
         return "cuda" if machine.gpu_names else "cpu"
     if choice == "cuda" and not machine.gpu_names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the program that measures, in a process of its own: whoever asks for measurements never loads torch."""
+"""Runs the program that measures, in a separate process, so that the caller never loads torch."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
 
 @contextmanager
 def job_folder(name: str, job: Record) -> Iterator[Path]:
-    """A temporary folder with the file that a program reads; for what it writes, too."""
+    """A temporary folder for a program's input and output files."""
     with scratch_folder("llmb-bench-") as folder:
         (folder / name).write_text(job.model_dump_json())
         yield folder

@@ -35,7 +35,7 @@ class Measurement(Record):
     case: str
     """The part within it, in a stable word for scripts, such as ``qkv`` or ``all_reduce``."""
     shape: str | None = None
-    """Shape of the data, for people, such as ``4096 x 4096 x 14336``."""
+    """Shape of the data for display, such as ``4096 x 4096 x 14336``."""
     dtype: str | None = None
     size_bytes: int | None = None
     node: str
@@ -216,7 +216,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
 
 
 def _moment(measured: MeasurementFile) -> datetime:
-    """Parse the time. Raises ValueError for a time that is none, or has no time zone."""
+    """Parse the time. Raises ValueError for an invalid time, and without a time zone."""
     moment = datetime.fromisoformat(measured.measured_at)
     if moment.tzinfo is None:
         raise ValueError(f"{measured.measured_at} has no time zone")

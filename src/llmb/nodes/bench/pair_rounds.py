@@ -112,7 +112,7 @@ def _alone(folder: Path, job: PairJob, run: dict[str, Phase], node: int) -> Node
 
 
 def _pairs(folder: Path, job: PairJob, run: dict[str, Phase]) -> Iterator[PairReading]:
-    """The pairs that met; a node that has failed alone is in none."""
+    """The measured pairs; a node that failed alone is in none."""
     for number, one in enumerate(rounds(job.nodes), 1):
         phase = run[f"round-{number}"]
         for pair in one.pairs:
@@ -151,7 +151,7 @@ def _problem(step: Path, phase: Phase) -> str | None:
 
 
 def last_words(text: str) -> str:
-    """The last line of a program's output, the launcher's own if there is no other."""
+    """Return the last line of a program's output, or the launcher's own if there is no other."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     others = [line for line in lines if not line.startswith(LAUNCHER)]
     return next(iter((others or lines)[-1:]), "")[:LAST_WORDS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes measured alone, in pairs and as a group: who meets whom and when, and which are unfit. Pure.
+"""Nodes measured alone, in pairs and as a group: which pairs are measured when, and which nodes are unfit. Pure.
 
 A pair does not say which of its nodes is bad; its other pairs do. So a node is blamed for what it did alone, or for
 two of its pairs and more than half of them, without those that a worse node explains.
@@ -158,7 +158,7 @@ def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
 
 
 def collective_figures(result: CollectiveResult) -> tuple[PairFigures, str | None]:
-    """Bandwidth and latency, and what is wrong with them."""
+    """Bandwidth and latency, and their problem if any."""
     timed = [(row.size_bytes, row.in_place) for row in result.rows if row.in_place]
     wrong = sum(way.wrong or 0 for _, way in timed)
     if not timed:
@@ -170,7 +170,7 @@ def collective_figures(result: CollectiveResult) -> tuple[PairFigures, str | Non
 
 
 def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[PairFigures, str | None]:
-    """The rate of the slowest process, and what is wrong with it."""
+    """The rate of the slowest process, and its problem if any."""
     failed = [f"local rank {part.local_rank}: {part.timing.reason}" for part in parts if part.timing.seconds is None]
     slowest = max((part.timing.seconds for part in parts if part.timing.seconds), default=None)
     tflops = None if slowest is None else 2 * SQUARE[device] ** 3 / slowest / 1e12
@@ -290,7 +290,7 @@ class Suspicion:
 
 
 def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[str]]:
-    """The nodes in their order, and what is to be known besides."""
+    """The nodes in their order, and notes."""
     state = Suspicion(failed=dict(_failures(readings)))
     for kind in (PRODUCT, BANDWIDTH):
         well = [reading for reading in readings.alone.values() if reading.node not in state.failed]
@@ -332,7 +332,7 @@ def _judge_pairs(state: Suspicion, rule: PairRule) -> None:
 
 
 def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
-    """Pairs tell nothing of their nodes if all of their distance are slower than those of the other one."""
+    """Pairs are no evidence about nodes if all at their distance are slower than those at the other one."""
     alike = {far: [pair for pair in state.pairs if pair.far is far] for far in (False, True)}
     usual_of = {far: usual([*best_of_nodes(alike[far], BANDWIDTH).values()], BANDWIDTH, rule) for far in alike}
     for far, names in {True: ("far apart", "of neighbors"), False: ("of neighbors", "far apart")}.items():
@@ -367,7 +367,7 @@ def _blame(readings: Readings, state: Suspicion) -> None:
 
 
 def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | None:
-    """None if there is no node that two bad pairs speak against."""
+    """Return None if no node has two bad pairs."""
     by_node: dict[int, list[PairReading]] = {}
     for pair in pairs:
         for node in (pair.first, pair.second):

@@ -63,7 +63,7 @@ class AttentionCase(Record):
 
 
 class CopyCase(Record):
-    """Copies so many bytes within the device's memory: that many are read, and as many are written."""
+    """Copies this many bytes within the device's memory: each is read and written once."""
 
     kind: Literal["copy"] = "copy"
     size_bytes: int
@@ -168,11 +168,11 @@ COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 ELEMENT_BYTES = 4
 """fp32, the default of nccl-tests."""
 ALIGNED = 16
-"""Bytes of which each rank's part is a multiple, where ranks have parts."""
+"""Each rank's part, if ranks have parts, is a multiple of this many bytes."""
 SHOWN_AS_SUM: frozenset[Collective] = frozenset(["all_reduce", "reduce_scatter", "sendrecv"])
 """nccl-tests names a reduction for these; send and receive has none."""
 UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
-"""Data that is sent may be overwritten before: there is no right result."""
+"""Sent data may be overwritten early, so no correct result is defined."""
 BASES, WEIGHTS = 61, 64
 """Values are small enough for sums of 8,000 ranks to be exact in fp32."""
 

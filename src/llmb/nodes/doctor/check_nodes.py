@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks several nodes by a job for each, whatever becomes of others, and compares the values that they report."""
+"""Checks several nodes with independent jobs, and compares the values that they report."""
 
 import contextlib
 import time
@@ -34,7 +34,7 @@ from llmb.runs.folder import BrokenRecord
 
 ASK_S = 20.0
 NODES_EVERY_S = 30.0
-"""The states of nodes whose jobs wait are asked again."""
+"""Seconds between queries for the states of nodes whose jobs wait."""
 LATE_S = 60.0
 """The time after which every client of the file system sees a file that another node has written."""
 GRACE_S = 120.0
@@ -61,7 +61,7 @@ class CheckTerms:
 
 @dataclass
 class NodesCheck:
-    """One check while it goes on. ``reports`` has every node that has a result."""
+    """One check in progress. ``reports`` has every node with a result."""
 
     store: Store
     terms: CheckTerms

@@ -76,7 +76,7 @@ class NodesResult(Record):
 
 
 class JudgedNodes(Record):
-    """The judgement of each node by measurements between nodes: a kept file of its own, beside the checks."""
+    """Each node's verdict by measurements between nodes, saved in a separate file."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -256,7 +256,7 @@ def _value(report: NodeReport, name: str) -> Value | None:
 
 
 def grouped(values: Mapping[str, Value]) -> dict[str, list[str]]:
-    """Nodes by their value in words; numbers that are nearly equal go with the median of all."""
+    """Group nodes by formatted value; numbers that are nearly equal join the median of all."""
     numbers = [value for value in values.values() if isinstance(value, (int, float))]
     usual = median(numbers) if numbers else 0.0
     groups: dict[str, list[str]] = {}

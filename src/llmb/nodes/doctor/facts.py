@@ -83,7 +83,7 @@ def check_gpu_type(catalogue: Catalogue, name: str | None) -> None:
 
 
 def run_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:
-    """The folders that runs write to, by what they are for."""
+    """The folders that runs write to, by purpose."""
     checkpoints = environ.get("CHECKPOINT_DIR")
     places = {
         "install": site.install,

@@ -55,7 +55,7 @@ class CheckRequest:
     target: TargetFacts
     scheduler: Scheduler
     places: Mapping[str, Path]
-    """Folders that runs write to, by what they are for; the first is the root of installation."""
+    """Folders that runs write to, by purpose; the first is the root of installation."""
     python: str
     """The interpreter that trains."""
 

@@ -30,7 +30,7 @@ Area = Literal[
     "nodes",
 ]
 BETWEEN: Area = "nodes"
-"""The area of facts that are only seen from outside a node, or beside others."""
+"""The area of facts that are visible only from outside a node, or in comparison with others."""
 AREAS: tuple[Area, ...] = tuple(area for area in get_args(Area) if area != BETWEEN)
 """Areas of one node."""
 TITLES: dict[Area, str] = {
@@ -85,7 +85,7 @@ class Rule(Record):
     same: bool = False
     """Equal nodes have an equal value, which is compared; numbers are equal within ``SAME_PCT``."""
     kinds: frozenset[str] = frozenset()
-    """Kinds of what it looks for, where there are many."""
+    """Kinds of the items that it checks, if there are several."""
     fails_if: str | None = None
     """A text on when it fails; None if it never does."""
     warns_if: str | None = None

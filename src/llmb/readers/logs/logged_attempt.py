@@ -28,7 +28,7 @@ class PrintedWork:
     """The work that the lines of the window print, and the first line that does not fit the others."""
 
     gbs: int | None = None
-    """Sequences of a step; None if no line tells."""
+    """Sequences per step; None if not in the log."""
     change: str | None = None
     """The reason why the steps are not of the same work."""
     before: tuple[int, int] | None = None
@@ -154,7 +154,7 @@ class LoggedAttempt:
     first_number: int = 0
     """Number of the first step of a run that does not resume."""
     means: bool = False
-    """A line that does not tell how many steps its time is the mean of stands for those since the line before."""
+    """A line without the number of steps averaged counts for those since the line before."""
     continued: bool = False
     """The run loaded a checkpoint before its first step, so its first step may have another number."""
     number: int = 0
@@ -192,7 +192,7 @@ class LoggedAttempt:
     laps: list[Lap] = field(default_factory=list)
     """The laps to lines of the window from those before them, if both have times."""
     logged: tuple[int, float] | None = None
-    """The last line, if it tells that: its step, and when."""
+    """Step and time of the last line, if it has them."""
     logged_s: "array[float]" = field(default_factory=_floats)
     """The times of the lines of the window, by their own clock; 0 for a line without, and shorter than the window if
     the last lines have none."""

@@ -24,7 +24,7 @@ MOST_GAPS = 20
 LOG_WARNING = "log_warning"
 """Key of the verdict's condition on ``warnings``."""
 LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
-"""A longer time between two lines, beside this multiple of their steps, is odd unless another line explains it."""
+"""A pause between two lines beyond this multiple of their steps is odd unless another line explains it."""
 DISTINCT_TIMES = 5
 """The number of different step times beyond which, with the same losses, a match by chance is excluded."""
 WIDEST_CLOCK_ERROR = 0.05

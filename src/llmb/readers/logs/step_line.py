@@ -26,16 +26,16 @@ class StepLine(NamedTuple):
     skipped: int = 0
     """Steps since the line before whose update was skipped, because of a loss or a gradient that is not finite."""
     mean_of: int = 1
-    """Steps that the step time is the mean of, if the log tells."""
+    """Number of steps that the step time averages, if it is in the log."""
     rank: int | None = None
     """The rank that a prefix of the line names."""
     clock_s: float = 0.0
     """A clock whose difference since the line before is the time of all steps since then; 0 for a step time that the
     program measured."""
     after: int | None = None
-    """The step after which the run began or resumed, in its first line, if the log tells."""
+    """The step after which the run began or resumed, in its first line, if it is in the log."""
     logged_s: float | None = None
-    """The time of the line, by its own clock, beside a step time that the program measured."""
+    """The line's timestamp, in addition to a step time that the program measured."""
     left_out: str | None = None
     """The time that the step times so far exclude."""
     contradiction: str | None = None
@@ -51,7 +51,7 @@ class StepLine(NamedTuple):
     tokens_per_s_per_gpu: float | None = None
     """The value printed beside the step time; None if that is derived from it."""
     ramped_up: bool = False
-    """The log says that the batch size still grows."""
+    """True if the log shows that the batch size is still growing."""
     profiled: bool = False
     """A profiler starts or ends in the step, which therefore has no time."""
 

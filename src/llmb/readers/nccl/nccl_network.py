@@ -298,7 +298,7 @@ class Network(Record):
     devices: tuple[str, ...] | None
     """All that NCCL found on any node."""
     idle_devices: tuple[str, ...] | None
-    """Devices that some node left idle; None where no node tells."""
+    """Return devices that some node left idle; None if no node reports them."""
     source: str
     """The place where NCCL reported it."""
     fabric: str | None
@@ -396,7 +396,7 @@ def _common(nodes: Iterable[NodesNetwork], name: str) -> object:
 
 
 def _of_any(nodes: Iterable[NodesNetwork], name: str) -> tuple[str, ...] | None:
-    """Devices of all nodes that tell; None if none does."""
+    """Return the devices of all nodes that report them; None if none does."""
     lists: list[tuple[str, ...]] = [devices for node in nodes if (devices := getattr(node, name)) is not None]
     return tuple(dict.fromkeys(device for devices in lists for device in devices)) if lists else None
 

@@ -140,7 +140,7 @@ Shape = tuple[str, int, int, int]
 
 @dataclass(slots=True)
 class _Communicator:
-    """All logged handles of one communicator; a handle alone if nothing tells which belong together."""
+    """All logged handles of one communicator; a single handle if related ones cannot be identified."""
 
     ranks: int
     name: str | None

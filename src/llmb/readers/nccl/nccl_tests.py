@@ -58,7 +58,7 @@ class Bandwidth:
     wrong: float | None
     """Wrong results."""
     cpu_time_us: float | None = None
-    """The time that the host took (``-C 1``), of which the bandwidths are then."""
+    """The host's time (``-C 1``), from which bandwidths are then computed."""
     not_finite: dict[str, str] = field(default_factory=dict)
     """The text printed in place of a number, such as ``inf``, by the field that is None for it."""
 
@@ -150,7 +150,7 @@ class _Output:
     """None above the table."""
     rows: list[TestRow] = field(default_factory=list)
     in_place_alone: bool = False
-    """The line above the header says so."""
+    """True if the line above the header states it."""
     cycles: bool = False
     """The test was repeated, and the average at its end is that of all cycles."""
 
@@ -279,7 +279,7 @@ def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
 
 
 def _number(word: str) -> tuple[float | None, str | None]:
-    """The value, or for one that is not finite its text. Raises ValueError for what is not a number."""
+    """Return the value, or its text if it is not finite. Raises ValueError if it is not a number."""
     value = float(word)
     return (value, None) if math.isfinite(value) else (None, word)
 

@@ -259,14 +259,14 @@ class _Collected:
         return label._replace(kind=kind or label.kind, group=None if group is None else self._group(str(group)))
 
     def _group(self, name: str) -> str:
-        """Each group is looked at in each step, so that there must not be as many as events."""
+        """Return ``name``, up to a limit: steps check every group, so there must be far fewer than events."""
         if len(self.groups) < MOST_GROUPS:
             self.groups.add(name)
         return name if name in self.groups else MORE_GROUPS
 
 
 def _nanoseconds(microseconds: object) -> int | None:
-    """None for what is not a time."""
+    """Return None if it is not a time."""
     if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
         return None
     return round(microseconds * 1000) if -LAST_NS < microseconds * 1000 < LAST_NS else None

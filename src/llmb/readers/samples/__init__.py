@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power, clocks, temperature and memory of GPUs and hosts, sampled beside a run."""
+"""Power, clocks, temperature and memory of GPUs and hosts, sampled during a run."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a node that should not rise while a run trains, and what its kernel says meanwhile.
+"""Counters of a node that should not rise while a run trains, and the kernel's messages during the run.
 
 Read at the start and the end of a sampler, below ``root``, without rights of an administrator. Counters are named
 ``area/device/name``; those at 0 are left out. The sampler imports this, so only the standard library is imported.

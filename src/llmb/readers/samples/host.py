@@ -164,7 +164,7 @@ WAITS = b"llmb.engine.join"
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
 """Places in /proc/<pid>/stat behind the name: times are those of the process, then of its ended children."""
 Key = tuple[int, str]
-"""Process id and what tells it from a later one: when it began, and what it is called since its last exec."""
+"""Process id, with start time and name since its last exec to distinguish it from a later process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class NodeProcesses:
         self.above: dict[int, _Stat] = {}
         """Ancestors of the run's processes that are none themselves."""
         self.ended_s = 0.0
-        """CPU time of own processes that ended, and are no ended children of another."""
+        """CPU time of the run's ended processes whose parent is not one of them."""
         booted = re.search(r"^btime (\d+)", SystemFiles(root=root).text("/proc/stat") or "", re.MULTILINE)
         self.boot_s = float(booted[1]) if booted else None
         """The time of boot, in Unix time."""

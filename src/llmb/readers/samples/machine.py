@@ -55,7 +55,7 @@ class CounterRule(Record):
     pct: float = 0.0
     """The least rise in percent of that of the counter ``pct_of``."""
     between_nodes: bool = False
-    """True if it matters to runs on several nodes alone."""
+    """True if it matters only to runs on several nodes."""
     why: str | None = None
     """The reason why less is harmless."""
 
@@ -74,7 +74,7 @@ class KernelLogRule(Record):
 
 
 class KindText(Record):
-    """A kind of event, for people."""
+    """A kind of event, for display."""
 
     title: str
     advice: str
@@ -199,7 +199,7 @@ def _events(one: Sampled, *, between_nodes: bool) -> Iterator[MachineEvent]:
 
 
 def _rises(node: str, before: CounterReading, after: CounterReading) -> Iterator[tuple[MachineEvent, CounterRule]]:
-    """A counter that fell was reset meanwhile, and tells nothing; nor does an area that was not read before."""
+    """A counter that fell was reset and is ignored, and so is an area that was not read before."""
     seconds = after.read_at_s - before.read_at_s
     rises = {
         key: value - before.counters.get(key, 0)

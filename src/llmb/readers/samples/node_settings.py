@@ -136,7 +136,7 @@ VERSIONED = ("mlx5_core", "ib_core", "efa", "nvidia_fs", "lustre", "bnxt_re", "i
 """Modules that are built apart from the kernel, whose version is their own."""
 FABRIC_VARIABLES = ("NCCL_", "UCX_", "FI_", "NVSHMEM_")
 OF_ONE_RUN = re.compile(r"_(?:FILE|DIR|PATH|HOME|ID|HOSTID)$|^NCCL_DEBUG|^NCCL_COMM_ID$|_LOG_LEVEL$")
-"""Variables that name files and jobs, or say what is logged."""
+"""Variables that name files and jobs, or control logging."""
 PCI, NVIDIA, DISPLAYS = "/sys/bus/pci/devices", "0x10de", ("0x0300", "0x0302")
 NETWORKS = ("0x0200", "0x0207")
 """PCI classes of network cards: Ethernet and InfiniBand."""

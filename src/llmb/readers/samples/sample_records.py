@@ -23,7 +23,7 @@ class SampledGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherRun:
-    """Another program of llmb that runs beside a run on its node."""
+    """Another program of llmb that runs on the node of a run."""
 
     program: str
     """Its module, such as ``llmb.engine.worker``."""
@@ -56,7 +56,7 @@ class HostSample:
     cpu_iowait_s: float | None = None
     cpu_steal_s: float | None = None
     cpu_used_s: float | None = None
-    """The time used by processes alone, without interrupts."""
+    """The time used by processes, without interrupts."""
     run_cpu_s: float | None = None
     """The time used by the processes of the run."""
     cpu_throttled_s: float | None = None
@@ -96,7 +96,7 @@ class Sample:
     host: HostSample
     gpus: GpuSamples | None = None
     runs: tuple[OtherRun, ...] = ()
-    """Others beside this one."""
+    """Other runs on the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

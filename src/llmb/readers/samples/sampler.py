@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that samples a node beside a run, and how a worker starts and ends it.
+"""The process that samples a node during a run, and the functions by which a worker starts and ends it.
 
 ``python -m llmb.readers.samples.sampler FILE NODE INTERVAL_S DEVICE WORKER``
 
@@ -27,7 +27,7 @@ from llmb.readers.samples.sample_records import CounterReading, Sample, SamplerS
 
 MODULE = "llmb.readers.samples.sampler"
 OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
-"""Variables that who looks for the processes of a run's ranks goes by: a sampler is none."""
+"""Variables that identify the processes of a run's ranks; a sampler must not have them."""
 LAST_SAMPLE_S = 5.0
 """The time limit of the last sample; without persistence mode a GPU's driver is slow."""
 KILLED_S = 5.0

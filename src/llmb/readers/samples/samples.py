@@ -411,7 +411,7 @@ def summarize_gpu(
 
 
 def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    """Mean shares of several GPUs, the most frequent reason first; None if no GPU told."""
+    """Return the mean shares of several GPUs, the most frequent reason first; None if no GPU reported them."""
     totals: Counter[str] = Counter()
     for one in shares:
         totals.update(one)

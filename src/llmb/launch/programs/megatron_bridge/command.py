@@ -386,7 +386,7 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
 
 
 def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
-    """Overrides of the framework's configuration, for what its script has no argument."""
+    """Yield overrides of the framework's configuration that its script has no argument for."""
     layout, entry = plan.recipe.layout, bridge_recipe(plan.recipe)
     yield f"model.seq_length={layout.seq_len}"
     yield f"model.num_layers={layout.layers}"

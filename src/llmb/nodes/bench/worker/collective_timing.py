@@ -47,7 +47,7 @@ GB = 10**9
 BLOCK = 2**22
 """Elements that are written or compared at once, so that this takes little memory."""
 USED = 0.8
-"""Share of the free memory that is used: the library needs buffers of its own."""
+"""Fraction of free memory to use: the library needs buffers of its own."""
 PATIENCE = timedelta(minutes=10)
 UNSUPPORTED = ("support", "implement")
 """Words in the messages of a library that lacks a collective."""

@@ -51,7 +51,7 @@ def _random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
 
 Call = Callable[[], object]
 AT_LEAST_FLUSHED = 2**27
-"""Bytes that are written to empty a GPU's cache whose size torch does not tell."""
+"""Bytes to write to flush a GPU's cache if torch does not report its size."""
 CHUNK_S = 0.05
 """GPU calls of about this time are timed together, so that the queue never runs empty."""
 LAST_PART = 1 / 3

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a node by area: what is read, and how it is judged by the rules of ``rules.yaml``."""
+"""Checks of a node by area: the facts, and their evaluation by the rules of ``rules.yaml``."""

@@ -66,7 +66,7 @@ def _rates(path: Path, size: int, limit_s: float) -> dict[str, tuple[int, float,
 
 
 def _timed(path: Path, flags: int, move: Callable[[int], int], size: int, limit_s: float) -> tuple[int, float, bool]:
-    """``move`` moves a block; what is written is on the disk in the end."""
+    """``move`` moves a block; written data is flushed to disk at the end."""
     handle, direct = _opened(path, flags)
     try:
         if flags == os.O_RDONLY and not direct and hasattr(os, "posix_fadvise"):

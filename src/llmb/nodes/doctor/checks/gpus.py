@@ -229,7 +229,7 @@ def _processes(facts: GpuFacts) -> Finding:
 
 
 def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], target: TargetFacts) -> Finding:
-    """Both directions of all links of each GPU, beside what its type has."""
+    """Compare both directions of all links of each GPU with those of its type."""
     of, kind = rule("gpu_nvlink"), _catalogued(gpus, target)
     if len(gpus) == 1:
         return of.skipped("one GPU has no other to be linked with")

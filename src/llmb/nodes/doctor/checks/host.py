@@ -241,7 +241,7 @@ def _shown(name: str, limit: int) -> str:
 
 
 def _group_memory(source: FactSource) -> Finding:
-    """Version 1 shows a huge number where there is no limit."""
+    """Compare the group's limit with the memory; version 1 shows a huge number without a limit."""
     of, total = rule("limits_memory"), _memory(source).get("MemTotal")
     if total is None:
         return of.skipped(UNSEEN)

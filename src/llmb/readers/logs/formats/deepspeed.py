@@ -43,7 +43,7 @@ STEP = re.compile(rb"(?:%s|%s|%s)" % (_TIMERS, _RATE, _PIPE) + LINE_ENDS_SOON)
 
 
 MOST_SAMPLES = 1e9
-"""No step has as many."""
+"""Upper bound of the samples of a step."""
 SAMPLES_ERROR = 0.05
 """Relative, of a rate times a time, which are both rounded."""
 

@@ -50,7 +50,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Everything that is known of a format. Every repetition in a pattern is bounded, so that no text takes quadratic
+    """All facts about a format. Every repetition in a pattern is bounded, so that no text takes quadratic
     time."""
 
     name: str

@@ -250,9 +250,9 @@ class _Bar:
     def __init__(self, total: int | None = None, *, is_logged: bool = False) -> None:
         self.total = total
         self.start = 0
-        """The step that the run resumes from, if the log tells."""
+        """The step that the run resumes from, if it is in the log."""
         self.is_logged = is_logged
-        """The log tells whether the run resumes."""
+        """True if the log shows whether the run resumes."""
         self.anchor = 0
         """The step from which on steps are timed."""
         self.done = 0
@@ -393,7 +393,7 @@ class _Pauses:
         self.past_s = 0.0
         """The most that the bar of the last evaluation shows."""
         self.guessed = 0
-        """The number of steps known by the bar alone, whose clock shows whole seconds."""
+        """The number of steps known only from the bar, whose clock shows whole seconds."""
         self.pause_s = 0.0
         """All that was left out of step times."""
 
@@ -445,7 +445,7 @@ def _steps_error(seconds: float, per_s: float) -> float:
 
 
 def _steps_by_rate(seconds: float, steps_per_s: float) -> int:
-    """0 if the rate tells neither their very number nor a step time to 0.2 %."""
+    """Return 0 if the rate yields neither their exact number nor a step time to 0.2 %."""
     is_exact = seconds * _RATE_ERROR < 0.5
     return round(seconds * steps_per_s) if is_exact or steps_per_s >= _RATE_ERROR / 0.002 else 0
 

@@ -72,7 +72,7 @@ def _names(body: bytes) -> list[bytes]:
 
 
 def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
-    """The steps of a line without line end, None for a truncated step: its writer died, or others wrote too."""
+    """The steps of a line without line end, None for a truncated step: its writer died, or others wrote to it."""
     parts = line.split(STEP_LINE_HEAD)[1:]
     for count, part in enumerate(parts, start=1):
         match = _LINE.fullmatch(STEP_LINE_HEAD + part)
@@ -82,7 +82,7 @@ def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
 
 
 def _is_complete(body: bytes) -> bool:
-    """Return whether the values that are read are complete although there is no line end."""
+    """Return whether the values are complete despite the missing line end."""
     name, _, value = body.rpartition(b"|")[2].strip().partition(b": ")
     return b" %s: " % SAMPLES in body and value != b"" and name not in _MEASURED
 

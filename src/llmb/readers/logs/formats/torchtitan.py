@@ -118,7 +118,7 @@ class TorchtitanReader:
         return self.tokens / gpus if self.tokens and self.mesh else None
 
     def _read(self, match: "re.Match[bytes]", text: bytes, start: int) -> StepLine | None:
-        """None if there is no way to tell the step time."""
+        """Return None if the step time cannot be determined."""
         step, now = int(match["step"]), moment_before(_TIME, text, match.start(), start)
         before, then = self.previous
         steps = step - before if step > before else 1
