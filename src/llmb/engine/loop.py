@@ -97,7 +97,7 @@ STEPS_BETWEEN_COLLECTIONS = 100
 
 
 def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
-    """Trains ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
+    """Train ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
     exact_fp32()
     check_dataset(plan, ranks)
     check_weights(plan)
@@ -159,7 +159,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
 def load_start(
     plan: EnginePlan, folder: RunFolder, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, progress: Progress
 ) -> None:
-    """Loads the weights that the plan starts with, then the checkpoint that it resumes from. A collective."""
+    """Load the weights that the plan starts with, then the checkpoint that it resumes from. A collective."""
 
     def load(path: Path, read: Callable[[], CheckpointTime]) -> None:
         verified = verify_checkpoint(
@@ -192,7 +192,7 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
 
 
 def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int, ranks: Ranks) -> Tensor | None:
-    """Accumulates the gradients of a step's micro-batches; returns this rank's mean loss, if it has one."""
+    """Accumulate the gradients of a step's micro-batches; return this rank's mean loss, if it has one."""
     layout = plan.recipe.layout
     count: Tensor | float = layout.mbs * layout.seq_len / layout.cp
     if data.batches[0].starts is not None:
@@ -237,7 +237,7 @@ def with_token_keys(
 
 
 def update(stages: Stages, optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
-    """Clips gradients, updates parameters and frees gradients; returns the gradient norm before clipping."""
+    """Clip gradients, update parameters and free gradients; return the gradient norm before clipping."""
     norm = clip_gradients(optimizers, training.clip_grad)
     for stage, optimizer in zip(stages, optimizers, strict=True):
         optimizer.lr = learning_rate(training, number)
@@ -258,7 +258,7 @@ def do_step(
 
 
 def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bool:
-    """Reports steps up to the first non-finite one; returns True if there is one."""
+    """Report steps up to the first non-finite one; return True if there is one."""
     for one in steps:
         if reporter:
             reporter.report(one)
@@ -268,7 +268,7 @@ def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bo
 
 
 def collect_garbage(number: int) -> None:
-    """Runs Python's garbage collector at the same step on all ranks: a pause of one rank stalls all others."""
+    """Run Python's garbage collector at the same step on all ranks: a pause of one rank stalls all others."""
     gc.disable()
     if number % STEPS_BETWEEN_COLLECTIONS == 0:
         gc.collect()

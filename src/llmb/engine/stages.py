@@ -62,7 +62,7 @@ def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDU
 
 
 def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> list[TrainedStage]:
-    """Puts stages that have only shapes on the device, in place, without values."""
+    """Put stages that have only shapes on the device, in place, without values."""
     path, several, stages = plan.compute_path, plan.recipe.layout.ga > 1, list(map(TrainedStage, models))
     if path.shards_parameters:
         for model in models:
@@ -112,7 +112,7 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
 def place_parameters(
     stages: Sequence[TrainedStage], dtype: torch.dtype, device: torch.device, exchange: Exchange | None = None
 ) -> None:
-    """Gives the parameters of ``stages``, which are on the meta device, memory without values, in place.
+    """Give the parameters of ``stages``, which are on the meta device, memory without values, in place.
 
     Trained parameters get ``dtype`` and, if that is not fp32, fp32 masters of the same shape; frozen ones keep theirs.
     Each dtype has a buffer for each of both, with the parameters in the order of their names: the weights of layers
@@ -199,7 +199,7 @@ def adjacent_weights(layers: Sequence[Linear]) -> Tensor:
 
 
 def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
-    """Sums gradients of micro-batches in fp32 though they are computed in bf16, as FSDP does for sharded parameters."""
+    """Sum gradients of micro-batches in fp32 though they are computed in bf16, as FSDP does for sharded parameters."""
     for parameter in trained_parameters(stages):
         if parameter.dtype is torch.float32:  # hooks would do nothing, for some microseconds each
             continue
@@ -225,7 +225,7 @@ def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def sum_in_products(stages: Iterable[TrainedStage]) -> None:
-    """Makes the products of the backward pass add to the gradients of matrices, instead of autograd, in place.
+    """Make the products of the backward pass add to the gradients of matrices, instead of autograd, in place.
 
     For parameters with memory in the dtype that their gradients are summed in; not for replicas, of which each rank has
     a partial sum.
@@ -255,7 +255,7 @@ def is_replicated(weight: Tensor) -> bool:
 
 
 def overlap_exchange(stages: Sequence[TrainedStage]) -> None:
-    """Makes blocks send their gradients, and wait for what other ranks updated, when a pass comes to them."""
+    """Make blocks send their gradients, and wait for what other ranks updated, when a pass comes to them."""
     reduction = Reduction()
     for stage in stages:
         stage.reduction = reduction

@@ -78,7 +78,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Reads all parameters of ``stages`` but those of adapters, each converted to its own dtype.
+    """Read all parameters of ``stages`` but those of adapters, each converted to its own dtype.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raises UsageError if a tensor is
     missing or cannot be read.
@@ -128,7 +128,7 @@ PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"
 def load_checkpoint(
     path: Path, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, *, with_optimizer: bool = True
 ) -> CheckpointTime:
-    """Restores trained weights, optimizer state and random states; returns the duration.
+    """Restore trained weights, optimizer state and random states; return the duration.
 
     ``path`` is the folder above ``weights``. Without ``with_optimizer``, for imported weights, which lack it, the
     optimizer keeps its initial state. A collective: all ranks have to call it. Raises ValueError if the metadata names
@@ -146,7 +146,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Reads the tensors of every stage, by name, from which its parameters follow; returns all, and what it took."""
+    """Read the tensors that each stage's parameters are built from, by name; return all, and the duration."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
@@ -162,7 +162,7 @@ def load_state(
 
 
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
-    """Reads the tensors of every stage, by name; returns them all. A collective.
+    """Read the tensors of every stage, by name; return them all. A collective.
 
     Of those with a place, the elements that are there.
 

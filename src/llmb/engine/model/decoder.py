@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Makes the head use the embedding's matrix if the model ties them."""
+        """Make the head use the embedding's matrix if the model ties them."""
         if self.model.tied_embeddings and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
 

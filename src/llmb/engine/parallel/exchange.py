@@ -248,7 +248,7 @@ class TrainedStage:
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Sets every parameter, or the part of it that this rank updates."""
+        """Set every parameter, or the part of it that this rank updates."""
         for name, parameter, values, part in self.held():
             initial = initial_values(self.model, name, parameter.detach(), seed)
             local_tensor(values).copy_(initial if part is None else initial.flatten()[part.start : part.stop])

@@ -60,7 +60,7 @@ class PrintedWork:
         return f"the global batch size changes {before}to {gbs:g} in step {line.step} of the window"
 
     def _consumed(self, line: StepLine) -> float | None:
-        """Samples per step since the line before."""
+        """Return the samples per step since the line before."""
         before = self.before
         self.leave(line)
         if before is None or line.samples is None or line.step <= before[0]:

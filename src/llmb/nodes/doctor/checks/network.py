@@ -162,7 +162,7 @@ def _host_name(source: FactSource, node: str, target: TargetFacts) -> Finding:
 
 
 def _reachable(source: FactSource, target: TargetFacts) -> Finding:
-    """Runs on one node listen on loopback alone, so that only nodes of a cluster are asked.
+    """On one node, runs listen on loopback only, so that only nodes of a cluster are asked.
 
     Lines are such as ``2: eth0    inet 10.1.2.3/16 brd ...``; the peer of a point-to-point link is not one.
     """
