@@ -117,7 +117,7 @@ def see(page: str, what: str = "") -> str:
 
 
 def itemized(items: Iterable[object]) -> str:
-    """The lines of an error below its first, one for each item, and how many are left out beyond ``MOST_ITEMS``."""
+    """Return an error's lines below the first: one per item, then the number left out beyond ``MOST_ITEMS``."""
     texts = list(items)
     more = [f"and {len(texts) - MOST_ITEMS} more"] if len(texts) > MOST_ITEMS else []
     return "".join(f"\n  - {item}" for item in (*texts[:MOST_ITEMS], *more))
@@ -157,19 +157,19 @@ def _wrong_letters(text: str, name: str) -> int:
 
 
 def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -> list[str]:
-    """Names like ``value``, the closest first; ``cutoff`` is from 0, anything, to 1, the same."""
+    """Return names like ``value``, the closest first; ``cutoff`` ranges from 0 (anything) to 1 (equal)."""
     return difflib.get_close_matches(value, list(names), n=most, cutoff=cutoff)
 
 
 def pip_install(*extras: str) -> str:
-    """The command that adds extras of llmb to the Python that runs this: from its checkout, where it has one."""
+    """Return the command that adds extras of llmb to this Python: from its checkout, if it has one."""
     checkout, added = Path(__file__).parents[3], f"[{','.join(extras)}]"
     source = ("-e", f"{checkout}{added}") if (checkout / "pyproject.toml").is_file() else (f"llmb{added}",)
     return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(source)}"
 
 
 def check_installed(what: str, *names: str) -> None:
-    """Raise EnvironmentProblem if this Python lacks packages of the extra ``prepare`` that ``what`` needs."""
+    """Raise EnvironmentProblem if this Python lacks packages of the extra ``prepare``; ``what`` needs them."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         text = f"{what} needs {' and '.join(missing)}, which this Python does not have"

@@ -54,13 +54,13 @@ class SystemFiles:
 
 MOST_SHOWN = 80
 MOST_TEXT_BYTES = 1 << 22
-"""The largest file of settings that is read as a whole."""
+"""Size limit of a file of settings, which is read as a whole."""
 MOST_JSON_BYTES = 1 << 26
-"""The largest file of JSON that is."""
+"""Size limit of a JSON file."""
 MOST_VALUES = 1 << 21
-"""Values of a file of JSON; the record of a run on 20,000 GPUs has 1.5 million."""
+"""Limit of values in a JSON file; the record of a run on 20,000 GPUs has 1.5 million."""
 MOST_VALUES_IN_LINE = 1 << 17
-"""Values of a line of JSON; with those of 20,000 ranks a line has 100,000."""
+"""Limit of values in a line of JSON; a line with those of 20,000 ranks has 100,000."""
 
 _KINDS = (
     (stat.S_ISDIR, "is a directory"),
@@ -82,7 +82,7 @@ def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The whole content. Raises OSError as above, and if it is larger than ``most_bytes``."""
+    """Return the whole content. Raises OSError as above, and if it is larger than ``most_bytes``."""
     with open_regular(path) as stream:
         return read_up_to(stream, most_bytes, path)
 
@@ -155,7 +155,7 @@ def list_folder(path: Path) -> list[Path]:
 
 
 def read_text_file(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
-    """The whole content. Raises UsageError if it cannot be read, or is larger than ``most_bytes``."""
+    """Return the whole content. Raises UsageError if it cannot be read, or is larger than ``most_bytes``."""
     with open_file(path) as stream:
         try:
             return read_up_to(stream, most_bytes, path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A value that is not known, and why."""
+"""A value that is unknown, and the reason."""
 
 from dataclasses import dataclass
 from typing import Literal

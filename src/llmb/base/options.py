@@ -45,7 +45,7 @@ def parse_ranges(text: str) -> tuple[Span, ...]:
 
 
 def numbers_of(spans: Iterable[Span]) -> tuple[int, ...]:
-    """Every number of the ranges, in their order."""
+    """Return every number of the ranges, in their order."""
     return tuple(number for span in spans for number in span.numbers)
 
 
@@ -84,7 +84,7 @@ LABEL = Form(
     "up to 64 letters, digits, '.', '_', '+' and '-', beginning with a letter or a digit, without '..', and not a"
     " number, a date or 'latest'",
 )
-"""Excludes what would be read as an id or a time where runs are selected."""
+"""Excludes text that would be read as an id or a time in selections of runs."""
 RANKS = Form(parse_ranges, "ranks such as 0 or 0,4-7")
 
 

@@ -19,7 +19,7 @@ GONE = 1
 
 
 def ending_with_this(command: Sequence[str]) -> list[str]:
-    """The words that start ``command`` so that it does not outlive this process."""
+    """Return ``command`` with the prefix that keeps it from outliving this process."""
     return [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command]
 
 
@@ -30,7 +30,7 @@ def end_with_parent() -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """True also for a process that its own parent has not waited for: it still has its id."""
+    """Return True also for a process that its parent has not waited for: it still has its id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -136,7 +136,7 @@ def end_tree(process: Process) -> None:
 
 
 def wait_for_stopped(process: Process) -> None:
-    """Wait for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
+    """Wait for ``process`` while it ends its children. Stopped ones get the signal to end once they continue."""
     end = time.monotonic() + GRACE_S
     while time.monotonic() < end:
         for pid in family(process.pid):

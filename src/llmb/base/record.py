@@ -24,7 +24,7 @@ from llmb.base.missing import Missing
 
 MOST_ERRORS = 1000
 CACHE_SIZE = 1024
-"""Different values of a field in the cache of its validator."""
+"""Number of distinct values of a field in the cache of its validator."""
 
 
 class Record(BaseModel):
@@ -52,7 +52,7 @@ class Record(BaseModel):
 
 
 def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core, or a part of one)
-    """The schema, which stops at the first wrong item of a sequence in JSON."""
+    """Return the schema, which stops at the first wrong item of a sequence in JSON."""
     if isinstance(schema, list):
         return [_stopping(part) for part in schema]
     if not isinstance(schema, dict) or schema.get("type") == "json-or-python":
@@ -111,7 +111,7 @@ class ReasonedRecord(Record):
 
 
 class ValidateOnce:
-    """A validator of a field that many records have alike: equal values are validated once, and are one object."""
+    """Return a validator of a field that many records share: equal values are validated once, and are one object."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -128,7 +128,7 @@ class ValidateOnce:
 
 
 class Threshold(Record):
-    """A number, and why it is that."""
+    """A number and its source."""
 
     value: float = Field(gt=0)
     why: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders for as long as a process needs them. What a killed process left is removed by the next one."""
+"""Folders for the lifetime of a process. Leftovers of a killed process are removed by the next one."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NEW_S = 60.0
-"""Time that another process has to lock the folder that it has made."""
+"""Time that another process has to lock the folder that it has created."""
 
 
 @contextmanager

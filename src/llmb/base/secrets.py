@@ -52,11 +52,11 @@ _PARTS_OF_NAMES = (
     *("token", "secret", "pass", "cred", "cookie", "bearer", "key", "pwd", "jwt", "connection", "pat", "psk", "auth"),
     *("netrc", "sas", "sig", "dsn"),
 )
-"""One of these is in each name of a secret: few lines have any."""
+"""Every name of a secret contains one of these; few lines have any."""
 _WORDS = frozenset({"key", "pass", "pat", "sig", "sas", "auth"})
-"""Names that are words of a sentence before a colon."""
+"""Names that occur as words of a sentence before a colon."""
 _LEAST = 4
-"""Characters of a value that such a word may be the name of."""
+"""Characters of a value that such a word may name."""
 _COUNT = r"(?i)[-+]?\d[\d._]*(e[-+]?\d+)?[kmgtbs%]{0,2}(/\w{1,6})?"
 _NO_VALUES = frozenset({"none", "null", "true", "false", "nan"})
 _PLAIN = r"\d{1,9}(\.\d+)?"
@@ -95,7 +95,7 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted(text: str) -> str:
-    """A message without the secrets that its text shows."""
+    """Return a message with secrets in it replaced."""
     return re.sub(_BY_VALUE, HIDDEN, text)
 
 
@@ -105,7 +105,7 @@ def secret_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _may_hold(text: str) -> bool:
-    """False if nothing in a text can be a secret by its form."""
+    """Return False if no part of a text has the form of a secret."""
     if any(mark in text for mark in _MARKS):
         return True
     folded = text.casefold()

@@ -11,23 +11,23 @@ from collections.abc import Iterable
 # characters and cannot be written.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20](?s:.)")
-"""Includes the wide forms, which some spreadsheets treat alike; a sign alone is none."""
+"""Includes the full-width forms, which some spreadsheets treat alike; a sign alone does not count."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|nan)")
 _CONTROL_IN_LINES = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
 
 
 def printable(text: object) -> str:
-    r"""A name or a value in one line: each control character as its escape, such as ``\x1b``."""
+    r"""Return a name or a value in one line: each control character as its escape, such as ``\x1b``."""
     return _CONTROL.sub(_escape, str(text))
 
 
 def printable_lines(text: str) -> str:
-    """Several lines of text, whose line ends and tabs are kept."""
+    """Return several lines of text, with their line ends and tabs."""
     return _CONTROL_IN_LINES.sub(_escape, text)
 
 
 def csv_value(value: object) -> object:
-    """A value for a CSV file: no text that a spreadsheet takes for a formula, and none that a terminal obeys.
+    """Return a value for a CSV file, with no text that a spreadsheet takes for a formula or that a terminal obeys.
 
     Text that begins as formulas do has an apostrophe before it; a number is none.
     """

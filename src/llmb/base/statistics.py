@@ -17,7 +17,7 @@ Series: TypeAlias = Sequence[float] | Floats
 
 PRIOR_AUTOCORRELATION = 0.55
 MOST_BLOCKS = 512
-"""A longer series is first averaged in blocks of equal size, so that the effort is linear."""
+"""A longer series is first averaged in blocks of equal size, so that the cost is linear."""
 
 
 def student_t(freedom: float, probability: float = 0.975) -> float:
@@ -76,7 +76,7 @@ LEAST_SPREAD = 0.001
 """Share of the level: logs print step times with two to four digits, and equal values have no spread."""
 OUTLIER_SPREADS = 5.0
 SPIKE_NEIGHBORS = 3
-"""Number on each side; up to as many outliers in a row are still a spike."""
+"""Number on each side; up to this many outliers in a row are still a spike."""
 
 
 def level_and_spread(values: Series) -> tuple[float, float, float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a program of the system, such as nvidia-smi, squeue or git, with a limit on its time and on its output."""
+"""Runs a system program, such as nvidia-smi, squeue or git, with limits on its time and its output."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ LONGEST_S = 1800.0
 MOST_BYTES = 32 * 2**20
 """Limit of output and errors together: squeue prints about 1 MB for 10,000 jobs."""
 LAST_WORDS = 200
-"""Characters of a program's last line that are answer."""
+"""Characters of a program's last line to use as its answer."""
 GRACE_S = 2.0
 """Time that a program has to end after SIGTERM, and after SIGKILL."""
 PAUSE_S = 0.05
-"""Between two looks at whether a program has ended whose output others hold open."""
+"""Seconds between checks whether a program has ended while other processes keep its output open."""
 BLOCK = 1 << 16
 NO_NUMBER = re.compile(r"\d{400}")
 """Never a real value: int() rejects it, and patterns that look for numbers take hours."""
@@ -92,7 +92,7 @@ def ask_program(
 
 
 def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, bytes, bool]:
-    """Read until the program has ended, ignoring its children; the flag is whether it ended within the limits."""
+    """Read until the program has ended, ignoring its children; return also whether it ended within the limits."""
     assert process.stdout and process.stderr
     buffers = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     pipes = list(buffers)

@@ -29,7 +29,7 @@ def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) 
 
 
 def foreign_link(path: Path) -> Path | None:
-    """The link of another user that ``path``, below a root of installation, is reached through; None without one.
+    """Return the other user's link through which ``path``, below a root of installation, is reached; None without one.
 
     In a root that several users can write to, a link of one of them must not lead another one's commands elsewhere.
     Links of the root's owner and of the system's administrator are followed, and so are all links above the root.

@@ -114,7 +114,7 @@ class Catalogue:
     """
 
     def __init__(self, root: Path = DATA, hardware: Path | None = None) -> None:
-        """``hardware``: a file of the user with more GPU types, which win."""
+        """``hardware``: a user's file with more GPU types, which take precedence."""
         self.root, self.hardware = root, hardware
 
     @cached_property
@@ -314,7 +314,7 @@ def _figures(published: PublishedFile, document: Document) -> Iterator[Published
 
 
 class JobVariable(Record):
-    """An environment variable of a recipe's or a fabric's jobs, and who sets it."""
+    """An environment variable of a recipe's or a fabric's jobs, and its source."""
 
     name: str
     value: str

@@ -24,7 +24,7 @@ _AS_WRITTEN = {
         r"(?:-?(?:0|[1-9][0-9]*)\.(?:0|[0-9]*[1-9])(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
     ),
 }
-"""Numbers that are still what was written when they are text again."""
+"""Numbers that keep their spelling when they are converted to text again."""
 MOST_LEVELS = 50
 """The loaders recurse: 30,000 levels end the process, and time grows with the square of the levels."""
 MOST_VALUES = 200_000

@@ -329,7 +329,7 @@ def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> Non
 
 
 class ReadNodes(NamedTuple):
-    """The settings of the requested nodes, and why those of some are missing."""
+    """Return the settings of the requested nodes, and the reasons for missing ones."""
 
     settings: NodesSettings
     not_read: dict[str, str]

@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class Pretended:
-    """Ranks that run alone, as if at a larger scale."""
+    """Options of ranks that run alone, as if at a larger scale."""
 
     pretend_scale: Annotated[
         int | None,

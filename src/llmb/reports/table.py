@@ -86,7 +86,7 @@ class Column(Generic[Row]):
     drop: int = 0
     """Its place in the order in which columns are left out on a narrow terminal; 0 for one that always stays."""
     label: bool = True
-    """As the first column, it is wrapped only if it is very wide."""
+    """A label, as the first column, is wrapped only if it is very wide."""
     kind: type = str
     """The type of its values in files that have types."""
     of: Callable[[Row], Any] = field(init=False, repr=False)

@@ -214,7 +214,7 @@ def _last_comment(data: Any, key: Any) -> tuple[list[Any], int]:  # noqa: ANN401
 
 
 def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Cut off the lines that follow the line of a value: they are about what comes next."""
+    """Drop the lines that follow the line of a value: they are about what comes next."""
     if not isinstance(data, CommentedMap):
         return ""
     slots, place = _last_comment(data, key)
