@@ -18,10 +18,11 @@ from llmb.catalogue.throughput import MOST_MFU_PCT, parameter_count, throughput,
 from llmb.catalogue.window import STEADY
 from llmb.readers.anomalies import NO_STEADY_STATE, steady_window
 from llmb.readers.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, Lap, clock_contradiction
+from llmb.readers.logs.error_text import fault_at_end
 from llmb.readers.samples.machine import MachineReport, find_events
 from llmb.readers.samples.other_work import find_other_work
 from llmb.readers.samples.sample_records import OtherWork, ResourceUse
-from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, summarize
+from llmb.readers.samples.samples import GIB, Sampled, SampledWork, TimeSpan, summarize
 from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.failure import first_failure
@@ -48,7 +49,6 @@ NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network
 """The fields that an invalid run's result has, too."""
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
 """Figures that a pretended rank cannot have."""
-GIB = 2**30
 MOST_PROFILED = 0.5
 """Maximum fraction of the window's steps that may be profiled and thus excluded for valid statistics."""
 WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
@@ -157,6 +157,7 @@ def _pretended(plan: Plan, result: Result) -> Result:
         measurement_reason=result.measurement_reason,
         profile=result.profile,
         attention_backend=result.attention_backend,
+        error_at_end=result.error_at_end,
         reasons=dict.fromkeys(NOT_OF_ONE_RANK, why.reason),
         resources=why,
         other_work=result.other_work,
@@ -197,6 +198,7 @@ def _conclude(evidence: RunEvidence) -> Result:
         counters=count_steps(steps),
         attention_backend=attention.backend if attention else None,
         untried=evidence.environment and evidence.environment.untried,
+        error_at_end=(fault_at_end(evidence.log_tail.encode()) or None) if success else None,
         fp8=_fp8(evidence, inside) if statistics else None,
         resources=resources,
         other_work=other_work,
@@ -287,12 +289,11 @@ def _used(
     evidence: RunEvidence, inside: Sequence[Step], statistics: Statistics | Missing
 ) -> tuple[ResourceUse | Missing, OtherWork | Missing]:
     """Use of resources, and other work, in the steps that ``statistics`` are of."""
-    samples = evidence.samples
+    plan, environment, samples = evidence.plan, evidence.environment, evidence.samples
     if isinstance(samples, Missing):
         return samples, samples
     if isinstance(statistics, Missing):
         return statistics, statistics
-    plan, environment = evidence.plan, evidence.environment
     spans = tuple(TimeSpan(step.ended_s - step.step_time_s, step.ended_s) for step in inside)
     gpus = _gpus(environment.gpus) if environment and environment.gpus else None
     work = SampledWork(

@@ -20,7 +20,6 @@ from llmb.launch.site.site import Site
 from llmb.prediction.memory import clearly_fits, estimate, estimate_here, settle_sharding
 from llmb.prediction.prediction import predicted_step
 from llmb.prediction.search import remedies
-from llmb.readers.logs.error_text import fault_at_end
 from llmb.readers.samples.host import Device
 from llmb.readers.samples.samples import samples_of_ended
 from llmb.runs.checkpoint_use import report_checkpoints
@@ -78,13 +77,13 @@ class EngineProgram(Program):
         contradiction = why_contradicting(record, steps)
         record, unsteady = (record, None) if contradiction else with_steady_window(record, steps)
         plan = engine_plan(record)
-        sampled, log_tail = plan.resource_interval_s is not None, tail(folder.log)
-        result = conclude(
+        sampled = plan.resource_interval_s is not None
+        return conclude(
             RunEvidence(
                 plan,
                 steps,
                 end.exit_code,
-                log_tail,
+                tail(folder.log),
                 end.cause,
                 checkpoint=report_checkpoints(folder, plan, steps),
                 profile=report_profile(folder, plan),
@@ -95,8 +94,6 @@ class EngineProgram(Program):
                 samples=samples_of_ended(folder.resources) if sampled else NOT_SAMPLED,
             )
         )
-        error = fault_at_end(log_tail.encode()) if result.status == "success" else ""
-        return result.model_copy(update={"error_at_end": error}) if error else result
 
 
 def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
