@@ -62,7 +62,7 @@ def test_exact_scales_are_not_doubled(catalogue: Catalogue) -> None:
         ({"size": "13b"}, "unknown size of pretrain_llama3.1 '13b'", "405b"),
         ({"dtype": "bf61"}, "did you mean 'bf16'", "fp8"),
         ({"dtype": "fp32"}, "unknown dtype 'fp32'", "bf16"),
-        ({"gpu_type": "a100"}, "unknown GPU type 'a100'", "h100"),
+        ({"gpu_type": "v100"}, "unknown GPU type 'v100'", "h100"),
         ({"gpu_type": "cpu"}, "does not run on a CPU", "h100"),
         ({"release": "24.11"}, "unknown release '24.11'", "25.04"),
         ({"scale": 24}, "no layout for 24 GPUs", "16"),

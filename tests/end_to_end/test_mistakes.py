@@ -32,7 +32,7 @@ MISTAKES = [
     # Values.
     ("run 8b", 2, "'8b' is a size, and its workload is missing"),
     ("show pretrain_deepseek 671b", 2, "there is no recipe of deepseek"),
-    (f"show {RECIPE} --gpu-type mi300x", 2, "AMD's are not supported"),
+    (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tried on AMD Instinct MI300X"),
     ("result lattest", 2, "valid: latest"),
     ("show llama3.2 8b", 2, "there is no recipe of llama3.2"),
     (f"show {RECIPE} --scale eight", 2, "valid integer"),

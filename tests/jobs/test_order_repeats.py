@@ -19,7 +19,7 @@ from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageErr
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.cli.main import app
-from llmb.cli.run import combined, run_several
+from llmb.cli.run import combined, run_or_print
 from llmb.jobs.history import open_history
 from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remaining, runs_lock
 from llmb.jobs.store import Filter
@@ -109,7 +109,7 @@ class QuickRun(LocalRun):
 
 
 class Caller:
-    """Calls ``run_several`` with quick runs, and keeps the JSON that it printed."""
+    """Calls ``run_or_print`` with quick runs, and keeps the JSON that it printed."""
 
     def __init__(self, install: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.install, self.capsys, self.script = install, capsys, Script()
@@ -125,7 +125,8 @@ class Caller:
         """The dtypes that were run, in order."""
         self.script.ran.clear()
         try:
-            run_several(self.locals_of(*dtypes, **values), [repeats] * len(dtypes), start_new=start_new, json=True)
+            made = self.locals_of(*dtypes, **values)
+            run_or_print(made, [repeats] * len(dtypes), dry_run=False, start_new=start_new, json=True)
         finally:
             self.document = json.loads(self.capsys.readouterr().out)
         return list(self.script.ran)
@@ -197,12 +198,12 @@ def test_a_full_disk_ends_the_repeats_and_shows_those_before(call: Caller) -> No
 def test_progress_and_table_name_the_runs(call: Caller, capsys: pytest.CaptureFixture[str]) -> None:
     call.script.ends = ["success", "success", "failed"]
     with pytest.raises(RunFailed):
-        run_several(call.locals_of("fp32"), [3], start_new=False, json=False)
+        run_or_print(call.locals_of("fp32"), [3], dry_run=False, start_new=False, json=False)
     out, err = capsys.readouterr()
     assert out.startswith("1.5 s a step, mean of 2 runs; median 1.5 s, std 0.7071 s (47.14 %), from 1 to 2 s\n")
     assert "llmb: repeat 3 of 3: pretrain_llama3.1 tiny fp32 on 1 x cpu\n" in err
     assert "did not succeed" in err
-    run_several(call.locals_of("fp32", "bf16"), [2, 2], start_new=False, json=False)
+    run_or_print(call.locals_of("fp32", "bf16"), [2, 2], dry_run=False, start_new=False, json=False)
     assert "llmb: run 2 of 4: pretrain_llama3.1 tiny bf16 on 1 x cpu, repeat 1 of 2\n" in capsys.readouterr().err
 
 

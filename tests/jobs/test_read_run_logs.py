@@ -105,7 +105,7 @@ def test_a_log_of_half_the_work_is_not_judged_as_the_recipe(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "gpu", ["GPU 0: NVIDIA H100 PCIe (UUID: GPU-1)", "NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"]
+    "gpu", ["GPU 0: NVIDIA H20 (UUID: GPU-1)", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"]
 )
 def test_a_variant_of_a_gpu_has_no_figures_of_another(tmp_path: Path, gpu: str) -> None:
     write(tmp_path / NAME.format(1), head=f"{gpu}\n", tflops=600.0)

@@ -179,3 +179,6 @@ def test_what_no_published_step_checks_is_named_and_widens_the_interval() -> Non
     assert experts.error_pct > CATALOGUE.rates.errors["experts"].pct
     elsewhere = planned().model_copy(update={"recipe": planned().recipe.model_copy(update={"gpu_type": "b200"})})
     assert "this GPU type" in " ".join(predict(elsewhere, H100, USUAL, CATALOGUE.rates.errors).unvalidated)
+    for name in ("mi300x", "rtx-pro-6000"):
+        other = predict(elsewhere, CATALOGUE.gpus[name], USUAL, CATALOGUE.rates.errors)
+        assert other.error_pct > 60 and "AMD" in " ".join(other.unvalidated)

@@ -367,7 +367,7 @@ def test_repeats_that_are_steady_from_different_steps_are_accepted_together(judg
         (("--against", "x", "--expect", "y"), "--against and --expect cannot be combined"),
         (("--tolerance", "0"), "--tolerance 0 is invalid"),
         (("--acceptance", "h100", "--tolerance", "2"), "--tolerance has no effect with --acceptance"),
-        (("--gpu-type", "a100"), "unknown GPU type 'a100'"),
+        (("--gpu-type", "v100"), "unknown GPU type 'v100'"),
         (("--acceptance", "h1000"), "unknown acceptance set 'h1000'"),
         (("--bisect", "--write-expectations", "new.yaml"), "--bisect needs a verdict"),
     ],

@@ -18,7 +18,7 @@ _BILLIONS = re.compile(r"\d+(\.\d+)?b")
 SHORT = 5
 MOST_ITEMS = 20
 LIMITS = {
-    "GPU type": "the catalogue has only NVIDIA's, and AMD's are not supported: 'llmb docs what-llmb-does-not-do'",
+    "GPU type": "the catalogue has these; others: 'llmb docs what-llmb-does-not-do', or add one with --hardware",
     "workload": "there is no recipe of {}: 'llmb docs what-llmb-does-not-do'; to add one: 'llmb docs add-a-model'",
 }
 """Hints for unknown values, by their kind."""

@@ -25,6 +25,9 @@ MIG = " MIG"
 OPEN_CHOICES = {"gpu_type": "GPU type", "scale": "scale", "dtype": "dtype", "release": "release"}
 """The fields of a request that may be left open, and their names in messages."""
 
+MOST_OTHERS = 5
+"""Other values that a line names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unspecified:
@@ -37,7 +40,8 @@ class Unspecified:
 
     def text(self) -> str:
         origin = [] if self.origin == DEFAULT else [self.origin]
-        others = [f"or {', '.join(self.others)}"] if self.others else []
+        shown = [*self.others[:MOST_OTHERS], *["..."] * (len(self.others) > MOST_OTHERS)]
+        others = [f"or {', '.join(shown)}"] if shown else []
         more = "; ".join([*origin, *others])
         return f"{self.name} {self.value}" + (f" ({more})" if more else "")
 
@@ -101,6 +105,7 @@ class Gpu(Record):
 
     gpu_type: str
     name: str
+    vendor: Literal["nvidia", "amd"] = "nvidia"
     peak_tflops: dict[str, Annotated[float, Field(gt=0, lt=1e6)]]
     memory_gb: float = Field(gt=0, lt=1e5)
     memory_bandwidth_tb_s: float = Field(gt=0, lt=1e3)

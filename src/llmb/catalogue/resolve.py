@@ -179,7 +179,7 @@ def resolve(
     largest = max((choice.table.rows[-1].gpus, choice.table.above_largest) for choice in choices)
     above = {"any": ["any"], "double": [f"doublings of {largest[0]}"], "refuse": []}[largest[1]]
     possible = {
-        "gpu_type": gpu_types_of(workload, request.size),
+        "gpu_type": sorted(gpu_types_of(workload, request.size), key=[*catalogue.gpus, CPU].index),
         "dtype": dtypes,
         "scale": [*dict.fromkeys(map(scale_name, rows)), *above],
         "release": releases_of(workload, request.size),

@@ -30,6 +30,9 @@ from llmb.runs.plan import EnginePlan, PredictedStep, make_plan
 CHECKED_GPU = "h100"
 """The only GPU type with published tables of pre-training."""
 
+LEAST_NVLINK_GB_S = 400
+"""Below the slowest NVLink between all GPUs of a node; PCI Express has 128."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
@@ -97,6 +100,7 @@ SOFTWARE = (
 _UNCHECKED = {
     "bench": "rates from llmb bench: no published step comes from a node that was measured this way",
     "gpu": "this GPU type: rates are estimated from those of H100",
+    "platform": "AMD's GPUs, and nodes in which NVLink does not connect all GPUs: rates are those of H100",
     "experts": "experts: tokens are assumed to be evenly distributed, and messages not to overlap with computation",
     "adapters": "adapters",
 }
@@ -156,7 +160,7 @@ def predict(
         plan,
         {name: seconds * (factor if name in scaled else 1.0) for name, seconds in terms.items()},
         calibration,
-        {name: errors[name] for name in _error_names(plan, calibration)},
+        {name: errors[name] for name in _error_names(plan, gpu, calibration)},
     )
 
 
@@ -174,13 +178,14 @@ def predicted_seconds(catalogue: Catalogue, plan: EnginePlan) -> float | None:
     return None if found is None else found.step_time_s
 
 
-def _error_names(plan: EnginePlan, calibration: Calibration) -> Sequence[str]:
+def _error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> Sequence[str]:
     names = [calibration.error]
     # Measured rates do not cover the whole step, nor the model errors that rates fitted to published steps absorb.
     if calibration.error == "bench":
         names.append("model")
     if "model" in names and plan.recipe.gpu_type != CHECKED_GPU:
-        names.append("gpu")
+        joined = gpu.nvlink_domain_gpus >= gpu.gpus_per_node and gpu.nvlink_gb_s >= LEAST_NVLINK_GB_S
+        names.append("gpu" if gpu.vendor == "nvidia" and joined else "platform")
     # A run of the same recipe has the same experts and adapters.
     if calibration.error != "recipe":
         names += [

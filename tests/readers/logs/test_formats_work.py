@@ -225,9 +225,9 @@ def test_an_evaluation_behind_every_line_is_no_contradiction(between: str) -> No
         ("CUDA capacity: NVIDIA H100 80GB HBM3 with 79.10GiB memory", "h100"),
         ("device NVIDIA H200", "h200"),
         ("|   0  NVIDIA B200                    On  |", "b200"),
-        ("GPU 0: NVIDIA H100 PCIe (UUID: GPU-1)", "NVIDIA H100 PCIe"),
-        ("device NVIDIA H100 NVL", "NVIDIA H100 NVL"),
-        ("device NVIDIA H200 NVL", "NVIDIA H200 NVL"),
+        ("GPU 0: NVIDIA H100 PCIe (UUID: GPU-1)", "h100-pcie"),
+        ("device NVIDIA H100 NVL", "h100-nvl"),
+        ("device NVIDIA H200 NVL", "h200-nvl"),
         ("device NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"),
         (
             "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n  MIG 3g.40gb     Device  0: (UUID: M)",

@@ -105,7 +105,16 @@ def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """``plan_training``, with the sharding that memory permits where none was chosen, and the predicted step."""
+    """``plan_training``, with the sharding that memory permits where none was chosen, and the predicted step.
+
+    Raises UsageError for GPUs that the engine was never tried on.
+    """
+    gpu = catalogue.gpus.get(recipe.gpu_type)
+    if gpu and gpu.vendor != "nvidia":
+        raise UsageError(
+            f"llmb's engine was never tried on {gpu.name}",
+            do=f"train with another program; 'llmb judge LOG --gpu-type {gpu.gpu_type}' judges its log",
+        )
 
     def sharded(plan: EnginePlan) -> EnginePlan:
         settled = settle_sharding(plan, choices.parallelism)
