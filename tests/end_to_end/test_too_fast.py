@@ -76,7 +76,7 @@ def test_attention_that_is_masked_may_be_counted_beyond_the_peak() -> None:
     assert causal and recipe.peak_tflops
     found = throughput(recipe, 1000 * causal / (0.7 * recipe.peak_tflops))
     assert found.mfu_pct["causal"] == pytest.approx(70)
-    assert found.mfu_pct["full"] is None and "not done" in found.reasons["mfu_pct.full"]
+    assert found.mfu_pct["full"] is None and "skipped" in found.reasons["mfu_pct.full"]
     assert why_too_fast(found.tflops_per_gpu, found.peak_tflops) is None
     beyond = throughput(recipe, 1000 * causal / (1.01 * recipe.peak_tflops))
     assert set(beyond.mfu_pct.values()) == {None} and beyond.reasons["mfu_pct"].startswith(f"{WHY}101 % (causal)")

@@ -230,8 +230,7 @@ def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
     progress = f"{len(evidence.steps)} of {evidence.plan.steps} steps"
     if evidence.interrupted:
         return "failed", f"interrupted by {evidence.interrupted} after {progress}"
-    spoiled = next((step for step in evidence.steps if not step.finite), None)
-    if spoiled:
+    if spoiled := next((step for step in evidence.steps if not step.finite), None):
         return "invalid", spoiled.values_text()
     if evidence.exit_code:
         why = first_failure(evidence.log_tail) or f"the workers ended with exit code {evidence.exit_code}"
