@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs runs into one file, without checkpoints and without secrets, and unpacks one that anyone may have made.
+"""Packs runs into one file, without checkpoints and without secrets, and unpacks untrusted archives.
 
 Nothing but regular files of runs, as the manifest has them, is unpacked. The tar format is read here, and not by
 ``tarfile``, which follows what an archive says: links, devices, headers of any length. Limits hold while it is read, so
@@ -38,7 +38,7 @@ ENDINGS = (ZSTD, GZIP)
 MANIFEST = "manifest.json"
 VERSION: Literal[1] = 1
 MOST_VALUES = 1 << 20
-"""Values of the manifest: an archive of as many files as one may have has 0.8 million."""
+"""Limit of values in the manifest: the largest archive has 0.8 million."""
 TRACES = (TORCH_FOLDER, NSYS_FOLDER, NCCL_FOLDER)
 _NAME = r"\w[\w.+=@,-]{0,199}"
 _KEPT = re.compile(
@@ -46,13 +46,13 @@ _KEPT = re.compile(
     rf"|checkpoints\.jsonl|resources/{_NAME}\.jsonl|log-{_NAME}\.out|sbatch_{_NAME}\.out)",
     re.ASCII,
 )
-"""Results, logs and samples. No batch script and no specification of a job: a retry would execute these."""
+"""Results, logs and samples, but no batch script and no specification of a job: a retry would execute these."""
 _TRACE = re.compile(rf"(?:{'|'.join(TRACES)})/(?:{_NAME}/){{0,3}}{_NAME}", re.ASCII)
 _FOLDER = re.compile(rf"{WORKLOADS}/{_NAME}/experiments/({_NAME})/{_NAME}/\1(\.\d{{1,6}})?", re.ASCII)
 
 
 class ArchivedFile(Record):
-    """A file as it is in the archive."""
+    """A file in the archive."""
 
     path: str
     size: int
@@ -60,7 +60,7 @@ class ArchivedFile(Record):
 
 
 class ArchivedRun(Record):
-    """A run, and the job that it was. ``folder`` is relative to the root of installation."""
+    """A run and its former job. ``folder`` is relative to the root of installation."""
 
     run_id: str
     folder: str
@@ -143,17 +143,17 @@ def _problems(manifest: Manifest) -> Iterator[str]:
 
 
 BLOCK = 512
-"""Bytes that parts of a tar file are multiples of."""
+"""Block size of a tar file in bytes."""
 CHUNK = 1 << 20
 LEVEL = 10
-"""Effort of zstd. Runs take a twentieth of their size; with 19 a quarter less, in seven times the time."""
+"""Effort of zstd. Runs shrink to a twentieth; level 19 saves another quarter in seven times the time."""
 _KEY_END = "-----END"
 _TOLD = re.compile(r'"(?:reason|note)": "((?:[^"\\]|\\.)*+)"')
-"""A record's text on its end, which may be a line of its log."""
+"""A record's text about its end, which may quote its log."""
 _WORD = HIDDEN.encode()
 _ENCODING = ("utf-8", "surrogateescape")
 _Span = tuple[int, int]
-"""The first byte of a part of a file, and the one after it."""
+"""The first byte of a part of a file, and the byte after its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +163,12 @@ class Archive:
     path: Path
     manifest: Manifest
     hidden: int
-    """Lines of logs that may have held a secret, and now hold the word for one."""
+    """Number of log lines that may have contained a secret, and were redacted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A file, how it is described in the archive, and which parts of it are hidden there."""
+    """A file, its description in the archive, and its redacted parts."""
 
     path: Path
     file: ArchivedFile
@@ -235,7 +235,7 @@ def _packed(path: Path, name: str) -> _Packed:
 
 
 def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """A file part by part, and whether each is hidden: lines of logs; in a record only what is a secret by its form."""
+    """Yield a file in parts, each with a flag for redaction: lines of logs; in a record only secrets by their form."""
     with open_regular(path, buffering=CHUNK) as file:
         if path.suffix == ".out":
             in_key = False
@@ -299,7 +299,7 @@ def _write(target: Path, manifest: Manifest, packed: Sequence[_Packed]) -> None:
 
 
 def _compressor(file: BinaryIO, target: Path) -> AbstractContextManager[BinaryIO]:
-    """A stream into ``file``, which it leaves open; the name ``target`` tells how it is compressed."""
+    """Open a stream into ``file``, which stays open; the suffix of ``target`` selects the compression."""
     if target.name.endswith(GZIP):
         return cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=file, mtime=0))
     import zstandard
@@ -320,21 +320,21 @@ def _padding(size: int) -> bytes:
 
 MOST_MANIFEST_BYTES = 1 << 26
 MOST_JSON_RATIO = 100
-"""Bytes of the manifest, and of all JSON together, over bytes of the archive: they are read as a whole."""
+"""Limit of the bytes of the manifest, and of all JSON, relative to the archive's: they are read as a whole."""
 ALWAYS_JSON_BYTES = 1 << 20
 MOST_FILES = 200_000
 MOST_BYTES = 1 << 36
 """Size of all files together: 64 GiB."""
 MOST_RATIO = 1000
-"""Bytes of the files over bytes of the archive; steps and logs have some ten, and what only fills a disk far more."""
+"""Limit of the bytes of the files relative to the archive's: steps and logs have some ten, a zip bomb far more."""
 ALWAYS_BYTES = 1 << 26
 """The bytes that an archive of any size may expand to."""
 MOST_WINDOW_BYTES = 1 << 27
 LONGEST_NAME = 4096
 TAR_RECORD = 20 * BLOCK
-"""Programs that write tar files fill the last of these with zeros."""
+"""Programs that write tar files pad the last block with zeros."""
 LONG_NAME = b"L"
-"""Type of an entry that holds the name of the next one."""
+"""Type of an entry that contains the name of the next one."""
 
 
 class _Stream(Protocol):
@@ -491,7 +491,7 @@ def _exactly(stream: _Stream, size: int) -> bytes:
 
 
 def _at_most(stream: _Stream, size: int) -> bytes:
-    """Read so many bytes, few at a time; fewer at the end of the stream."""
+    """Read this many bytes, few at a time; fewer at the end of the stream."""
     blocks = []
     while size and (block := stream.read(min(size, CHUNK))):
         blocks.append(block)

@@ -16,7 +16,7 @@ from llmb.runs.record import BegunJob, RunRecord, begin_attempt, now, read_recor
 
 
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
-    """Records that the run starts, or restarts, with its job and its nodes.
+    """Record that the run starts, or restarts, with its job and its nodes.
 
     Raises UsageError if another job has this run; InfrastructureError, and ends the run's record, if it has no
     restart left.

@@ -63,7 +63,7 @@ def _conclude_below(install: Path, paths: Iterable[str], say: Say) -> bool:
 
 
 def conclude_job(store: Store, job: Job, say: Say) -> Job:
-    """``job``, whose run has been concluded if it ended without a result."""
+    """Return ``job`` after concluding its run, if that ended without a result."""
     if job.live or job.kind != "run" or not lacks_result(job.folder):
         return job
     status = read_record(job.folder).status
@@ -82,7 +82,7 @@ def conclude_job(store: Store, job: Job, say: Say) -> Job:
 
 
 def _conclude(job: Job) -> None:
-    """Write the result that follows from the run's files and from how its job ended."""
+    """Write the result that follows from the run's files and from the end of its job."""
     folder, record, end = job.folder, read_record(job.folder), read_job_end(job.folder)
     if end and record.job and end.job_id != record.job.job_id:
         end = None  # of a second job, which was rejected
@@ -99,7 +99,7 @@ def _conclude(job: Job) -> None:
 
 
 def _begun_as(record: RunRecord, job: Job) -> RunRecord:
-    """Add the job that the scheduler reports, which has not written anything itself."""
+    """Add the job from the scheduler's report, as it has not written anything itself."""
     handle = read_job(job.folder)
     if handle is None or job.started_s is None:
         return record

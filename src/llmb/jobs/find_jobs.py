@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds jobs by what users write: ids, names, points in time."""
+"""Finds jobs by user input: ids, names, points in time."""
 
 import re
 import time
@@ -21,7 +21,7 @@ SHOWN_BY = {"preparation": "'llmb prepare verify'", "benchmark": "'llmb bench li
 LATEST = "latest"
 GROUPS = ("label", "campaign")
 CLOCKS_DIFFER_S = 3600
-"""A run from further in the future has the time of a wrong clock, and would be the latest one until then."""
+"""A run from further in the future has the time of a wrong clock, and would otherwise be the latest one until then."""
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
@@ -89,7 +89,7 @@ def find_runs_by_name(store: Store, text: str) -> list[Job]:
 
 
 def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
-    """Names in ``selection`` that no job has, with those that there are."""
+    """Names in ``selection`` that no job has, with the existing ones."""
     for kind in ("label", "campaign", "workload"):
         name = getattr(selection, kind)
         if name is None or store.count(Filter(**{kind: name})):
@@ -148,7 +148,7 @@ class NodeRecord:
     failures: int
     """The number of failed ones."""
     blamed: int
-    """Jobs in which it was the node at fault."""
+    """Number of jobs in which the node was at fault."""
     slowdown: float | None
     """Median, over the recipes it ran, of its median step time divided by that of the same recipe elsewhere; 1 is as
     fast. None if no recipe ran both with and without it."""

@@ -45,9 +45,9 @@ NEAR = 5
 MOST_NEAR = 10
 """Number of repeats to find before and after a run; older ones had other software."""
 MOST_RECORDS = 256
-"""Records of repeats that are kept for the next run."""
+"""Records of repeats to keep for the next run."""
 MANY = 500
-"""The number of records whose reading takes longer than people wait with no output."""
+"""Number of records that take too long to read with no output."""
 SELECTORS = (
     "a folder of runs or logs, a run folder, a log, an archive, the JSON document of a comparison of engines",
     "a label, a campaign, the id of a job or a run, 'latest'",
@@ -63,7 +63,7 @@ _Alike = tuple[str, frozenset[str]]
 
 
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
-    """The runs that measure how fast a step is, by the time they started; the others are left out, with the reason.
+    """The runs that measure the speed of steps, in order of their start; others are dropped, with the reason.
 
     ``say`` takes messages for people. Raises UsageError if the selector stands for nothing, or for several things.
     """
@@ -176,12 +176,12 @@ def _alike(record: RunRecord) -> _Alike:
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> RunSet:
-    """Find every run that ended, once, however it did; leave out those that are still running or cannot be read."""
+    """Find every ended run, once, with any result; skip those that are still running or cannot be read."""
     return find_all_runs((selector,), install, say)
 
 
 def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> RunSet:
-    """Find the runs of several selections together, without any every run of the root."""
+    """Find the runs of several selections together; without any, every run of the root."""
     sets = [_find(selector, install, say) for selector in selectors or ()]
     if not sets:
         sets = [_found_in("All runs", _folders_below(install, say), say)]
@@ -191,13 +191,13 @@ def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> R
 
 
 def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[RunSet, RunSet | None]:
-    """Find the runs of one or two selections, which may have runs in common."""
+    """Find the runs of one or two selections, which may overlap."""
     first, *others = once_in(*(_find(selector, install, say) for selector in (before, after) if selector is not None))
     return first, others[0] if others else None
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """``runs`` with the window ``rule``; None leaves theirs. Raises UsageError for runs whose steps are not kept."""
+    """``runs`` with the window ``rule``; None leaves theirs. Raises UsageError for runs whose steps are not saved."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 
@@ -306,7 +306,7 @@ def _recorded_below(install: Path, say: Say, words: Collection[str] | None = Non
 
 
 class _Forms:
-    """The forms of words in the files of runs that they may name: a label, a campaign, or the id of a run or a job."""
+    """The forms in which files of runs contain these words: a label, a campaign, or the id of a run or a job."""
 
     def __init__(self, words: Collection[str]) -> None:
         self.words = frozenset(words)
@@ -355,7 +355,7 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
 
 
 def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
-    """Invalid where a GPU cannot be so fast."""
+    """Invalid if the run is faster than its GPU can be."""
     if not needs_catalogue(logs):
         return logs
     catalogue = Catalogue()
@@ -363,7 +363,7 @@ def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:
-    """Nothing below a run folder is another one, and nothing with a hidden name is one, such as what is being imported.
+    """Run folders are not nested, and hidden folders, such as imports in progress, are skipped.
 
     Links are not followed: the same run would be found twice. A folder that cannot be listed may be a run's.
     """

@@ -76,7 +76,7 @@ def follow_log(
 
 
 class _Follower:
-    """Copies what is appended to a file."""
+    """Copies new content of a file to the output."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
         self.path = path
@@ -120,7 +120,7 @@ def asker(store: Store, install: Path, say: Say) -> Ask:
 
 
 def job_of_folder(folder: RunFolder) -> Job:
-    """A run that is in no history, such as a copy, as its record has it. Raises UsageError."""
+    """Build the job of a run that is in no history, such as a copy, from its record. Raises UsageError."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
@@ -139,7 +139,7 @@ def job_of_folder(folder: RunFolder) -> Job:
 
 
 def current(store: Store, install: Path, job: Job, say: Say) -> Job:
-    """``job`` brought up to date, and concluded if it has ended, also in a history that must not be changed.
+    """Return ``job`` brought up to date, and concluded if it has ended, also for a read-only history.
 
     Raises InfrastructureError if its scheduler does not answer, EnvironmentProblem if it is not installed here.
     """
@@ -151,7 +151,7 @@ def current(store: Store, install: Path, job: Job, say: Say) -> Job:
 
 
 def _ended(job: Job) -> Job:
-    """``job`` of a history that must not be changed, with its status if it has ended."""
+    """Return ``job`` of a read-only history, with its status if it has ended."""
     state = find_scheduler(job.scheduler).states([job], TIME_OUT_S).states.get(job.key)
     if state is None or state.end_pending or state.phase in ("queued", "running", "unrecognized"):
         return job

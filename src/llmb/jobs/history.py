@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the history of an install root, and makes it from the run folders."""
+"""Opens the history of an install root, and rebuilds it from the run folders."""
 
 import os
 import time
@@ -76,7 +76,7 @@ def database_path(install: Path) -> Path:
 
 
 def open_history(install: Path, say: Callable[[str], None]) -> Store:
-    """The history below ``install``; a missing one is made from the run folders. Raises EnvironmentProblem."""
+    """The history below ``install``; a missing one is rebuilt from the run folders. Raises EnvironmentProblem."""
     path = database_path(install)
     if not _has_content(path):
         with _locked(path):  # another process must find the complete history
@@ -86,7 +86,7 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
 
 
 def rebuild_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open as ``open_history``, and add missing jobs; a damaged one is renamed, and made from the run folders."""
+    """Open as ``open_history``, and add missing jobs; a damaged one is renamed and rebuilt from the run folders."""
     path = database_path(install)
     try:
         with open_history(install, say) as store:
@@ -107,7 +107,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history for a command that only reads: also where the history cannot be written, as on a full
+    """Open the history for a command that only reads: also if the history cannot be written, as on a full
     disk, or in an install root of another user, where no file is created. It then takes no changes.
     """
     path = database_path(install)
@@ -157,7 +157,7 @@ def _checked(store: Store) -> Store:
 
 
 def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
-    """A file of this name is a complete history: while it is written it has another name."""
+    """A file of this name is complete: it has another name while it is written."""
     partial = path.with_name(f".{path.name}.partial")
     for part in _PARTS:
         Path(f"{partial}{part}").unlink(missing_ok=True)

@@ -16,11 +16,11 @@ LIVE: tuple[Status, ...] = ("queued", "running")
 
 # A scheduler's states of a job are used unchanged. These three are llmb's own:
 SUBMITTING = "SUBMITTING"
-"""Written before the job is submitted: it may have reached the scheduler or not."""
+"""Recorded before the job is submitted, which may have reached the scheduler or not."""
 NOT_SUBMITTED = "NOT_SUBMITTED"
 """The scheduler never received it."""
 LOST = "LOST"
-"""It was submitted, and no record of how it ended exists."""
+"""It was submitted, and there is no record of its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +61,22 @@ class Job:
     retry_of: str | None = None
     """The key of the job that this one repeats."""
     fault: str | None = None
-    """The cause of its failure, if known: a name of faults.yaml, or how the job ended."""
+    """The cause of its failure, if known: a name of faults.yaml, or a description of its end."""
     bad_nodes: str | None = None
     """Nodes at fault, separated by commas."""
     step_time_s: float | None = None
-    """Mean over the window, of a success."""
+    """Mean over the window, for a success."""
     proxy: str = ""
-    """The replacement of the model or of all ranks; empty if these run themselves."""
+    """The replacement for the model or for all ranks; empty if these run themselves."""
     kind: Kind = "run"
     subject: str = ""
     """The subject that a job prepares or measures, or the node that it checks; empty for a run."""
     data: str = "synthetic"
-    """The training data, in a word or two."""
+    """The training data in one or two words."""
     label: str | None = None
     """Given by the user."""
     run_id: str | None = None
-    """The run's own, which retries share; None for other jobs than runs."""
+    """The run's own key, which retries share; None for other jobs than runs."""
     identity: str | None = None
     """Equal for repeats; None for other jobs than runs."""
     verdict: str | None = None
@@ -140,7 +140,7 @@ COLUMNS: tuple[str, ...] = tuple(item.name for item in fields(Job))
 
 
 ANSWERED = ("state", "exit_code", "signal", "nodes", "restarts", "started_s", "ended_s")
-"""Columns with what the scheduler has answered."""
+"""Columns with answers of the scheduler."""
 CHANGING = (*ANSWERED, "status", "reason", "checked_s", "fault", "bad_nodes", "step_time_s", "verdict")
 """Columns that a query of the scheduler may change."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges runs against what a word, a path or a file stands for: other runs, expectations, or the published figure."""
+"""Judges runs against the reference of a word, a path or a file: other runs, expectations, or the published figure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,13 +33,13 @@ class Against:
     logs: Mapping[str, Value] = field(default_factory=dict)
     """The facts that logs do not report, by the keys of a configuration."""
     window: str | None = None
-    """The rule of the window that the runs have been read with, for those that they are judged against."""
+    """The window rule that the runs were read with; their reference uses it too."""
 
 
 def judge_runs(
     runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
 ) -> list[Judged]:
-    """Judge runs. Raises UsageError if there is nothing to judge them against, or for what logs contradict."""
+    """Judge runs. Raises UsageError if there is no reference, or if logs contradict the options."""
     runs = with_stated(runs, against.logs, Catalogue()) if against.logs else runs
     pretended, others = [run for run in runs if is_pretended(run)], [run for run in runs if not is_pretended(run)]
     judged = [judge_pretended(repeats) for repeats in grouped(pretended)]

@@ -276,7 +276,7 @@ class Turn(NamedTuple):
 
 
 def interleaved(repeats: Sequence[int]) -> Iterator[Turn]:
-    """Each recipe once in every round, and every second round backwards (A B B A ...): what drifts while they run,
+    """Each recipe once in every round, and every second round backwards (A B B A ...), so that drift while they run,
     such as the temperature, then adds the same to the mean of each. ``repeats`` are those of each recipe."""
     for repeat in range(1, max(repeats, default=0) + 1):
         order = range(len(repeats)) if repeat % 2 else reversed(range(len(repeats)))
@@ -289,7 +289,7 @@ def remaining(turns: Iterator[Turn], finished: Mapping[int, int]) -> list[Turn]:
 
 
 def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
-    """Successful repeats of ``local`` with its label, each once, in their order; none without a label.
+    """Successful repeats of ``local`` with its label, each once, in their order; empty without a label.
 
     Runs whose client was killed after their last step count: they are concluded.
     """
@@ -306,7 +306,7 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
 
 
 def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
-    """Held while several runs are made in turn, so that clients of an install root do not measure each other.
+    """Hold a lock while several runs are made in turn, so that clients of an install root do not measure each other.
 
     Another client waits, as long as it takes, and says so. Raises EnvironmentProblem where there are no locks.
     """
@@ -315,7 +315,7 @@ def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
 
 
 def _ended(folder: RunFolder) -> EndedRun | None:
-    """None if it is gone, or cannot be read."""
+    """None if it no longer exists, or cannot be read."""
     try:
         return read_ended_run(folder)
     except (UsageError, EnvironmentProblem):

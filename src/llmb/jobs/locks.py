@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks between processes, which the kernel releases when their holders end, also if they are killed."""
+"""Locks between processes; the kernel releases them when their holders end or are killed."""
 
 import errno
 import fcntl

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns requests into jobs: what settings and options give each job, the checks of a run, and its folder."""
+"""Turns requests into jobs: the effect of settings and options on each job, the checks of a run, and its folder."""
 
 import shutil
 from abc import ABC, abstractmethod
@@ -90,7 +90,7 @@ def on_site(
 def boost(
     options: JobOptions, config: ClusterConfig, placement: Placement, of_recipe: int | None = None
 ) -> Boost | None:
-    """None for no boost. The cluster's is for full nodes alone: the other GPUs of a node are of other jobs.
+    """None for no boost. The cluster's setting is for full nodes only: other GPUs of a node belong to other jobs.
 
     What the published jobs asked for is tried, as they did. Raises UsageError where an option asks for a boost on a
     part of a node.
@@ -105,7 +105,7 @@ def boost(
 
 
 def binding(options: JobOptions, config: ClusterConfig) -> Binding:
-    """Merge options, each above the cluster's setting."""
+    """Merge options, which override the cluster's settings."""
     chosen = {"cpu": options.cpu_binding, "numa": options.numa_binding}
     return config.binding.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
@@ -144,19 +144,19 @@ class Prepared:
     row: Mapping[str, Any] = field(default_factory=dict)
     """The row for the history."""
     again: bool = False
-    """It was submitted before."""
+    """True if it was submitted before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder(ABC):
-    """A job that can be queued: everything is decided except its folder."""
+    """A job that can be queued: only its folder is not decided."""
 
     options: JobOptions
     site: Site
 
     @abstractmethod
     def place(self) -> tuple[Path, str]:
-        """The folder of all jobs like it, and the name that the job's own folder begins with."""
+        """The folder of all similar jobs, and the prefix of the job's own folder."""
 
     @abstractmethod
     def spec(self, folder: RunFolder) -> JobSpec:
@@ -359,7 +359,7 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
 
 @contextmanager
 def removed_if_refused(folder: RunFolder, plan: Plan | None = None) -> Iterator[None]:
-    """Remove the folder of a job that is rejected, and what ``plan`` would have saved to.
+    """Remove the folder of a rejected job, and the folder that ``plan`` would have saved to.
 
     They are kept if the scheduler does not answer, since the job may be queued: its script identifies it.
     """

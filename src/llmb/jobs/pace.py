@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that has not ended: its steps so far, their pace, the time that is left, and whether that is as expected."""
+"""A run that has not ended: its steps so far, their pace, the remaining time, and whether that is as expected."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from llmb.verdict.judgement import default_tolerance
 State = Literal["queued", "starting", "running", "ended"]
 Standing = Literal["too early", "as expected", "slower", "faster"]
 PACE_STEPS = 20
-"""The pace is that of the last steps, so that a change shows soon."""
+"""Number of last steps that define the pace, so that a change shows soon."""
 FEWEST_STEPS = 10
-"""Fewer steps do not show whether they are as expected."""
+"""Fewer steps do not show whether the pace is as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The times of the last steps of an attempt, without its first step, which warms up, and profiled ones."""
+    """The times of an attempt's last steps, without profiled ones and the first step, which includes warm-up."""
 
     first_step: int
     last_step: int
@@ -102,7 +102,7 @@ def expectation(plan: Plan, given_s: float | None) -> Expected | None:
 
 
 class WatchedRun:
-    """Remembers the steps of a run between looks. Raises OSError or ValueError if the record cannot be read."""
+    """Keeps the steps of a run between updates. Raises OSError or ValueError if the record cannot be read."""
 
     def __init__(self, folder: RunFolder, expected_s: float | None) -> None:
         self.folder = folder

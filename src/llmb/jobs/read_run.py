@@ -55,12 +55,12 @@ FIRST_STEPS = 16
 _AROUND_EXPERIMENT = re.compile(
     r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
 )
-"""Parts of a log's name that are left out: the account, and the numbers of the job and of its start, or of a repeat."""
+"""Parts of a log's name to ignore: the account, and the numbers of the job and of its start, or of a repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run folder whose record was read, and nothing else of it."""
+    """A run folder of which only the record was read."""
 
     folder: RunFolder
     record: RunRecord
@@ -118,7 +118,7 @@ def recorded_run(run: RecordedRun) -> AnalyzedRun:
 
 
 def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
-    """Describe the run by its record, whether it has ended or not, without its figures."""
+    """Describe the run by its record, ended or not, without its figures."""
     record = run.record
     return AnalyzedRun(
         id=run.id,
@@ -144,7 +144,7 @@ def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
 
 
 def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
-    """Compute the statistics that it would have ended with, had it been planned with the window ``rule``."""
+    """Compute the statistics that it would have had with the window ``rule`` in its plan."""
     record, folder = run.record, RunFolder(run.path)
     assert record, "it has a folder"
     if run.status != "success" or record.plan.recipe.pretended_rank is not None:
@@ -182,7 +182,7 @@ def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Ste
 def _measured(
     run: AnalyzedRun, window: Window | None, steps: Sequence[Step], times: Statistics | Missing, flaw: str | None = None
 ) -> AnalyzedRun:
-    """``steps``: those that ``times`` are of, if they are known one by one. Invalid if no GPU is so fast."""
+    """``steps``: the steps of ``times``, if known one by one. Invalid if no GPU is so fast."""
     assert run.record, "it has a folder"
     plan, stats = run.record.plan, times or None
     figures = figures_of(plan, stats.mean, measured_packing(plan, steps)) if stats else {}
@@ -204,7 +204,7 @@ def _figure_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def parsed_run(path: Path, rule: str) -> AnalyzedRun:
-    """The run that a file is the log of, by the steps of the window ``rule``."""
+    """The run of a log file, from the steps of the window ``rule``."""
     return run_of_log(parse_file(path, rule), rule)
 
 
@@ -254,7 +254,7 @@ def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOut
 
 
 def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
-    """The record knows what the log may not: whose it is, whether the run is still running, and how it ended."""
+    """The record has facts that the log may lack: the run's owner, whether it is still running, and its end."""
     if log.status == "not_training_log":
         reason = record.reason or record.plan.recipe.pretended_text
         why = f": {reason}" if reason else ""
@@ -336,13 +336,13 @@ def _written_s(path: Path) -> float | None:
 
 
 def _anomalies(outcome: LogOutcome) -> Anomalies | None:
-    """None unless the steps of the window follow each other."""
+    """None unless the steps of the window are consecutive."""
     times, window = outcome.step_times_s, outcome.window
     return find_anomalies(times, window.first) if window and len(times) == window.size else None
 
 
 def _network(path: Path) -> Network | None:
-    """Read the beginning of a log, whichever program wrote it; None if it has no network or cannot be read."""
+    """Read the beginning of a log of any program; None if it has no network or cannot be read."""
     try:
         with open_regular(path) as stream:
             return read_network((text for text in beginning(PlainText(stream)) if NCCL in text), str(path)) or None

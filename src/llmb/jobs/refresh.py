@@ -28,14 +28,14 @@ TIME_OUT_S = 60.0
 """The time limit of one query."""
 SETTLE_S = 10.0
 REQUEUE_S = 3600.0
-"""The time after its end in which a job is queried again: it may have been requeued."""
+"""The time after its end in which a job is still queried: it may have been requeued."""
 NOT_CONCLUDED = "not concluded"
 """The run of an ended job has no result yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The cause of a job's failure. ``nodes`` are those at fault, as far as they are known."""
+    """The cause of a job's failure. ``nodes`` are those at fault, if known."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
 
 
 def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
-    """The nodes that the line names; without any, the node of the rank that failed first."""
+    """The nodes in the line; without any, the node of the rank that failed first."""
     texts = [text for name, text in match.groupdict().items() if text]
     host = failed_host(log)
     return tuple(texts) or ((host,) if host else ())
@@ -125,7 +125,7 @@ def _apply(store: Store, jobs: Sequence[Job], states: Mapping[str, JobState], qu
 
 
 def look(job: Job, state: JobState, query_s: float) -> Job | None:
-    """``job`` as it is now; None if nothing can have changed. Nothing is written."""
+    """Return ``job`` in its present state; None if nothing can have changed. Nothing is written."""
     if not job.live and (state.phase == "unrecognized" or (state.ended and state.restarts <= job.restarts)):
         return None
     if state.phase in ("queued", "running", "unrecognized"):
@@ -144,7 +144,7 @@ def look(job: Job, state: JobState, query_s: float) -> Job | None:
 
 
 def with_outcome(job: Job, phase: Phase) -> Job:
-    """``job``, which has ended, with the figures of a success, or the cause of a failure, and the nodes at fault."""
+    """Return the ended ``job`` with the figures of a success, or the cause of a failure, and the nodes at fault."""
     figures = read_figures(job.run_dir) if job.kind == "run" else {}
     if job.status != "failed":
         return replace(job, **figures) if job.status == "success" else job

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting that a job submitted here would get, and where each comes from."""
+"""Every setting that a job submitted here would get, with its source."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ CATALOGUE: SourceKind = "catalogue"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value. ``place`` is the file and line, the variable, or the entry of the catalogue that it comes from."""
+    """One value. ``place`` is its source: the file and line, the variable, or the entry of the catalogue."""
 
     key: str
     value: Value
@@ -57,7 +57,7 @@ def settings_in_effect(
     size: str | None = None,
     partition: str | None = None,
 ) -> SettingsInEffect:
-    """``workload`` adds what its jobs get, ``partition`` what those of a partition do.
+    """``workload`` adds the settings of its jobs, ``partition`` those of its jobs.
 
     Raises UsageError with all that is wrong with files and variables.
     """
@@ -109,7 +109,7 @@ def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: P
 
 
 def _place(file: SettingsFile, keys: tuple[str, ...]) -> str:
-    """Keys of a file of the reference suite are others: its lines are not known."""
+    """A file of the reference suite has other keys: its lines are unknown."""
     name = file.path.name if file.path.name == CLUSTER_CONFIG else str(file.path)
     return f"{name} ({file.form.title})" if file.form else f"{name}:{line_in(compose_file(file.path), keys)}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a job: decided, purely, by its scheduler's answer and by what it left in its folder, read here.
+"""The state of a job: a pure function of its scheduler's answer and of its folder's content, which is read here.
 
 The scheduler reports how the job ended, the folder how the run did: a run with all steps done is a success even if the
 job was killed, and a run whose loss is not a number is invalid even if the job completed.
@@ -26,7 +26,7 @@ class FolderState:
     """The state of a job according to its folder."""
 
     begun: bool = False
-    """The batch script has started."""
+    """True if the batch script has started."""
     end: JobEnd | None = None
     """None while the batch script runs, and if it was killed."""
     run_status: Status | None = None
@@ -42,7 +42,7 @@ class FolderState:
     """Steps done."""
     planned: int | None = None
     complete: bool = False
-    """Every step is done, and the last checkpoint exists if one was requested."""
+    """True if every step is done, and the last checkpoint exists if one was requested."""
 
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
         """The recorded end, if it is that of this job's latest start: an older one is irrelevant."""
@@ -122,7 +122,7 @@ def _progress(folder: FolderState) -> str:
 
 
 def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
-    """Schedulers forget no pending or running job: it has ended, and its folder may contain how."""
+    """Schedulers never forget pending or running jobs: it has ended, and its folder may describe the end."""
     end = folder.end_of(job, job.restarts)
     if end:
         state, status, reason = _marked(folder, end)
@@ -169,7 +169,7 @@ def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
 Content = TypeVar("Content")
 MOST_LINES = 12
 MOST_LISTED_BYTES = 1 << 20
-"""Some 1,700 steps, which are read within 0.1 s: a list of runs must not wait for more of each."""
+"""Some 1,700 steps, which are read within 0.1 s: a list must not wait for more of each run."""
 
 
 def read_folder(run_dir: str) -> FolderState:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run as every command that looks at runs knows it, whichever program trained it. Pure.
+"""One run in the form that every command uses, whichever program trained it. Pure.
 
 It is made from a run's folder (``recorded_run``), from a log (``logged_run``), or from a comparison of engines.
 """
@@ -22,16 +22,16 @@ from llmb.runs.record import RunRecord
 from llmb.runs.result import Faults
 
 LOGGED = "logged"
-"""The convention of a FLOP rate that the log prints: whatever its framework counts."""
+"""The convention of a FLOP rate in the log, whatever its framework counts."""
 ASSUMED = "layout.assumed"
-"""Key of a configuration whose layout is that of the recipe, because the log does not tell its own."""
+"""Key of a configuration whose layout is that of the recipe, because the log does not report its own."""
 BATCH: tuple[str, ...] = ("mbs", "gbs")
 _LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedRun:
-    """Its identity, how it ended, and how fast it was. What is not known is None or empty.
+    """Its identity, its end and its speed. Unknown values are None or empty.
 
     A run without a record is known by its log alone; one whose log was not read has no ``log``.
     """
@@ -46,14 +46,14 @@ class AnalyzedRun:
     label: str | None = None
     campaign: str | None = None
     started_s: float | None = None
-    """Seconds since 1970; without a record, when its log was last written."""
+    """Seconds since 1970; without a record, the time of the last write to its log."""
     status: str
     reason: str | None = None
     window: Window | None = None
     step_times_s: Sequence[float] = ()
     """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
     first_times_s: Sequence[float] = ()
-    """Its first step times to the last digit, whatever the window; empty if only its log has them."""
+    """Its first step times in full precision, whatever the window; empty if only its log has them."""
     step_time_s: Statistics | None = None
     figures: Literal["exact", "rounded"] | None = None
     """The precision of step times: those of ``metrics.jsonl``, or rounded as the log prints them."""
@@ -62,7 +62,7 @@ class AnalyzedRun:
     tokens_per_s_per_gpu: float | None = None
     days_per_1t_tokens: float | None = None
     anomalies: Anomalies | None = None
-    """Anomalies of the window's steps, where they were looked for."""
+    """Anomalies of the window's steps, if they were searched for."""
     nodes: tuple[str, ...] = ()
     network: Network | None = None
     """The network in the record, or in the log."""
@@ -73,9 +73,9 @@ class AnalyzedRun:
     unread_record: str | None = None
     """The reason why the record beside the log cannot be read, so that only the log counts."""
     log: ParsedFile | None = None
-    """Its log with its outcome, in which the record counts."""
+    """Its log with its outcome, which takes the record into account."""
     source: str | None = None
-    """The run's own id, or what its log has of it: equal for copies. None if only ``path`` is known."""
+    """The run's own id, or the log's substitute for one: equal for copies. None if only ``path`` is known."""
     content: str | None = None
     """Equal for copies that were not changed."""
     copy_of: str | None = None
@@ -83,7 +83,7 @@ class AnalyzedRun:
 
     @property
     def counted_as(self) -> str:
-        """Equal for what counts as one run."""
+        """Equal for entries that count as one run."""
         return self.source or str(self.path.absolute())
 
     @property
@@ -107,7 +107,7 @@ class AnalyzedRun:
 
     @property
     def key(self) -> str | None:
-        """Equal for repeats with the same software. None if nothing is known of the run."""
+        """Equal for repeats with the same software. None if nothing is known about the run."""
         values = {**self.configuration, **self.software}
         return key_of(values) if values else None
 
@@ -184,7 +184,7 @@ class AnalyzedRun:
 
 
 def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
-    """The fields of a run that are in its log: the reason of a success is only which steps it has."""
+    """Return the fields that a log provides; the reason of a success lists its steps."""
     outcome = log.outcome
     return {
         "log": log,
@@ -233,14 +233,14 @@ class RunSet:
 
 
 def without_unmeasured(some: RunSet) -> RunSet:
-    """Without the runs that failed, are invalid, or whose steps do not tell how fast they are."""
+    """Return the runs without those that failed, are invalid, or do not measure the speed of steps."""
     runs = tuple(run for run in some.runs if exclusion_reason(run) is None)
     dropped = [ExcludedRun(run.id, reason) for run in some.runs if (reason := exclusion_reason(run))]
     return RunSet(some.title, runs, (*some.left_out, *dropped))
 
 
 def exclusion_reason(run: AnalyzedRun) -> str | None:
-    """None for a run that is a measurement."""
+    """Return None for a run that is a measurement."""
     flaw = flaw_of(run)
     return (
         f"{run.status.replace('_', ' ')}: {flaw}"
@@ -259,7 +259,7 @@ def flaw_of(run: AnalyzedRun) -> str | None:
 
 
 def grouped(runs: Iterable[AnalyzedRun]) -> list[list[AnalyzedRun]]:
-    """Repeats together, by the order of the first of each."""
+    """Group repeats, in the order of the first run of each group."""
     groups: dict[str, list[AnalyzedRun]] = {}
     for run in runs:
         groups.setdefault(run.identity.key, []).append(run)

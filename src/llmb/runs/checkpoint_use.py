@@ -78,13 +78,13 @@ class CheckpointReport:
     verification: Verification | None = None
     """Verification of the checkpoint that was loaded; None without a load."""
     verify_s: float | None = None
-    """The time beside ``load_s``; None if it was not verified."""
+    """The time in addition to ``load_s``; None if it was not verified."""
     save_gb_per_s: float | None = None
-    """All ranks' bytes by the seconds of the slowest save; None, as the rank, if nothing was saved."""
+    """All ranks' bytes divided by the seconds of the slowest save; None, like the rank, if nothing was saved."""
     slowest_save_rank: int | None = None
-    """The rank whose own files took longest then."""
+    """The rank with the longest transfer in that save."""
     load_gb_per_s: float | None = None
-    """Likewise for the load; what was verified just before may come from memory."""
+    """The same for the load; recently verified files may come from memory."""
     slowest_load_rank: int | None = None
 
 

@@ -102,7 +102,7 @@ They save one of four products of the head, 1 to 2 % of a step, and exist when a
 that fits has to leave as much free for what is in no plan: the CUDA context, NCCL's buffers and fragmentation.
 """
 LEAST_MEMORY_GB = 2
-"""The memory of every device whose size is unknown, as a CPU's and that of a GPU that is not in the catalogue."""
+"""The memory assumed for a device of unknown size, such as a CPU or a GPU that is not in the catalogue."""
 Recompute = Literal["none", "selective", "full"]
 Fp8Recipe = Literal["delayed", "current", "current-all"]
 _training = partial(Option, panel="Training")
@@ -126,7 +126,7 @@ def logits_gb(recipe: Recipe) -> float:
 
 
 def keeps_logits(recipe: Recipe) -> bool:
-    """The default: where they fit; not for a frozen head, which has no gradient."""
+    """The default: keep them if they fit, except for a frozen head, which has no gradient."""
     if recipe.lora is not None:
         return False
     return logits_gb(recipe) <= LARGEST_PART * (recipe.gpu_memory_gb or LEAST_MEMORY_GB)
@@ -148,7 +148,7 @@ class Choices(Record):
     steps: Annotated[
         int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
     ] = None
-    """None for the default, one step for a resumed run, or as many as profiling or tracing needs."""
+    """None for the default, one step for a resumed run, or the number that profiling or tracing needs."""
     window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
     seed: Annotated[int | None, _training(help="Seed of initial weights and data. Default: 1234.")] = None
     label: Annotated[str | None, _training(basic=True, help="Name to find and compare runs by.", form=LABEL)] = None
@@ -186,7 +186,7 @@ class Choices(Record):
             flags=("--compile/--no-compile",), help="Compile the model's blocks with torch.compile. Default: on a GPU."
         ),
     ] = None
-    """None for what is fastest on the device."""
+    """None for the fastest on the device."""
     keep_logits: Annotated[
         bool | None,
         _training(
@@ -195,7 +195,7 @@ class Choices(Record):
             " computation for more memory. Default: if they take at most 1/32 of the GPU's memory.",
         ),
     ] = None
-    """None for what fits, see ``keeps_logits``."""
+    """None to keep them if they fit, see ``keeps_logits``."""
     attention_backend: Annotated[
         AttentionChoice,
         _training(
@@ -332,7 +332,7 @@ class Choices(Record):
         return self.fp8_recipe or cast("Fp8Recipe", recipe.published_way("fp8_recipe") or "delayed")
 
     def balances_of(self, recipe: Recipe) -> bool:
-        """True also for a pretended rank whose routers would drop no token: it cannot know what others would send."""
+        """True also for a pretended rank that would drop no token: it cannot know the tokens that others would send."""
         pretends = recipe.pretended_rank is not None and recipe.model.moe is not None
         return self.force_load_balancing or (pretends and self.capacity_factor_of(recipe) is None)
 

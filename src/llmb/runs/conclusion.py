@@ -52,7 +52,7 @@ NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", 
 MOST_PROFILED = 0.5
 """Maximum fraction of the window's steps that may be profiled and thus excluded for valid statistics."""
 WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
-"""Error of the difference of two moments in the record."""
+"""Error of the difference between two times in the record."""
 
 
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
@@ -104,10 +104,10 @@ def no_measurement(plan: Plan, began: int | None = None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """All that the result of a run is concluded from."""
+    """All evidence for the result of a run."""
 
     plan: EnginePlan
-    """Its window is that of the statistics, also if its rule is ``auto``."""
+    """The window that statistics use, also if its rule is ``auto``."""
     steps: Sequence[Step]
     exit_code: int = 0
     log_tail: str = ""
@@ -120,14 +120,14 @@ class RunEvidence:
     began: int | None = None
     """The first step of the attempt that trained the window, if not that of the run."""
     contradiction: str | None = None
-    """The reason why the record of a run that did all its steps cannot be true."""
+    """The reason why the record of a run that completed its steps is impossible."""
     environment: Environment | None = None
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED
     """Samples of the resources in use."""
 
 
 def if_possible(result: Result) -> Result:
-    """The result, which is invalid if no GPU of its type can have been so fast."""
+    """Return the result, which is invalid if it is faster than a GPU of its type can be."""
     why = why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)
     if why is None:
         return result
@@ -136,13 +136,13 @@ def if_possible(result: Result) -> Result:
 
 
 def conclude(evidence: RunEvidence) -> Result:
-    """The result of a run, but for its verdict."""
+    """The result of a run, without its verdict."""
     result = if_possible(_conclude(evidence))
     return result if evidence.plan.recipe.pretended_rank is None else _pretended(evidence.plan, result)
 
 
 def _pretended(plan: Plan, result: Result) -> Result:
-    """``result``, which takes a rank's steps for those of a run, with what they are: nothing else is known."""
+    """Return ``result`` with a rank's steps in place of a run's, and their description: nothing else is known."""
     layout, rank = plan.recipe.layout, plan.recipe.pretended_rank
     assert rank is not None, "it is pretended"
     why = Missing(f"{plan.recipe.pretended_text}: other ranks did nothing")
@@ -210,7 +210,7 @@ def _conclude(evidence: RunEvidence) -> Result:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """``nodes`` are all of the run, if they are known, and ``count`` at least how many they are."""
+    """``nodes`` are all nodes of the run, if known, and ``count`` is the least possible number of them."""
     if isinstance(samples, Missing):
         return samples
     return read_or_missing("what the samplers counted", lambda: find_events(samples, nodes, count))
@@ -335,7 +335,7 @@ def why_contradicting(
 
 
 def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
-    """Steps that are not those of the plan, or whose times cannot be true."""
+    """Yield steps that are not in the plan, or whose times are impossible."""
     first, last = plan.window.first, plan.window.last
     if not plan.first_step <= first <= last <= plan.last_step:
         yield f"the window is steps {first}-{last}, but the run has steps {plan.first_step}-{plan.last_step}"
@@ -362,7 +362,7 @@ def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _wrong_order(numbers: Sequence[int]) -> Iterator[str]:
-    """``numbers``: those of all steps, between the one before the first and the one after the last."""
+    """``numbers``: those of all steps, and of the neighbors before the first and after the last."""
     for before, number in pairwise(numbers):
         if number != before + 1:
             repeated = "was written twice" if number == before else f"is written after step {before}"
@@ -375,7 +375,7 @@ def _ranks_apart_s(step: Step) -> float:
 
 
 def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None, log_gbs: int | None) -> Iterator[str]:
-    """Numbers of GPUs, sequences and tokens that are not those of the layout. A pretended rank logs its own."""
+    """Yield numbers of GPUs, sequences and tokens that differ from the layout's. A pretended rank logs its own."""
     recipe, layout = record.plan.recipe, record.plan.recipe.layout
     is_alone = recipe.pretended_rank is not None
     workers = sum(record.environment.ranks_per_node.values()) if record.environment else None
@@ -391,7 +391,7 @@ def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None,
 
 
 def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str, ...]:
-    """Compare with the record's start and end, between which there are also start-up, checkpoints and the end."""
+    """Compare with the record's start and end, which also include start-up and checkpoints."""
     last = record.attempts[-1] if record.attempts else None
     began, ended = last.started_at if last else record.started_at, record.ended_at
     if not began or not ended:
@@ -407,7 +407,7 @@ def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str,
 
 
 def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
-    """Describe differences of the result of a run that has ended from its record and its steps."""
+    """Describe contradictions between an ended run's result and its record or steps."""
     result, window = record.result, record.window
     if record.status in ("queued", "running"):
         return
@@ -426,7 +426,7 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
-    """The record with the window that statistics are of, and why there is none."""
+    """Return the record with the window of the statistics, and the reason if there is none."""
     plan = record.plan
     if plan.window.rule != STEADY:
         return record, None
@@ -437,7 +437,7 @@ def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRec
 
 
 def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
-    """The steps by the attempt that trained them last, without profiled ones."""
+    """Return the steps by the attempt that trained them last, without profiled ones."""
     rest = [step for step in steps if not step.profiled]
     parts = []
     for attempt in reversed(record.attempts):
@@ -447,7 +447,7 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _steady(steps: Sequence[Step]) -> Window | None:
-    """Steps that are left out of ``steps`` may lie inside of the window."""
+    """Steps omitted from ``steps`` may lie inside the window."""
     steady = steady_window([step.step_time_s for step in steps], 0)
     if steady is None:
         return None

@@ -39,10 +39,10 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 DATA = Path(__file__).with_name("conditions.yaml")
 ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
 EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
-"""Faults that have to be known to read a difference, and that a command tells more of."""
+"""Faults that a reader of a difference has to know, and that another command describes in detail."""
 _FIGURE = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")
 BETWEEN_RUNS = " | "
-"""Stands between the texts of several runs."""
+"""Separates the texts of several runs."""
 Values = Mapping[str, str]
 """Conditions of one side by dotted key. A key that is missing is not known."""
 SETTINGS = (
@@ -67,9 +67,9 @@ GPU_LIMITS = (
 SPEED_PREFIXES = (*("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "NVIDIA_"), *("OMP_", "GOMP_", "MKL_", "MALLOC_", "GLOO_"))
 NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES", "_VERSION")
 MOST_NAMED = 3
-"""Nodes; of more the number."""
+"""Format the nodes, or their number if there are more."""
 MOST_LISTED = 4
-"""Settings that nodes of a run differ in."""
+"""Settings in which a run's nodes differ."""
 
 
 def key_of(configuration: Mapping[str, Value]) -> str:
@@ -78,7 +78,7 @@ def key_of(configuration: Mapping[str, Value]) -> str:
 
 
 class RunIdentity(Record):
-    """The whole configuration of a run: everything that decides what is computed, and how. Keys are dotted."""
+    """The whole configuration of a run: everything that determines its computation. Keys are dotted."""
 
     configuration: dict[str, Value]
 
@@ -89,7 +89,7 @@ class RunIdentity(Record):
 
 
 class Difference(Record):
-    """A key whose values differ; a value is None if that side does not have it."""
+    """A key whose values differ; a value is None if that side lacks it."""
 
     key: str
     before: Value
@@ -115,7 +115,7 @@ def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tupl
 
 
 def identity_of(record: RunRecord) -> RunIdentity:
-    """Return the identity by the record alone, whatever the run and its folder are called."""
+    """Return the identity from the record alone, regardless of the names of the run and its folder."""
     return identity_of_plan(record.plan, record.program, record.arguments)
 
 
@@ -210,7 +210,7 @@ def _hardware(environment: Environment | None) -> dict[str, Any]:
 
 
 def _common(values: Sequence[Value]) -> Value | tuple[Value, ...]:
-    """The value that all have, else all that occur, in order; None if none is known."""
+    """Return the common value, or all values, in order; None if none is known."""
     different = sorted({value for value in values if value is not None}, key=str)
     return different[0] if len(different) == 1 else tuple(different) or None
 
@@ -220,7 +220,7 @@ def _releases(plan: Plan) -> tuple[str, ...] | None:
 
 
 class Drift(Record):
-    """A setting of a node that is not what it was. A value is None if there is none."""
+    """A changed setting of a node. A value is None if there is none."""
 
     node: str
     key: str
@@ -253,7 +253,7 @@ def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
 
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
-    """The important first. A node that was not there is compared with what was usual."""
+    """Important changes first. A new node is compared with the usual values."""
     changes = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
     return tuple(sorted(changes, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
 
@@ -271,7 +271,7 @@ def is_comparable(key: str, *values: object) -> bool:
 
 
 def definite_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
-    """Differences between conditions of runs, without those of settings that one side does not tell.
+    """Yield differences between conditions of runs, without settings that one side does not report.
 
     A side without any setting does not tell either which variables were set.
     """
@@ -307,7 +307,7 @@ def _all_known(settings: NodesSettings, key: str) -> bool:
 
 
 def _unlike(title: str, groups: dict[str | None, list[str]]) -> str:
-    """The fewest first: they are the ones to look at."""
+    """Sort the rarest first: they are the ones to check."""
     each = sorted(groups.items(), key=lambda group: len(group[1]))
     return f"{title} is " + " and ".join(f"{value or 'unset'} on {nodes_text(nodes)}" for value, nodes in each)
 
@@ -323,7 +323,7 @@ class ConditionRule(Record):
     title: str
     """The title for display; empty if it is the key itself."""
     differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
-    """A prediction has the effect of an expectation: both are of conditions that were stated."""
+    """A prediction has the effect of an expectation: both refer to stated conditions."""
     unknown: Effect | Literal["ignored"] = "ignored"
     important: bool = False
     """True if a change of the setting of a node is likely to change the time of a step."""
@@ -354,7 +354,7 @@ def rule_of(key: str) -> ConditionRule:
 
 
 def title_of(key: str) -> str:
-    """Title of a condition, for people."""
+    """Title of a condition, for display."""
     rule = rule_of(key)
     exact = not any("*" in pattern for pattern in rule.keys)
     return rule.title if exact and rule.title else key
@@ -367,7 +367,7 @@ def differing(conditions: Iterable[Condition]) -> str:
 
 
 def worth(condition: Condition) -> str:
-    """Format the slowdown of a run by it; empty if that is not known."""
+    """Format a run's slowdown by it; empty if unknown."""
     return "" if condition.slower_pct is None else " (worth {:g} to {:g} %)".format(*condition.slower_pct)
 
 
@@ -393,7 +393,7 @@ def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
 
 
 def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
-    """Each as one text, with the command that tells more of the run ``run_id``."""
+    """Format each as one text, with the command that explains it for the run ``run_id``."""
     more = f" ('llmb judge {run_id} --explain' tells more)"
     return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
 
@@ -424,7 +424,7 @@ def _range(figures: tuple[str, ...]) -> str:
 
 
 def condition_values(values: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:
-    """Format values. A None means ``unset``, or that the value is not known."""
+    """Format values. A None means ``unset`` or unknown."""
     texts = {key: unset if value is None else _condition_text(value) for key, value in values.items()}
     return {key: text for key, text in texts.items() if text is not None}
 
@@ -436,7 +436,7 @@ def _condition_text(value: object) -> str:
 
 
 def merged(sides: Iterable[Values]) -> dict[str, str]:
-    """Conditions of several runs: the one value of all, or all of theirs; without those that not every run tells."""
+    """Conditions of several runs: the common value, or all values; without those that some run does not report."""
     every = list(sides)
     keys = set.intersection(*(set(side) for side in every)) if every else set()
     return {key: ", ".join(sorted({side[key] for side in every})) for key in keys}

@@ -46,7 +46,7 @@ class RdmaPort(Record):
     driver: str | None
     """For example ``mlx5_core`` or ``efa``."""
     link_layer: str | None
-    """``InfiniBand``, ``Ethernet`` for RoCE, or what else the kernel says."""
+    """``InfiniBand``, ``Ethernet`` for RoCE, or another name that the kernel uses."""
     gbit_s: float | None
 
 
@@ -57,9 +57,9 @@ class KernelCheck(Record):
     shape: tuple[int, ...]
     rank: int
     difference: float | None
-    """The largest of a value, as a multiple of what rounding explains; None if a result is not finite."""
+    """The largest error of a value, relative to rounding; None if a result is not finite."""
     right: bool
-    """True if rounding explains all differences: a run with another kernel ends."""
+    """True if rounding explains all differences; otherwise the run ends."""
 
 
 class Environment(Record):
@@ -97,9 +97,9 @@ class Environment(Record):
     """The newest CUDA version that the driver supports."""
     cudnn: str | None = None
     cpu: str | None = None
-    """Model of the first node's."""
+    """Model of the first node's CPU."""
     gpus: tuple[GpuState, ...] | None = None
-    """All that the run uses, before its first step; None without GPUs, or without nvidia-smi."""
+    """State of all GPUs of the run before its first step; None without GPUs, or without nvidia-smi."""
     gpus_at_end: tuple[GpuState, ...] | None = None
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
     untried: str | None = None
@@ -136,7 +136,7 @@ QUERIES = ((*_PLAIN, _EVENTS, *_COUNTERS), (*_PLAIN, _EVENTS), (*_PLAIN, "clocks
 
 
 class NodeGpus(NamedTuple):
-    """The GPUs that a node shows; ``driver`` is None without any."""
+    """The GPUs of a node; ``driver`` is None if it has none."""
 
     driver: str | None
     gpus: tuple[GpuState, ...]
@@ -155,7 +155,7 @@ def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
 
 
 def of_run(gpus: Iterable[GpuState], uuids: Iterable[str | None]) -> tuple[GpuState, ...]:
-    """States of the run's devices; all of them if an id is unknown, as that of a part of a GPU (MIG) is."""
+    """States of the run's devices; all of them if an id is unknown, such as that of a MIG slice."""
     listed, ids = tuple(gpus), {uuid and uuid.removeprefix("GPU-") for uuid in uuids}
     listed_ids = {gpu.uuid and gpu.uuid.removeprefix("GPU-") for gpu in listed}
     if not ids <= listed_ids:
@@ -183,11 +183,11 @@ def _reasons(text: str) -> tuple[str, ...] | None:
 
 
 def _text(value: str) -> str | None:
-    """None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]``, and for words that mean the same."""
+    """None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]``, and for equivalent texts."""
     return None if not value or value.startswith("[") or value in ("N/A", "Unknown") else value
 
 
 def _number(value: str) -> float | None:
-    """Some drivers print a unit even where none is asked for."""
+    """Some drivers print a unit even if none is requested."""
     match = re.match(r"\d+(\.\d+)?(?=\s|$)", value)
     return float(match[0]) if match else None

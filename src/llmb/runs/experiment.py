@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name that equal runs share: what they compute, and how that differs from the recipe; and the folders that a run
+"""The name that equal runs share: their computation, and its difference from the recipe; and the folders that a run
 of that name claims, and tries before anything is trained."""
 
 import hashlib
@@ -19,9 +19,9 @@ from llmb.runs.plan import EnginePlan, Plan
 ENGINE = "engine"
 RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
 OVERRIDES = {"seq_len": "seq{}", "first_stage_layers": "first{}", "last_stage_layers": "last{}"}
-"""Overrides of the layout that the rest of the name does not have."""
+"""Overrides of the layout that are not in the rest of the name."""
 LONGEST = 60
-"""Together with the rest it has to fit into the name of a file, which may have 255 characters."""
+"""With the rest of the name it has to fit into the 255 characters of a file name."""
 DIGITS = 6
 
 
@@ -53,7 +53,7 @@ def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
 
 
 def _parts(plan: Plan, program: str, arguments: Mapping[str, str]) -> str:
-    """Each with an underscore before it; of a recipe without changes on GPUs only their type, on a CPU nothing."""
+    """Each with an underscore before it; nothing for an unchanged recipe, except the type of a GPU."""
     parts = [*_layout_parts(plan.recipe), *_program_parts(program, arguments)]
     settings = "_".join([*_data_parts(plan), *_engine_parts(plan)])
     parts.append(settings if len(settings) <= LONGEST else f"set-{_digest(settings)}")
@@ -204,7 +204,7 @@ def probe(folder: Path) -> None:
 
 
 def probe_file(path: Path) -> None:
-    """Write a small file, to the disk. Raises OSError, and leaves nothing then."""
+    """Write a small file to disk. Raises OSError, and then leaves nothing."""
     try:
         with path.open("wb") as stream:
             stream.write(bytes(PROBE_BYTES))

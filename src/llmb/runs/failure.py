@@ -105,7 +105,7 @@ def overdue(beat: Beat, limit_s: float) -> bool:
 
 
 def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
-    """The ranks that are in no collective, or else those that others wait for and that wait for no other rank."""
+    """The ranks that are in no collective, or otherwise those that others wait for and that wait for no one."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
@@ -133,7 +133,7 @@ def _left(status: RankStatus) -> bool:
 
 
 def _silent_text(silent: Sequence[RankStatus], awake: Sequence[Beat]) -> str:
-    """The step is the one that the others wait in: the last heartbeat of the silent ranks is older."""
+    """The step in which the others wait: the last heartbeat of the silent ranks is older."""
     beats = [status.beat for status in silent if status.beat]
     parts = []
     if beats:
@@ -184,7 +184,7 @@ def _join(head: str, tail: str) -> str:
 
 
 def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
-    """``0, 1, 4-7``: three or more consecutive ranks make a range. After ``most`` entries the rest is only counted."""
+    """Format as ``0, 1, 4-7``: three or more consecutive ranks make a range. After ``most`` entries, count the rest."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -241,7 +241,7 @@ def failure_line(rank: int, host: str, error: BaseException) -> str:
 
 
 def first_failure(log: str) -> str | None:
-    """The rank that most likely failed first, and how; None if the log names none."""
+    """The rank that most likely failed first, and its error; None if the log names none."""
     failure = _find(log)
     return failure.sentence if failure else None
 
@@ -264,7 +264,7 @@ def last_lines(log: str, most: int) -> list[str]:
 
 
 class _Failure(NamedTuple):
-    """The failed rank and its error, and the end of the log's line on it, if that rank or another one wrote one."""
+    """The failed rank and its error, and the end of the log's line about it, if any rank wrote one."""
 
     how: str
     who: str | None = None
@@ -278,7 +278,7 @@ class _Failure(NamedTuple):
 
 
 def _find(log: str) -> _Failure | None:
-    """A hung run was ended by the watchdog: what follows in the log comes from that. A node that was not ready ended
+    """The watchdog ended a hung run: everything after it in the log is a consequence. A node that was not ready ended
     the run before any worker could fail.
 
     Else a rank killed from outside comes first, then one that failed by itself, then a task that srun saw killed, then

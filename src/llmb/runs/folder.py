@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run's folder: how they are written, and read, as anything may have damaged them since."""
+"""The files of a run's folder: functions to write them, and to read them, as anything may have damaged them since."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Shape = TypeVar("Shape")
 Content = TypeVar("Content")
 UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError)
-"""The errors of reading a file that another program wrote, and of counting with its content."""
+"""The errors of reading an untrusted file, and of using its content."""
 MOST_SHOWN = 200
 LATEST = "latest"
 CLUSTER_CONFIG = "cluster_config.yaml"
@@ -76,23 +76,23 @@ class RunFolder:
     record = Inside("run.json")
     steps = Inside("metrics.jsonl")
     rank_times = Inside("rank_times.jsonl")
-    """The computing time of each rank in each step; of the engine with several ranks."""
+    """The computing time of each rank in each step; for the engine with several ranks."""
     expert_load = Inside("expert_load.json")
-    """Each expert's share of tokens over the whole run; of a model with experts."""
+    """Each expert's share of tokens over the whole run; for a model with experts."""
     torch_profile = Inside(TORCH_FOLDER)
-    """Traces of the PyTorch profiler, one a rank."""
+    """Traces of the PyTorch profiler, one per rank."""
     nsys_profile = Inside(NSYS_FOLDER)
-    """Reports of Nsight Systems, one a rank."""
+    """Reports of Nsight Systems, one per rank."""
     nccl_trace = Inside(NCCL_FOLDER)
-    """NCCL's own logs, one a process."""
+    """NCCL's own logs, one per process."""
     nccl_network = Inside(NETWORK_FOLDER)
-    """NCCL's lines on the network, one file a node; of the engine on several nodes."""
+    """NCCL's lines about the network, one file per node; for the engine on several nodes."""
     breakdown = Inside("breakdown.json")
     """The breakdown of the time of a profiled step."""
     resources = Inside("resources")
-    """The samples of GPUs and nodes during the run, a file for each node."""
+    """The samples of GPUs and nodes during the run, one file per node."""
     checkpoints = Inside("checkpoints")
-    """Made with the first checkpoint that is saved here."""
+    """Created with the first checkpoint that is saved here."""
     checkpoint_times = Inside("checkpoints.jsonl")
     """Times of saves and loads; exists after the first one."""
     environment = Inside("environment.json")
@@ -106,13 +106,13 @@ class RunFolder:
     imported = Inside("imported.json")
     """The origin of a run of another root."""
     launch_output = Inside("launch.out")
-    """The output of a program's own script that queued the job; only of a run that is queued so."""
+    """The output of a program's script that queued the job; only for a run that is queued this way."""
     job_spec = Inside("job_spec.json")
-    """All that was decided of the job before it was handed to a scheduler."""
+    """All decisions about the job before its submission."""
     task = Inside("task.json")
-    """Record of a job that trains nothing, in place of ``record``."""
+    """Record of a job that trains nothing, instead of ``record``."""
     job_end = Inside("job_end.json")
-    """The end of the batch script, written by itself, whatever ended it."""
+    """The end of the batch script, for whatever reason, written by the script itself."""
 
     @property
     def name(self) -> str:
@@ -133,7 +133,7 @@ class RunFolder:
         return self.path / f"sbatch_{self.name}.out"
 
     def steps_of_attempt(self, number: int) -> Path:
-        """All steps that an attempt had behind it when it was followed by another one."""
+        """All steps of an attempt before the next one started."""
         return self.path / f"metrics-attempt{number}.jsonl"
 
     def resources_of(self, node: str) -> Path:
@@ -146,11 +146,11 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class InstallRoot:
-    """The folder below which everything is kept."""
+    """The folder of all installed and stored files."""
 
     path: Path
     chosen_by: str | None
-    """A variable or a file; None for the default."""
+    """The variable or file that set it; None for the default."""
 
 
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
@@ -183,7 +183,7 @@ def user_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_root(path: Path) -> Path | None:
-    """The root of installation that the user's defaults name. Other keys are for whoever needs them to judge."""
+    """The root of installation in the user's defaults. Other keys are left to their users."""
     from llmb.catalogue.data_files import read_data  # few users have such a file
 
     check_owner(path)
@@ -199,12 +199,12 @@ def user_root(path: Path) -> Path | None:
 
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:
-    """The root of installation, without who chose it."""
+    """The root of installation, without its origin."""
     return chosen_root(environ, start).path
 
 
 class NotWritable(EnvironmentProblem):
-    """A file or folder cannot be written; what is in it may still be readable."""
+    """A file or folder cannot be written; its content may still be readable."""
 
 
 def cannot_write(path: Path, error: OSError) -> NotWritable:
@@ -228,7 +228,7 @@ def check_regular(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict") -> None:
-    """Replace ``path`` at once: whoever reads sees the old content or the new, never a part.
+    """Replace ``path`` atomically: readers see the old content or the new, never a part.
 
     A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
     is replaced keeps its permissions, so that its last writer locks no other user out. ``errors`` are as in
@@ -252,7 +252,7 @@ def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict"
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to; the file replaces ``path`` at the end, and is removed after an error.
+    """Yield a name next to ``path`` to write to; the file replaces ``path`` at the end, and is removed after an error.
 
     Raises EnvironmentProblem if it cannot be written.
     """
@@ -275,7 +275,7 @@ BEFORE = ".before"
 
 
 def write_newest(path: Path, text: str) -> None:
-    """Keep the file that was there as the one before, and no other. Raises NotWritable."""
+    """Keep the existing file as the only older version. Raises NotWritable."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -297,7 +297,7 @@ def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> P
 
 
 def link_latest(install: Path, folder: RunFolder) -> None:
-    """Replace the link at once. A file that is not a link stays; where no link can be written, there is none."""
+    """Replace the link atomically. A file that is not a link stays; if no link can be written, there is none."""
     link = install / LATEST
     if os.path.lexists(link) and not link.is_symlink():
         return
@@ -311,11 +311,11 @@ def link_latest(install: Path, folder: RunFolder) -> None:
 
 
 class BrokenRecord(EnvironmentProblem, ValueError):
-    """A file of a run folder does not hold what was written to it."""
+    """A file of a run folder does not contain valid data."""
 
 
 def read_stored(path: Path, shape: type[Shape]) -> Shape:
-    """The content of a JSON file. Raises BrokenRecord with the place of what is wrong, OSError if it cannot be read."""
+    """The content of a JSON file. Raises BrokenRecord with the place of the error, OSError if it cannot be read."""
     text = read_regular(path, MOST_JSON_BYTES)
     try:
         check_values(text)
@@ -332,7 +332,7 @@ def read_stored(path: Path, shape: type[Shape]) -> Shape:
 
 
 def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing:
-    """Return the result of ``read``, or why it failed: a file beside the steps must not cost a run its result."""
+    """Return the result of ``read``, or its error: an additional file must not cost a run its result."""
     try:
         return read()
     except UNREADABLE as error:
@@ -350,7 +350,7 @@ def why_unreadable(error: Exception) -> str:
 
 @cache
 def _adapter(shape: type[Any]) -> TypeAdapter[Any]:
-    """Made once: to make one takes ten times as long as to read a record with it."""
+    """Created once: creation takes ten times as long as reading a record with it."""
     return TypeAdapter(shape)
 
 
@@ -360,7 +360,7 @@ ATTEMPT = "llmb: attempt "
 
 
 def tail(path: Path) -> str:
-    """The last ``TAIL_BYTES`` of a log, of the latest attempt alone; empty when there is none."""
+    """The last ``TAIL_BYTES`` of a log, only of the latest attempt; empty if there is none."""
     if not path.exists():
         return ""
     with open_regular(path) as stream:

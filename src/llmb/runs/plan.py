@@ -108,9 +108,9 @@ class Plan(Record):
     profile: Profile | None = None
     nccl_trace: bool = False
     predicted: PredictedStep | None = None
-    """None for what is not predicted, such as a CPU."""
+    """None for unsupported predictions, such as on a CPU."""
     documented_software: str | None = None
-    """The software of the recipe's document, as it was released, if that trains; its name. None for other programs."""
+    """Name of the recipe's document if its own software, as released, trains; None for other programs."""
     declared_origin: Origin | None = None
     """Origin of a program other than the engine, which has weights and data of its own."""
 
@@ -169,7 +169,7 @@ def data_origin(dataset: TrainingDataset | None, training: Training) -> DataOrig
 
 
 class ComputePath(Record):
-    """The code of the engine that a run takes, kept in ``run.json``: there a proxy may differ from its layout."""
+    """The code paths of the engine for a run, saved in ``run.json``: they may differ from the layout of a proxy."""
 
     shards_parameters: bool
     """Ranks shard parameters, gradients and optimizer state (FSDP); else each holds parameters whole."""
@@ -185,12 +185,12 @@ class ComputePath(Record):
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
     """The way of adding micro-batches' gradients: products of bf16 matrices, in bf16; autograd, in fp32; FSDP."""
     overlaps_tp: bool
-    """Gathers and scatters of the sequence travel beside products, in the backward pass."""
+    """Gathers and scatters of the sequence overlap with products in the backward pass."""
     fuses_casts: bool
     """FP8 casts the results of activations, and gradients of rotated heads, while it computes them: with delayed
     scaling, where scales are known before, and trained weights."""
     casts_attention_again: bool
-    """The backward pass casts the output of attention again, of which a pipeline holds many at a time in bf16."""
+    """The backward pass casts the output of attention again; a pipeline holds many of these at a time in bf16."""
 
 
 class EnginePlan(Plan):
@@ -208,11 +208,11 @@ class EnginePlan(Plan):
     parallelism: Parallelism = Parallelism()
     stall_limit_s: Count = DEFAULT_STALL_LIMIT_S
     resource_interval_s: Positive | None = None
-    """Between samples of the nodes' resources; None for none."""
+    """Seconds between samples of the nodes' resources; None for no samples."""
 
     @property
     def compute_path(self) -> ComputePath:
-        """The code that the engine takes."""
+        """The engine's code path."""
         layout, in_fp8 = self.recipe.layout, self.fp8_recipe is not None
         shared, whole = self.recipe.shares_parameters, self.parallelism.keeps_parameters
         sharded, delayed = shared and not whole, self.fp8_recipe == "delayed"
@@ -318,7 +318,7 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
 
 
 def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | None:
-    """None for those of the training that is resumed, or of the recipe."""
+    """None for those of the resumed training, or of the recipe."""
     if choices.document_tokens is not None:
         return "uniform"
     return "squad" if choices.synthetic and recipe.task != "pretrain" else None
@@ -330,7 +330,7 @@ def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype
 
 
 def chosen_lora(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Lora | None:
-    """The adapters of the recipe, or those that a run continues, with what was chosen otherwise; None without any."""
+    """The adapters of the recipe, or the resumed ones, with the explicit options; None without any."""
     lora = (saved and saved.lora) or recipe.lora
     return lora and lora.model_copy(update=choices.lora_changes())
 
@@ -434,7 +434,7 @@ def _usual_mean(recipe: Recipe, training: Training) -> int | None:
 
 
 def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
-    """``loads`` is given for a plan of a program whose checkpoints llmb does not read."""
+    """``loads`` is set for a program whose checkpoints llmb does not read."""
     published, scale = plan.recipe.checkpoint, plan.recipe.scale
     if published is None:
         return

@@ -51,7 +51,7 @@ MOST_DIFFERENCES = 3
 
 @dataclass(slots=True)
 class Search:
-    """A search for the inputs of a run. What is ``missing`` can be prepared; ``problems`` cannot be solved so."""
+    """A search for the inputs of a run. Items in ``missing`` can be prepared; ``problems`` cannot be fixed this way."""
 
     catalogue: Catalogue
     recipe: Recipe
@@ -99,12 +99,12 @@ class Search:
         return UsageError(f"{name} fine-tunes, and this is not prepared:\n{lines}", do=do)
 
     def once_prepared(self, plan: EnginePlan) -> EnginePlan:
-        """``plan`` with the origin that it has when everything is prepared."""
+        """``plan`` with its origin after preparation."""
         inputs = TrainingInputs(weights=plan.weights, dataset=plan.dataset)
         return plan.model_copy(update={"declared_origin": self.origin(inputs)})
 
     def origin(self, inputs: TrainingInputs) -> Origin:
-        """The origin of a run that starts from ``inputs``, once what is missing is prepared."""
+        """The origin of a run from ``inputs`` after preparation."""
         weights = weights_origin(inputs.weights)
         if self.source is None or self.choices.synthetic or inputs.dataset:
             return Origin(weights=weights, data=data_origin(inputs.dataset, self.recipe.training))
@@ -212,7 +212,7 @@ class Search:
         return TrainingInputs(weights=weights, **data)
 
     def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
-        """The weights that saved adapters belong to, where they were or where ``--weights`` says they are now."""
+        """The weights that saved adapters belong to, at their old place or at that of ``--weights``."""
         recorded = saved_base(adapters.record)
         if self.choices.weights:
             return self._checked(read_checkpoint(Path(self.choices.weights)), recorded.name if recorded else None)
@@ -280,7 +280,7 @@ def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
 
 
 def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> bool:
-    """A model knows only the tokens of its own tokenizer; of a checkpoint that keeps none, nothing is known."""
+    """A model knows only the tokens of its own tokenizer; a checkpoint without one cannot be checked."""
     file = Path(weights.path) / CONTEXT / TOKENIZER
     return file.is_file() and sha256(file.read_bytes()).hexdigest() != dataset.packed.tokenizer.sha256
 
@@ -373,7 +373,7 @@ def _request(recipe: Recipe) -> Request:
 
 
 def _choices(plan: EnginePlan, usual: EnginePlan) -> Iterator[tuple[str, Any]]:
-    """Choices whose values are not what the recipe has without them."""
+    """Choices whose values differ from the recipe's."""
     pairs: list[tuple[str, Record, Record]] = [(name, plan, usual) for name in SETTINGS]
     pairs += [(name, plan.recipe.training, usual.recipe.training) for name in OF_TRAINING]
     for name, own, other in pairs:

@@ -17,11 +17,11 @@ _option = partial(Option, panel="Profiling")
 
 
 class Profile(Record):
-    """The resolved profiling of one run. Its results report it and leave the profiled steps out."""
+    """The resolved profiling of one run. Its results report it, without the profiled steps."""
 
     profiler: Profiler
     or_torch: bool = False
-    """True if the PyTorch profiler replaces Nsight Systems where that is not on the PATH."""
+    """True if the PyTorch profiler replaces Nsight Systems when that is not on the PATH."""
     reason: str | None = None
     """The reason why the PyTorch profiler has replaced Nsight Systems; None if it has not."""
     first_step: int
@@ -114,7 +114,7 @@ class Profiling(Record):
         )
 
     def _span(self, steps: int, first_step: int, documented: DocumentProfile | None) -> tuple[int, int]:
-        """The first step that is profiled, and the first that no longer is."""
+        """The first profiled step, and the first one after the profile."""
         start, stop, end = self.profile_start_step, self.profile_stop_step, first_step + steps
         if documented and stop is None:
             fits = first_step <= (documented.start if start is None else start) < documented.stop <= end
@@ -170,7 +170,7 @@ def _rank_problems(text: str, ranks: int) -> Iterator[str]:
 
 
 def _spans(text: str) -> tuple[Span, ...]:
-    """Empty where the text names no ranks."""
+    """Return nothing for text that names no ranks."""
     try:
         return parse_ranges(text)
     except ValueError:

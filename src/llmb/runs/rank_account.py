@@ -56,7 +56,7 @@ class RankAccount(RankMemory):
 
 
 class Margin(NamedTuple):
-    """Memory of a GPU that tensors cannot have."""
+    """Memory of a GPU that is unavailable to tensors."""
 
     gib: float
     what: str
@@ -68,7 +68,7 @@ MARGINS = (
     Margin(1.5, "NCCL: some ten communicators with channels of 4 MiB buffers (NCCL_BUFFSIZE's default)"),
     Margin(1.0, "the allocator: requests are rounded to 512 bytes, expandable segments to 2 MiB pages"),
 )
-"""All but the first are estimates that no GPU has confirmed."""
+"""All but the first are estimates, unconfirmed on a GPU."""
 MARGIN_GIB = sum(margin.gib for margin in MARGINS)
 SURE_MARGIN_GIB = MARGINS[0].gib
 
@@ -100,7 +100,7 @@ class MemoryUse(Record):
 
 
 def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
-    """The plan without what depends on data, and what was assumed instead."""
+    """The plan without its data-dependent parts, and the assumptions instead."""
     assumptions = []
     changes: dict[str, object] = {}
     if plan.recipe.packing is not None:
@@ -112,7 +112,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 
 
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
-    """One rank, one of every stage, or else those among which the fullest is.
+    """One rank, one of every stage, or the candidates for the fullest rank.
 
     Raises UsageError for both, and for a rank that the layout does not have.
     """

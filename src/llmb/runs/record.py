@@ -36,7 +36,7 @@ from llmb.runs.source_version import source_version
 from llmb.runs.steps import read_steps, step_to_json
 
 LETTERS = "klmnopqrstuvwxyz"
-"""One for each hexadecimal digit: an id is never taken for the number of a job, a date or a commit."""
+"""One letter per hexadecimal digit: an id is never taken for the number of a job, a date or a commit."""
 _AS_LETTERS = str.maketrans("0123456789abcdef", LETTERS)
 LENGTH = 8
 
@@ -59,7 +59,7 @@ def seconds_of(time: str | None) -> float | None:
 
 
 class BegunJob(Record):
-    """The run as the scheduler's batch script saw it when it began, for the last time."""
+    """The run as seen by the scheduler's batch script at its latest start."""
 
     scheduler: str
     job_id: str
@@ -88,11 +88,11 @@ class Process(Record):
     host: str
     pid: int
     started: str
-    """The start by the clock of the host since it was booted, and an identifier of that boot."""
+    """The start by the clock of the host since boot, and an identifier of that boot."""
 
 
 LOCAL = "local"
-"""The scheduler of runs that were started on this machine, which nothing queues."""
+"""The scheduler of runs started on this machine without a queue."""
 
 
 class SubmittedJob(Record):
@@ -113,7 +113,7 @@ class SubmittedJob(Record):
     process: Process | None = None
     """Process of a job that is a process of a machine."""
     earlier: tuple["SubmittedJob", ...] = ()
-    """The jobs that the run had before."""
+    """The earlier jobs of the run."""
 
 
 class JobEnd(Record):
@@ -139,12 +139,12 @@ class VboostOutcome(Record):
 
 
 class RunRecord(ReasonedRecord):
-    """The content of ``run.json``. ``environment`` is what the workers saw; None until they wrote it."""
+    """The content of ``run.json``. ``environment`` comes from the workers; None until they have written it."""
 
     schema_version: Literal[3] = 3
-    """Lower ones are of development versions before 0.1."""
+    """Lower ones belong to development versions before 0.1."""
     run_id: str
-    """The run's own, whatever its folder is called and wherever it is copied to."""
+    """The run's own id, independent of its folder's name and place."""
     status: Status
     reason: str | None = None
     exit_code: int | None = None
@@ -170,7 +170,7 @@ class RunRecord(ReasonedRecord):
     job: BegunJob | None = None
     """None for a run without a scheduler, and while it is queued."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """The variables of the workers beside the user's."""
+    """The variables of the workers in addition to the user's."""
     retries: int = 0
     """The number of times that a scheduler may start the run again; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
@@ -183,7 +183,7 @@ class RunRecord(ReasonedRecord):
     settings: Annotated[NodesSettings, WrapValidator(ValidateOnce())] | Missing = Missing("the run has not ended")
     """The settings of all nodes when the run began."""
     vboost: VboostOutcome | Missing | None = None
-    """None for a job that was to set none, and while it runs."""
+    """None for a job that set none, and while it runs."""
     result: Result | None = None
 
     @model_validator(mode="after")
@@ -266,7 +266,7 @@ def new_record(
 
 
 def source_fields() -> dict[str, Any]:
-    """The fields of a record that say which llmb runs here."""
+    """The fields of a record that identify the running llmb."""
     source = source_version()
     return {
         "llmb_version": __version__,
@@ -314,7 +314,7 @@ def read_job(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
-    """None also if it cannot be read: a run is what its record says, and only its campaign is not known then."""
+    """None also if it cannot be read: the record decides about a run, and only its campaign is then unknown."""
     try:
         return read_job(folder)
     except (OSError, BrokenRecord):
@@ -336,7 +336,7 @@ def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageEr
 
 
 def short_id(text: str) -> str:
-    """The id of the run with this ``run_id``, or of what else has a name."""
+    """The id of the run with this ``run_id``, or of another named item."""
     digits = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:LENGTH]
     return digits.translate(_AS_LETTERS)
 
@@ -395,7 +395,7 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
-    """Statistics are of one attempt: one that begins before the window's end has a warm-up and a window of its own.
+    """Statistics are from one attempt: one that begins before the window's end has its own warm-up and window.
 
     A window that is given by its steps stays: the result reports that it was cut.
     """
@@ -427,7 +427,7 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
 
 
 def _ended_attempts(folder: RunFolder, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """The attempts so far, the last one with its end, if that was recorded completely."""
+    """The attempts so far, the last one with its end if that was recorded completely."""
     try:
         end = read_job_end(folder)
     except ValueError:

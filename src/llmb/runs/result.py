@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a run: its status with a reason, its figures, and a verdict with all that it rests on."""
+"""The result of a run: its status with a reason, its figures, and a verdict with its basis."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class ExpertLoadReport:
     capacity_factor: float | None = None
     """None if no token was dropped."""
     dropped_pct: float = 0.0
-    """Share of the tokens that chose an expert which were beyond its capacity."""
+    """Fraction of the tokens routed to an expert that exceeded its capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Parameters(Record):
 
 
 class PretendedRank(ReasonedRecord):
-    """The measurements of a rank that ran alone, as if the others were there.
+    """The measurements of a rank that ran alone, as if the others existed.
 
     compute_time_s: of a step, in which it waits for no other rank; with the copies that stand in for collectives.
     """
@@ -102,7 +102,7 @@ class Reference(Record):
     step_time_s_ci95: Interval | None = None
     """None for a single figure whose spread is not published."""
     window: Window | None = None
-    """None if the source does not tell which steps its figure is of."""
+    """None if the source does not state the steps of its figure."""
     window_text: str = ""
     """The window as the source words it."""
     convention: str | None = None
@@ -114,7 +114,7 @@ class Reference(Record):
 
 
 class Condition(Record):
-    """Something that differs between a run and its reference. A value is None if that side does not tell."""
+    """A difference between a run and its reference. A value is None if that side does not report it."""
 
     key: str
     """Dotted, such as ``software.driver``."""
@@ -123,7 +123,7 @@ class Condition(Record):
     effect: Effect
     """The effect on a verdict: prevents it, makes it soft, or is only reported."""
     slower_pct: Interval | None = None
-    """The slowdown of the run's steps by it, in percent: from, to; None if it is not known."""
+    """The slowdown of the run's steps by it, in percent: from, to; None if unknown."""
     why: str | None = None
     """The explanation, with its source, where the reference has one."""
 
@@ -133,13 +133,13 @@ class Verdict(Record):
 
     verdict: VerdictName
     soft: bool
-    """The reference, or a condition that differs, allows only a rough statement."""
+    """True if the reference, or a condition that differs, allows only a rough statement."""
     delta_pct: float | None = None
     """Step time relative to the reference, in percent of it; above 0 is slower. None without two figures."""
     ci95_pct: Interval | None = None
     """95 % confidence interval of ``delta_pct``."""
     smallest_visible_change_pct: float | None = None
-    """The smallest slow-down that the data would have shown, in 80 of 100 cases; None where there is no interval."""
+    """The smallest slowdown that the data would have shown in 80 of 100 cases; None without an interval."""
     tolerance_pct: float | None = None
     tolerance_source: str | None = None
     reference: Reference | None = None
@@ -149,7 +149,7 @@ class Verdict(Record):
     reason: str | None = None
     """The reason why there is no clear verdict, or why runs allow only a soft one."""
     sentence: str = ""
-    """One line for a person, formed from the rest."""
+    """One line for display, formed from the rest."""
 
 
 WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not comparable", "pass", "improved")
@@ -172,7 +172,7 @@ class Result(ReasonedRecord):
     loss: Loss | None
     peak_memory_gib: float | None
     window: Window | None = None
-    """The steps of the statistics, if that became known after the run; None for the window of the plan."""
+    """The steps of the statistics, if they were determined after the run; None for the window of the plan."""
     measurement_reason: str | None = None
     """The reason why the figures are not a measurement; None if they are, or if there are none."""
     checkpoint: CheckpointReport | Missing | None = None
@@ -199,7 +199,7 @@ class Result(ReasonedRecord):
     reasons: Annotated[dict[str, str], WrapValidator(ValidateOnce())] | None = None
     """Reasons for figures that are None, by name."""
     verdict: Verdict | Missing = Missing("the run is not judged yet")
-    """Against the published figure."""
+    """Verdict against the published figure."""
     note: str | None = None
     """The event after the last step of a success: an error, a signal, the time limit; else None."""
     error_at_end: str | None = None
@@ -207,13 +207,13 @@ class Result(ReasonedRecord):
     resources: ResourceUse | Missing = NOT_SUCCESSFUL
     """Use of resources in the steps of the window."""
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
-    """Around the window; its ``disturbing`` makes a verdict soft."""
+    """Other work around the window; its ``disturbing`` makes a verdict soft."""
     untried: str | None = None
     """The note that its version of torch was never tested; None if it was, or is unknown."""
     pretended: PretendedRank | None = None
     """None for a run of all ranks."""
     network: NetworkUse | Missing = Missing("it was not recorded")
-    """Between nodes; its ``faults`` make a verdict soft."""
+    """Network between nodes; its ``faults`` make a verdict soft."""
     machine: Annotated[MachineReport, WrapValidator(ValidateOnce())] | Missing = NOT_SAMPLED
     """The events on the nodes, also of a run that failed; its ``faults`` make a verdict soft."""
 

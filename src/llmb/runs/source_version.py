@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The git commit of the llmb that runs: of its checkout, or as it was recorded when llmb was built or installed."""
+"""The git commit of the running llmb: from its checkout, or recorded when llmb was built or installed."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ class SourceVersion(NamedTuple):
 
 
 def source_version(package: Path = PACKAGE) -> SourceVersion:
-    """Ask git, where ``package`` is part of a checkout."""
+    """Ask git, if ``package`` is part of a checkout."""
     checkout = next((folder for folder in package.parents[:2] if (folder / ".git").exists()), None)
     if checkout is None:
         return _built(package) or _installed()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``metrics.jsonl``: one JSON object per step, in full precision, which may be followed as it is written.
+"""``metrics.jsonl``: one JSON object per step, in full precision, readable while it is written.
 
 ``rank_times.jsonl`` beside it: how long each rank computed, step by step; limited in size, however long the run is.
 """
@@ -75,7 +75,7 @@ class Step:
     data_wait_s: float
     """The time that the step waited for its data, on the rank that waited longest."""
     pause_s: float
-    """Between the step before and this one, on the rank where it was longest: logging, saving."""
+    """The time between the step before and this one, on the rank where it was longest: logging, saving."""
     layer_s_median: float
     """Median over all ranks of the mean time of a layer's forward pass in the first micro-batch."""
     layer_s_max: float
@@ -164,7 +164,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Every line as ``read`` returns it, which raises ValueError for one that is not complete, as the last may be."""
+    """Every line as returned by ``read``, which raises ValueError for an incomplete one, such as the last."""
     if not path.exists():
         return []
     records: list[Line] = []
@@ -180,7 +180,7 @@ def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
 
 
 class StepNews(NamedTuple):
-    """A completed step. What not every program reports is None where it is not known."""
+    """A completed step. Values that not every program reports are None if unknown."""
 
     step: int
     step_time_s: float
@@ -189,7 +189,7 @@ class StepNews(NamedTuple):
     tflops_per_gpu: float | None = None
     """The value that the program logs, in a convention of its own."""
     profiled: bool = False
-    """Slowed down by what is recorded of it."""
+    """True if recording slowed it down."""
 
 
 class StepFollower:
@@ -237,7 +237,7 @@ class RankTimes:
 
     first_step: int
     last_step: int
-    """A later step where a run is long: then each value is the longest of these steps."""
+    """The last of several steps in a long run: each value is then the longest of these steps."""
     layer_us: tuple[FiniteFloat, ...]
 
 
@@ -269,7 +269,7 @@ class RankTimesFile:
 
 
 def read_rank_times(path: Path) -> list[RankTimes]:
-    """Read times in order of the steps, each step once: by the last attempt that did it. Empty without a file.
+    """Read times in order of the steps, each step once, from the last attempt at it. Empty without a file.
 
     Raises BrokenRecord as ``read_steps`` does, OSError if the file cannot be read.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's profile with the breakdown of one step, and the network that it used by what NCCL said of it."""
+"""A run's profile with the breakdown of one step, and the network that it used according to NCCL."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class ProfileReport:
     files: tuple[str, ...]
     breakdown: StepBreakdown | None
     warnings: tuple[str, ...]
-    """Missing parts, with the reason if that is known."""
+    """Missing parts, with the reason if it is known."""
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
@@ -73,7 +73,7 @@ def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, s
 
 
 def report_name(plan: Plan, rank: int | str, job: str | None = None, node: str | None = None) -> str:
-    """The name of a report of Nsight Systems, of which rank, job and node may be patterns or variables.
+    """The name of a report of Nsight Systems, in which rank, job and node may be patterns or variables.
 
     As in the recipe's document, whose names may hold the job and the node; outside of a job llmb's own name.
     """
@@ -89,7 +89,7 @@ def nccl_log(folder: RunFolder, rank: int) -> Path:
 
 
 def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
-    """None for a run that is not profiled. A breakdown that was saved before is used as it is.
+    """None for a run that is not profiled. An existing breakdown is used.
 
     Exports the report of the first rank that has one of Nsight Systems.
     """
@@ -128,12 +128,12 @@ def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
 
 
 def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
-    """The breakdown that was saved when the run ended, if it was. Raises BrokenRecord."""
+    """The breakdown saved at the end of the run, if any. Raises BrokenRecord."""
     return read_stored(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
 
 
 LEAST_SHARE = 0.99
-"""The share of a GPU type's network, whose rate is rounded, that is taken for all of it."""
+"""The fraction of a GPU type's network rate, a rounded figure, that counts as all of it."""
 MOST_NAMED = 2
 DECIDING = (
     *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
@@ -144,14 +144,14 @@ SILENT = "NCCL reported nothing about its network in the run's files"
 
 
 class NetworkUse(Network):
-    """The network of a run, and what is wrong with it."""
+    """The network of a run, and its problems."""
 
     faults: tuple[str, ...] = ()
     """Descriptions; a verdict is soft for each."""
 
 
 def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
-    """``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` tells the devices of nodes.
+    """``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the devices of nodes.
 
     The variables of the run that may be the reason are named.
     """
@@ -206,7 +206,7 @@ def _few_devices(
 
 
 def _by_use(ports: Sequence[RdmaPort], devices: Sequence[str]) -> tuple[list[RdmaPort], list[str]]:
-    """The ports that are used, and the devices that could be: others of their kind that are not slower."""
+    """The used ports, and the usable devices: others of their kind that are not slower."""
     used = [port for port in ports if port.device in devices]
     kinds = {(port.link_layer, port.driver) for port in used}
     rate = max((port.gbit_s or 0 for port in used), default=0)
@@ -237,7 +237,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def network_log(folder: RunFolder, rank: int) -> Path:
-    """The file with what NCCL said of the network to ``rank``, the first of its node."""
+    """The file with NCCL's lines about the network for ``rank``, the first of its node."""
     return folder.nccl_network / f"rank-{rank}{NCCL_LOG_END}"
 
 
@@ -274,7 +274,7 @@ def _texts(paths: Sequence[Path]) -> Iterator[bytes]:
 
 
 def _export(report: Path) -> str | None:
-    """Export a report of Nsight Systems for its breakdown; the reason if it could not, else None."""
+    """Export a report of Nsight Systems for its breakdown; return the error, or None."""
     target = report.with_suffix(SQLITE_END)
     command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
     output = ask_program(command, EXPORT_LIMIT_S, cwd=None)

@@ -31,7 +31,7 @@ State = Literal["planned", "submitting", "submitted", "refused"]
 
 
 class JobRequest(Record):
-    """Everything that defines one job, apart from the cluster's settings."""
+    """Everything that defines one job, except for the cluster's settings."""
 
     request: Request
     choices: Choices
@@ -40,12 +40,12 @@ class JobRequest(Record):
 
 
 class CampaignJob(Record):
-    """One job of a campaign. ``submitting`` is written down before the scheduler is asked, which may have it."""
+    """One job of a campaign. ``submitting`` is recorded before the scheduler gets the job, and may thus be outdated."""
 
     key: str
     """Names the submission; no job is submitted twice under it."""
     where: str
-    """File and line that name the job."""
+    """File and line of the job."""
     repeat: int
     profiled: bool
     wanted: JobRequest
@@ -63,7 +63,7 @@ class Campaign(Record):
     source: str
     """The file, or the command line."""
     fingerprint: str
-    """Digest of the request: the same command has the same one."""
+    """Digest of the request: equal for equal commands."""
     created_at: str
     jobs: tuple[CampaignJob, ...]
 
@@ -78,7 +78,7 @@ class Campaign(Record):
 
 
 def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> Campaign:
-    """A name that sorts by time, and keys that no other campaign has; the jobs' own keys are numbers so far."""
+    """Return a name that sorts by time, and keys that no other campaign has; the jobs' own keys are numbers so far."""
     now = datetime.now(UTC)  # to the microsecond: a script may order several campaigns in a second
     name = f"{now:%Y%m%d-%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)[0]}"
     listed = tuple(jobs)
@@ -134,7 +134,7 @@ def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaig
 
 
 def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
-    """The newest campaign with the same request as ``campaign`` of which nothing is left to submit."""
+    """The newest campaign with the same request as ``campaign`` and nothing left to submit."""
     matching = [item for item in read_campaigns(install) if item.fingerprint == campaign.fingerprint]
     return next((item for item in reversed(matching) if not item.unfinished), None)
 
@@ -193,7 +193,7 @@ class PlannedJob:
 
 
 def total(hours: Iterable[float | None]) -> float | None:
-    """None if a job's are not known."""
+    """None if one job's are unknown."""
     values = [*hours]
     return None if None in values else sum(hour for hour in values if hour is not None)
 

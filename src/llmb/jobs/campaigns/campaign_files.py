@@ -25,7 +25,7 @@ _FIELD = re.compile(r"""(?:[^\s"'#]|(?<=\S)\#|"[^"]*"|'[^']*')+""")
 _HEADER = re.compile(r"([^\s(:]+)\s*:")
 _TUPLE_LINE = re.compile(r"\((.*)\)\s*(?:#.*)?")
 _MOST_LISTS = 20
-"""YAML's parser takes a time that grows with the square of nested lists."""
+"""The time of YAML's parser grows with the square of the nesting depth."""
 _LONGEST_LINE = 1 << 16
 _TUPLE = ("dtypes", "scales", "repeats", "profile")
 

@@ -65,9 +65,9 @@ class Selection:
     min_scale: Annotated[bool, _selection(help="The smallest scale of each recipe.")] = False
     """True for the smallest scale of each recipe alone."""
     exact_scales: Annotated[bool, _selection(help="Published scales, no doublings.")] = False
-    """Published scales only, no doublings."""
+    """True for published scales only, without doublings."""
     proxy: Annotated[bool, _selection(help="Proxies: models of fewer layers, for few GPUs.")] = False
-    """Proxies, at their own scales, and nothing else."""
+    """True for proxies only, at their own scales."""
     everything: bool = False
     """True if an empty field of a single recipe also means all values instead of the default."""
     gpu_type: Annotated[str | None, _selection(help="GPU type of the catalogue, or cpu.", form=WORD)] = None
@@ -82,14 +82,14 @@ class Selection:
 
     @property
     def names_recipes(self) -> bool:
-        """Workloads, sizes and dtypes are all named, so a missing one is an error."""
+        """True if workloads, sizes and dtypes are all named, so that a missing one is an error."""
         sized = bool(self.sizes) or all("_" in name.partition("_")[2] for name in self.workloads)
         return self.names_one or (bool(self.workloads) and sized and bool(self.dtypes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Recipes and how they are run. ``options`` are those of ``llmb submit`` by name; several values are swept."""
+    """Recipes and their options. ``options`` are those of ``llmb submit`` by name; several values are swept."""
 
     where: str
     """File and line, or the command line."""
@@ -114,7 +114,7 @@ class SelectedJob:
     request: Request
     proxy: bool
     named: bool = True
-    """The job was named, not selected as one of all."""
+    """True if the job was named, not selected as one of all."""
     options: Mapping[str, Values] = field(default_factory=dict)
     """One value each, except for options that take several at once."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -252,7 +252,7 @@ class _Recipe(NamedTuple):
 
 
 def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None) -> Expansion:
-    """Every job of ``entries``, the largest scale first, of one scale every recipe once before the next repeat, and
+    """Every job of ``entries``, the largest scale first; within a scale, every recipe once before the next repeat, and
     otherwise in their order; every second round backwards, so that what drifts adds the same to the mean of each.
     Layouts are checked by the plan.
 
@@ -335,7 +335,7 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
-    """The selected sizes; by default those that the GPU type has; ``tiny`` only on a CPU."""
+    """The selected sizes; by default those of the GPU type; ``tiny`` only on a CPU."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     workloads: list[tuple[str, str | None]] = models or [(name, None) for name in catalogue.workloads]
     every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A campaign without a scheduler: its runs on this machine, which are made one after another."""
+"""A campaign without a scheduler: its runs on this machine, one after another."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from llmb.launch.site.site import this_machine
 from llmb.runs.record import ENGINE, LOCAL
 
 MOST_OF_NAME = 40
-"""Characters of the file's name in the label of its runs, which is one that selects them."""
+"""Characters of the file's name in the label that selects its runs."""
 DIGITS = 8
 """Digits of the digest of a campaign's jobs, in the label of its runs."""
 
@@ -67,7 +67,7 @@ def campaign_here(context: CampaignContext, requested: RequestedJobs) -> Campaig
 
 
 def _key(request: JobRequest) -> str:
-    """The request as text, without what only a cluster needs."""
+    """The request as text, without the options that only a cluster needs."""
     chosen = request.model_dump(mode="json", include={"request", "choices"})
     return json.dumps([chosen, sorted(request.options.variables.items())], sort_keys=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a job, and what one, or a campaign, would queue: every job is planned before the user confirms,
+"""The options of a job, and the jobs that one or a campaign would queue: every job is planned before the user confirms,
 and submitted once, however often the client is killed and run again."""
 
 import sys
@@ -73,7 +73,7 @@ class CampaignContext:
     environ: Mapping[str, str]
     """Environment of the submitting shell."""
     dry_run: bool = False
-    """Nothing is queued, so that jobs need not be prepared."""
+    """True if nothing is queued, so that jobs need not be prepared."""
 
     @property
     def install(self) -> Path:
@@ -113,7 +113,7 @@ class Proposal:
     campaign: Campaign
     jobs: Sequence[PlannedJob]
     resumed: bool
-    """An earlier client created it."""
+    """True if an earlier client created it."""
     left_out: Sequence[str] = ()
     """Jobs that were not named and cannot run, with reasons."""
     queued: Campaign | None = None
@@ -158,7 +158,7 @@ def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool,
 def check_jobs(
     context: CampaignContext, requested: RequestedJobs, gpu_type: str | None, check: Callable[[CampaignJob], object]
 ) -> tuple[list[CampaignJob], list[str]]:
-    """Every job that can run; and those that are left out because they cannot run and were not named.
+    """Return every job that can run, and those that cannot and were not named, which are skipped.
 
     ``check`` raises UsageError for a job that cannot run.
     """
@@ -288,7 +288,7 @@ class SubmissionOutcome:
 
     campaign: Campaign
     refusals: tuple[LlmbError, ...]
-    """One of each kind."""
+    """One example of each kind."""
 
 
 def queue(
@@ -337,7 +337,7 @@ def _submit_all(
 
 
 def _find(context: CampaignContext, job: CampaignJob, history: Store, say: Say) -> Job | None:
-    """The job if an earlier client reached the scheduler with it, else None.
+    """Return the job if an earlier client submitted it successfully, else None.
 
     Raises InfrastructureError if the scheduler does not answer.
     """

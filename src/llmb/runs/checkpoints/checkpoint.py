@@ -109,7 +109,7 @@ class CheckpointRecord(Record):
     optimizer_state: bool = True
     imported_from: ImportSource | None = None
     weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
-    """Every dtype that weights are stored in; they are loaded in fp32 all the same."""
+    """Every dtype that weights are stored in; they are always loaded in fp32."""
     dataset: PackedDataset | None = None
     """The dataset that it was trained on; None for synthetic tokens."""
     lora: Lora | None = None
@@ -155,7 +155,7 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
 
 
 def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
-    """Return the error for files of the checkpoint at ``path`` whose content is not what was saved."""
+    """Return the error for files of the checkpoint at ``path`` whose content has changed since they were saved."""
     return UsageError(f"the checkpoint is damaged:{itemized(damaged)}", where=str(path), do="load another one")
 
 
@@ -191,7 +191,7 @@ def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) ->
 
 
 def read_checkpoint_record(path: Path) -> CheckpointRecord:
-    """Without a look at the files. Raises UsageError, or OSError if it cannot be read."""
+    """Read the record without checking the files. Raises UsageError, or OSError if it cannot be read."""
     check_links(path)
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="pass a folder that contains 'weights'")
@@ -236,13 +236,13 @@ class Verified(Record):
 
 
 class RankTransfer(Record):
-    """The bytes that one rank wrote or read itself, and its seconds: of a write until it is on the disk."""
+    """The bytes that one rank wrote or read, and its seconds; a write ends when it is on disk."""
 
     rank: int
     size_bytes: int
     duration_s: float
     blocked_s: float | None = None
-    """The time that its training waited for a save that then ran beside it; None if it waited for all of it."""
+    """The time that training waited for an asynchronous save; None if it waited for the whole save."""
 
 
 class CheckpointTime(Verified):
@@ -265,7 +265,7 @@ class CheckpointTime(Verified):
 
     @property
     def gb_per_s(self) -> float | None:
-        """The bytes of all ranks by the time of the whole; None if they are not known."""
+        """The bytes of all ranks divided by the total time; None if they are unknown."""
         return self.size_bytes / 1e9 / self.duration_s if self.ranks and self.duration_s else None
 
     @property
@@ -276,7 +276,7 @@ class CheckpointTime(Verified):
 def checkpoint_time(
     kind: Literal["save", "load"], start_s: float, duration_s: float, step: int | None, ranks: Sequence[RankTransfer]
 ) -> CheckpointTime:
-    """Times of the whole are to the millisecond, as the log has it."""
+    """Total times have millisecond precision, like the log."""
     return CheckpointTime(
         kind=kind, step=step, start_s=round(start_s, 3), duration_s=round(duration_s, 3), ranks=tuple(ranks)
     )

@@ -16,7 +16,7 @@ ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFa
 """Errors that are passed from one process to the other."""
 
 FILE_BYTES = 10**9
-"""Largest size of a file of an imported checkpoint: what is lost of it when an import is killed."""
+"""Size limit of a file of an imported checkpoint: the most that is lost when an import is killed."""
 
 Checksums = dict[str, str]
 """CRC-32 by the name of the file, as in ``checkpoint.json``."""
@@ -26,7 +26,7 @@ OnNote = Callable[[str], None]
 
 
 IMPORTED = "imported"
-"""Folder of an import that has not ended: what is imported, and a record of each file that is finished."""
+"""Folder of an unfinished import: the content, and a record of each finished file."""
 
 
 class FinishedFile(Record):

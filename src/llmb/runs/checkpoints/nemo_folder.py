@@ -84,7 +84,7 @@ def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
 
 
 def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """Settings that make another model of the same weights, or of weights of the same shape."""
+    """Settings that distinguish models with the same weights, or with weights of the same shape."""
     expected = {
         "num_layers": model.layers,
         "hidden_size": model.hidden_size,
@@ -110,7 +110,7 @@ def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
 
 
 def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """NeMo has these settings in the classes of Llama 3.1 alone."""
+    """Settings that NeMo has only in the classes of Llama 3.1."""
     scaling = model.rope_scaling
     expected = {
         "scale_factor": scaling and scaling.factor,

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from llmb.catalogue.records import Record, Training
 
 TITLES = {"squad": "SQuAD"}
-"""Names of datasets, for people."""
+"""Display names of datasets."""
 IDENTITY_DIGITS = 16
 
 
 class WeightsOrigin(Record):
-    """The weights before the first step of a training, also of one that was resumed since."""
+    """The weights before the first step of a training, also of one that was resumed later."""
 
     kind: Literal["random", "checkpoint", "unknown"]
     """``unknown``: it resumes from imported weights, whose training is not recorded."""
@@ -35,7 +35,7 @@ class DataOrigin(Record):
 
     kind: Literal["synthetic", "dataset"]
     name: str
-    """Name of a dataset, with its sequence length; how synthetic data is drawn."""
+    """Name of a dataset with its sequence length, or the distribution of synthetic data."""
     path: str | None = None
     identity: str | None = None
     """Digest of the checksums of the dataset's arrays."""
@@ -91,13 +91,13 @@ def synthetic_text(training: Training) -> str:
 
 
 class OriginHere(Record):
-    """The origin of a run here without further options, and why it would be refused; None if it would not."""
+    """Return the origin of a run here without further options, and the reason if it would be rejected."""
 
     origin: Origin
     problem: str | None = None
 
 
 def random_and_synthetic(training: Training) -> Origin:
-    """Origin of a run that starts from nothing."""
+    """Origin of a run from random weights."""
     data = DataOrigin(kind="synthetic", name=synthetic_text(training))
     return Origin(weights=WeightsOrigin(kind="random"), data=data)

@@ -30,7 +30,7 @@ PREPARED = "checkpoint_and_dataset"
 
 @dataclass(frozen=True, slots=True)
 class PreparedFolders:
-    """The prepared files of one workload, all below ``path``; nothing need exist."""
+    """The prepared files of one workload, all below ``path``; none of them need exist."""
 
     path: Path
 
@@ -49,7 +49,7 @@ class PreparedFolders:
 
     @property
     def temporary(self) -> Path:
-        """Work in progress; nothing in it is needed when preparation has ended."""
+        """Work in progress; unused once preparation has ended."""
         return self.path / "nemo_nlp_tmp"
 
     def dataset(self, name: str) -> Path:
@@ -107,7 +107,7 @@ class PackedDataset(Record):
     left_out: int
     """Samples that were left out, with more than ``seq_len`` places."""
     packing: Packer = "first-fit-shuffle"
-    """The algorithm that put documents together."""
+    """The algorithm that combined documents into packs."""
     packs: int
     places: int
     counted_labels: int
@@ -121,7 +121,7 @@ class PackedDataset(Record):
 
     @property
     def identity(self) -> str:
-        """Name and contents, for people."""
+        """Name and contents, for display."""
         crc32 = self.crc32.get(TOKENS, "unknown")
         return f"{self.name} {self.split}, packed to {self.seq_len}, tokenizer {self.tokenizer.name}, CRC-32 {crc32}"
 
@@ -135,7 +135,7 @@ class PackedDataset(Record):
 
     @property
     def fill(self) -> float:
-        """Share of the places of all packs that documents take."""
+        """Fraction of the places of all packs that documents fill."""
         return self.places / (self.packs * self.seq_len)
 
 

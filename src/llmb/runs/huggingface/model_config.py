@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``config.json``: the one of a model, and how another one differs from it. Pure."""
+"""``config.json``: that of a model, and the differences of another one. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -22,7 +22,7 @@ HEADS = ("num_key_value_heads", "head_dim")
 LAYER_LISTS = ("moe_layers", "no_rope_layers", "layer_types", "attn_temperature_tuning")
 LONGEST_SHOWN = 200
 MOST_LAYERS = 1000
-"""Most layers whose settings are listed one by one; a model with more is another one anyway."""
+"""Maximum number of layers whose settings are listed one by one; larger models differ anyway."""
 COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 """Settings that act on weights, in every form; others are in ``formats.yaml``."""
 
@@ -66,7 +66,7 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
 
 
 def config_differences(model: Model, config: Config) -> Iterator[str]:
-    """Everything in which ``config`` describes another model, or weights that training cannot start from.
+    """All ways in which ``config`` describes another model, or weights that training cannot start from.
 
     What acts on no weight is not compared: the longest sequence, dropout, the spread of initial values, tokens.
     """
@@ -88,7 +88,7 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
 
 
 def unknown_keys(model: Model, config: Config) -> Iterator[str]:
-    """Keys, each with its value, of which it is not known whether they change the model; null is not specified.
+    """Keys with values whose effect on the model is unknown; null is not specified.
 
     Of a configuration without differences.
     """
@@ -181,7 +181,7 @@ def _has_full_attention(values: Config) -> bool:
 
 
 def _rotary_settings(values: Config, rotary: Config) -> dict[str, Any]:
-    """``rotary`` overrides the settings beside it, as in transformers 5."""
+    """``rotary`` overrides the other settings, as in transformers 5."""
     rope = dict(rotary)
     theta = rope.pop("rope_theta", values["rope_theta"])
     fraction = rope.pop("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
@@ -205,6 +205,6 @@ def _layer_settings(values: Config) -> dict[str, Any]:
 
 
 def _count(values: Config, name: str) -> int:
-    """0 if the file has no whole number."""
+    """Return 0 if the file has no whole number."""
     value = values.get(name)
     return value if isinstance(value, int) else 0

@@ -20,7 +20,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 @dataclass(frozen=True, slots=True)
 class WeightsFolder:
-    """Weights of another program: ``files`` below ``path`` hold them, and ``documents`` say what the weights are."""
+    """Weights of another program: ``files`` below ``path`` contain them, and ``documents`` describe them."""
 
     format: Literal["huggingface", "nemo"]
     path: Path
@@ -118,7 +118,7 @@ LOCAL_METADATA = Path(".cache", "huggingface", "download")
 
 
 def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of those files of which the hub's is known: in its cache, a file is a link to its checksum."""
+    """Return the SHA-256 of files whose hub checksum is known: in its cache, a file is a link to its checksum."""
     checksums = {name: _linked(folder / name) or _recorded(folder, name) for name in names}
     return {name: checksum for name, checksum in checksums.items() if checksum}
 
@@ -154,7 +154,7 @@ def _linked(path: Path) -> str | None:
 
 
 def _recorded(folder: Path, name: str) -> str | None:
-    """Its lines are the commit, the checksum and the time of the download; a file that was changed since is another."""
+    """Its lines are the commit, the checksum and the time of the download; files changed since then do not match."""
     try:
         _, checksum, downloaded = (folder / LOCAL_METADATA / f"{name}.metadata").read_text().split()
         changed = (folder / name).stat().st_mtime > float(downloaded) + 1

@@ -38,7 +38,7 @@ SETTINGS = Path(__file__).with_name("settings.yaml")
 
 
 class WeightsFormat(Record):
-    """One entry of ``formats.yaml``, which says what the fields mean."""
+    """One entry of ``formats.yaml``, which documents the fields."""
 
     model_type: str
     model_class: str
@@ -47,7 +47,7 @@ class WeightsFormat(Record):
     parts: dict[str, Any]
     equal: dict[str, str] = Field(default_factory=dict)
     needed: tuple[str, ...] = ()
-    """Parts that a model must have, whatever they are."""
+    """Parts that a model must have, with any values."""
     settings: dict[str, str]
     constants: dict[str, Any] = Field(default_factory=dict)
     silent: dict[str, Any]
@@ -68,7 +68,7 @@ class IgnoredSettings(Record):
 
 
 class CommonSettings(Record):
-    """``settings.yaml``, which says what the fields mean."""
+    """``settings.yaml``, which documents the fields."""
 
     ignored: tuple[IgnoredSettings, ...]
     fixed: dict[str, Any]
@@ -102,7 +102,7 @@ def format_of(model: Model) -> WeightsFormat:
 
 
 def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
-    """Fields that the form does not name must have their default, so that a part that is new is not overlooked."""
+    """Fields that the form does not name must have their default, so that a new part is not overlooked."""
     yield from part_differences(model, form.parts)
     names = {name.partition(".")[0] for name in (*IN_EVERY_FORM, *form.parts, *form.equal, *form.settings.values())}
     for name, field in Model.model_fields.items():
