@@ -36,7 +36,7 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 
 def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
-    """CPUs that may be used, by NUMA node; nodes without one are left out."""
+    """Available CPUs, by NUMA node, without nodes that have none."""
     nodes = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)

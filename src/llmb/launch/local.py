@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine as a scheduler: a job is the process of ``llmb run``, which begins at once and runs the workers."""
+"""This machine as a scheduler: a job is the process of ``llmb run``, which starts at once and runs the workers."""
 
 import os
 import secrets
@@ -26,7 +26,7 @@ from llmb.runs.folder import RunFolder, writing
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
 
 THREADS = "OMP_NUM_THREADS"
-"""Cores per process: without it, the thread pool of each process uses all of them."""
+"""Cores per process: otherwise the thread pool of each process uses all of them."""
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 LOOK_EVERY_S = 0.5
 """Between two looks at a run's files. A process that wakes up interrupts a thread that others of its process wait for:
@@ -80,7 +80,7 @@ def run_workers(
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PS_LIMIT_S = 30
 START_FIELD = 19
-"""Index in /proc/<pid>/stat behind the name: ticks since the boot."""
+"""Index after the name in /proc/<pid>/stat: ticks since boot."""
 
 
 def this_process() -> Process:
@@ -112,7 +112,7 @@ def started(pid: int) -> str | None:
 
 
 INTERRUPTED = 130
-"""Exit code of a run that was asked to end."""
+"""Exit code of a run that ended on request."""
 JOB_VARIABLE = "LLMB_JOB_ID"
 GONE = "the run folder is gone, and with it the record of the run's end"
 WORDS: dict[Phase, str] = {
@@ -125,7 +125,7 @@ WORDS: dict[Phase, str] = {
 
 
 class LocalScheduler(Scheduler):
-    """Nothing is queued: handing a job over makes this process the one that runs it."""
+    """Nothing is queued: submitting a job makes this process the one that runs it."""
 
     name = "local"
     title = "the system"
@@ -180,7 +180,7 @@ def _process(base: RunFolder) -> Process | None:
 
 
 def _state(job: JobHandle) -> JobState:
-    """Checks for the process first: if the run ends in between, its record is written by then."""
+    """Check for the process first: if the run ends in between, its record is written by then."""
     job_id, process = str(job.job_id), _process(job.folder)
     here = process is not None and is_here(process)
     alive = process is not None and here and is_alive(process)

@@ -21,13 +21,13 @@ from llmb.base.scratch import scratch_folder
 from llmb.readers.samples.host import host_name, usable_cores
 
 STORE = "LLMB_STORE"
-"""The file in which the ranks of one node meet."""
+"""The file through which the ranks of one node meet."""
 GRACE_S = 10.0
 """Time that ranks have to end after a request; then they are killed."""
 TOGETHER_S = 0.5
-"""Time after the first failure in which others may end by themselves."""
+"""Time after the first failure in which other ranks may end by themselves."""
 MOST_FILES = 65_536
-"""The number of files that a process may open, if its hard limit allows. More would slow programs that try each."""
+"""Number of files that a process may open, if its hard limit allows; a higher one slows programs that try each."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 FAILED = 1
 Process = subprocess.Popen[bytes]
@@ -71,7 +71,7 @@ def allow_open_files() -> None:
 
 
 def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
-    """The exit code: 0 if all ranks ended well."""
+    """Return the exit code: 0 if all ranks succeeded."""
     arrivals = _arrivals()
     ranks = {}
     for local_rank in range(per_node):
@@ -85,7 +85,7 @@ def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
 
 
 def _arrivals() -> int:
-    """A pipe that holds the number of each signal that has come: the end of a rank, or what ends all."""
+    """A pipe with the number of each received signal: the end of a rank, or a request to end all."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

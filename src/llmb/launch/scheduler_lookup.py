@@ -50,7 +50,7 @@ def scheduler_of(site: Site) -> Scheduler:
 
 
 def scheduler_options() -> Mapping[str, Option]:
-    """The options of all schedulers, by name: which of them a cluster has is known later."""
+    """The options of all schedulers, by name: the cluster's scheduler is known only later."""
     return options_of(*(item.choices for item in all_schedulers()))
 
 
@@ -77,7 +77,7 @@ def cluster_schema() -> type[ClusterConfig]:
 
 @cache
 def user_schema() -> type[BaseModel]:
-    """The user's own defaults, which are above those of the cluster."""
+    """The user's own defaults, which override those of the cluster."""
     fields = {name: field for name, field in cluster_schema().model_fields.items() if name in USER_KEYS}
     kinds: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
     kinds[ROOT_KEY] = (Annotated[str, AfterValidator(_absolute)] | None, Field(default=None))
@@ -91,5 +91,5 @@ def _absolute(root: str) -> str:
 
 
 def read_cluster_site(catalogue: Catalogue, install: Path, environ: Mapping[str, str]) -> Site:
-    """The site below ``install``, with the settings of all schedulers. Raises UsageError with all that is wrong."""
+    """The site below ``install``, with the settings of all schedulers. Raises UsageError with all problems."""
     return read_site(catalogue, install, environ, cluster_schema(), user_schema())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of schedulers, in terms that apply to each of them, and the form of an installation's questions."""
+"""The interface of schedulers, in general terms, and the form of an installation's questions."""
 # ruff: noqa: ARG002 (what a scheduler does by default needs fewer arguments than its own answer)
 
 import re
@@ -21,7 +21,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
 
 NONE = "none"
-"""Answers a question that has an answer on other clusters; a question without an answer is open."""
+"""Answers a question that does not apply here; a question without an answer is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class Choice:
 
 
 class Question:
-    """One answer, with the answers before it at hand."""
+    """One answer, with the earlier answers available."""
 
     name: ClassVar[str]
     """Name of the answer's field."""
     text: ClassVar[str]
     closed: ClassVar[bool] = True
-    """True if no answer but the choices, if there are any, is valid."""
+    """True if only the choices, if there are any, are valid."""
     several: ClassVar[bool] = False
-    """Answers are separated by commas."""
+    """True if answers are separated by commas."""
     interactive: ClassVar[bool] = True
     """True to ask on a terminal; the assumed value is used otherwise."""
 
@@ -71,7 +71,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Nodes that a scheduler keeps together. None is unknown, or has none of it."""
+    """Nodes that a scheduler groups. None is unknown or not applicable."""
 
     name: str
     is_default: bool = False
@@ -97,7 +97,7 @@ class Offer:
 
 
 class SchedulerQuestion(Question):
-    """A question of one scheduler, with what that offers."""
+    """A question of one scheduler, based on its offer."""
 
     after: ClassVar[str] = "scheduler"
     """The general question that it follows."""
@@ -130,7 +130,7 @@ INFRASTRUCTURE: frozenset[Phase] = frozenset(["node_fail", "preempted", "boot_fa
 
 
 class JobState(Record):
-    """A scheduler's report on a job. Exit code and signal are of its processes; None where they are not known."""
+    """A scheduler's report on a job. Exit code and signal are from its processes; None if unknown."""
 
     job_id: str
     state: str = UNKNOWN
@@ -139,9 +139,9 @@ class JobState(Record):
     """The meaning; unknown if the scheduler does not know the job, or has forgotten it, and unrecognized if it reports
     a state that this llmb does not know: whether the job has ended is then queried again."""
     meaning: str | None = None
-    """A text on what the job waits for, or how it ended."""
+    """A text on the reason why the job waits, or on its end."""
     end_pending: bool = False
-    """True for an unknown state of a job that has ended, whose end may be known later."""
+    """True for an unknown state of an ended job whose end may become known later."""
     exit_code: int | None = None
     signal: int | None = None
     nodes: str | None = None
@@ -157,7 +157,7 @@ class JobState(Record):
 
 
 class JobHandle(Protocol):
-    """A job of the history, as a scheduler needs it."""
+    """The scheduler's view of a job in the history."""
 
     @property
     def key(self) -> str: ...
@@ -167,7 +167,7 @@ class JobHandle(Protocol):
 
     @property
     def folder(self) -> RunFolder:
-        """Hold the submitted job."""
+        """The run folder of the job."""
 
     @property
     def live(self) -> bool:
@@ -184,10 +184,10 @@ class JobAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The choices of a cluster's settings where a job makes none."""
+    """Defaults from a cluster's settings for the choices of a job."""
 
     gpu_type: str | None = None
-    """The type of the job's nodes, as far as it is known."""
+    """The type of the job's nodes, if known."""
     gpus_per_node: int | None = None
     start: StartMode = "torchrun"
     retries: int = 0
@@ -227,13 +227,13 @@ class SchedulerSetup(Record):
 
     version: str | None = None
     traits: dict[Trait, Plugin] = Field(default_factory=dict)
-    """Without those that could not be read."""
+    """Setup without the parts that could not be read."""
     node: NodeState | None = None
     """None if this machine is not a node of it."""
 
 
 class Overlay(Record):
-    """A setting that something else than the files of settings decides."""
+    """A setting that comes from outside the files of settings."""
 
     key: str
     """Dotted, as in cluster_config.yaml."""
@@ -244,7 +244,7 @@ class Overlay(Record):
 
 
 class FaultPattern(Record):
-    """A sign in a run's log of the cause of a failure."""
+    """A pattern in a run's log that identifies the cause of a failure."""
 
     fault: str
     kind: Literal["own", "infrastructure"]
@@ -270,31 +270,31 @@ class FaultTable(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job whose files are written, as it is handed over."""
+    """A job whose files are written, ready to be submitted."""
 
     spec: JobSpec
     folder: RunFolder
-    """Holds the script, and what the job writes."""
+    """Folder of the script and of the job's output."""
     environ: Mapping[str, str]
     held: Sequence[int] = ()
-    """Descriptors that every program which is called for it inherits."""
+    """Descriptors inherited by every program that is run for it."""
     again: bool = False
-    """It was handed over before."""
+    """True if it was submitted before."""
 
 
 class Queue(ABC):
-    """Takes jobs and reports their states: what a scheduler has to implement.
+    """Takes jobs and reports their states: the functions that a scheduler has to implement.
 
     Raises InfrastructureError where it does not answer, EnvironmentProblem where it cannot be reached from here.
     """
 
     @abstractmethod
     def script(self, spec: JobSpec, folder: RunFolder) -> str:
-        """The text that does the whole job. Raises UsageError where it cannot work in ``folder``."""
+        """Return the text that does the whole job. Raises UsageError if it cannot work in ``folder``."""
 
     @abstractmethod
     def submit(self, job: Submission) -> SubmittedJob:
-        """Hands a job over. Raises UsageError if it is rejected."""
+        """Submit a job. Raises UsageError if it is rejected."""
 
     @abstractmethod
     def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
@@ -306,7 +306,7 @@ class Queue(ABC):
 
     @abstractmethod
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:
-        """The job that this process runs in."""
+        """Return the job that this process runs in."""
 
     def find(self, jobs: Sequence[JobHandle], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
         """Ids, by key, of ``jobs`` without one that were submitted since then; ``claimed`` ids belong to others.
@@ -316,7 +316,7 @@ class Queue(ABC):
         return {}
 
     def handing_over(self, base: RunFolder, spec: JobSpec) -> tuple[str, ...]:
-        """The command that hands a job over, for its record."""
+        """The command that submits a job, for its record."""
         return ()
 
 
@@ -329,11 +329,11 @@ class Cluster:
     settings: type[Record] | None = None
     """Schema of its section in cluster_config.yaml."""
     gpus_key: str | None = None
-    """The setting in it, dotted, of the GPUs that a node has."""
+    """The dotted setting in it for the number of GPUs per node."""
     time_limit_key: str | None = None
 
     def is_installed(self, environ: Mapping[str, str]) -> bool:
-        """True where jobs can be handed to it."""
+        """True if jobs can be submitted to it."""
         return True
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
@@ -369,7 +369,7 @@ class Cluster:
         return nodes.split(",") if nodes else []
 
     def host_list(self, names: Iterable[str]) -> str:
-        """The names as a list that its commands take; empty for none."""
+        """Format the names as a list for its commands; empty for none."""
         return ",".join(names)
 
 
@@ -391,26 +391,26 @@ class Wording:
 
 
 class InstallerPart:
-    """The scheduler's part of an installation. ``answers`` are all answers so far, with those that it declares."""
+    """The scheduler's part of an installation. ``answers`` are all answers so far, including those that it declares."""
 
     answers: type[Record] = Record
     """Declares the answers that only it needs, as options."""
     questions: Sequence[type[SchedulerQuestion]] = ()
     runtimes: Sequence[Choice] = ()
-    """Runtimes of containers that it starts."""
+    """Container runtimes that it can start."""
     comments: Mapping[str, str] = MappingProxyType({})
     """The comments on keys of its section of cluster_config.yaml."""
 
     def training_nodes(self, answers: Any, offer: Offer) -> Partition | None:  # noqa: ANN401 (with its own fields)
-        """The nodes that train, as far as it shows them."""
+        """The nodes that train, as far as it reports them."""
         return None
 
     def section(self, answers: Any, gpus_per_node: int | None) -> dict[str, Any]:  # noqa: ANN401 (with its own fields)
-        """Its section of cluster_config.yaml, without what has no value."""
+        """Its section of cluster_config.yaml, without empty values."""
         return {}
 
     def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """The answers, by name, that its section of cluster_config.yaml gives."""
+        """The answers, by name, in its section of cluster_config.yaml."""
         return {}
 
 
@@ -427,11 +427,11 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
-        """Options of the job that this process runs in, as far as they name its nodes; none outside of a job."""
+        """Options of the job that this process runs in, if they name its nodes; none outside of a job."""
         return JobOptions()
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Add the needs of a script to run on the nodes of the job that this process runs in, without secrets."""
+        """Add a script's requirements for running on the nodes of the present job, without secrets."""
         return without_secrets(environ)
 
     def warnings(self, spec: JobSpec) -> Sequence[str]:
@@ -439,5 +439,5 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return ()
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
-        """The specification with flags and limits as they will be. Raises UsageError with all that is wrong."""
+        """Return the specification with its final flags and limits. Raises UsageError with all problems."""
         return spec

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that something else has started, such as torchrun, mpirun or a TrainJob of Kubernetes: each calls ``llmb run``.
+"""Ranks that something else has started, such as torchrun, mpirun or a Kubernetes TrainJob: each runs ``llmb run``.
 
 Rank 0 plans the run, makes its folder and writes its record; the other ranks learn the folder from the store of
 torch.distributed, and train.
@@ -16,7 +16,7 @@ from llmb.base.secrets import without_secrets
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOIN = "llmb.engine.join"
-"""The program of another rank than 0, which does not know the folder of the run."""
+"""The program of a rank other than 0, which does not know the folder of the run."""
 STORE_ID = "LLMB_STORE_ID"
 RANK_VARIABLES = "LLMB_RANK_VARIABLES"
 """Names of the variables that rank 0 gets from the plan and broadcasts to the other ranks."""
@@ -25,7 +25,7 @@ RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "T
 
 @dataclass(frozen=True, slots=True)
 class StartedRank:
-    """This process among the ranks that were started."""
+    """This process as one of the started ranks."""
 
     rank: int
     world_size: int
@@ -50,7 +50,7 @@ def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
 
 
 def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables to add for the worker: the prefix of keys in the store, and loopback for ranks that meet there."""
+    """The worker's additional variables: the prefix of keys in the store, and loopback for ranks that meet there."""
     words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
     if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -59,7 +59,7 @@ def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, s
 
 
 def join_run(rank: StartedRank, environ: Mapping[str, str]) -> None:
-    """Train as another rank than 0. Raises RunFailed and UserInterrupt; its messages go to standard error."""
+    """Train as a rank other than 0. Raises RunFailed and UserInterrupt; its messages go to standard error."""
     command = (sys.executable, "-P", "-m", JOIN)
     own = {**without_secrets(environ), **rank_variables(rank, environ)}
     try:

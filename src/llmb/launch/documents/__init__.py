@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that exists for those who come from the reference suite: its variables, settings, logs and paths."""
+"""Everything for users of the reference suite: its variables, settings, logs and paths."""

@@ -43,7 +43,7 @@ def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
 
 
 def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> None:
-    """Link the files of a run that began under the names of its document. One that cannot be made ends no run."""
+    """Link the files of a started run under the names of its document. A failed link does not end the run."""
     if spec.documented_root and record.attempts:
         # As NeMo-Run names it, of which the suite's parser shows what is between the account and the task's number.
         account, job_id = spec.flags.get("account") or NO_ACCOUNT, record.attempts[0].job.job_id
@@ -55,7 +55,7 @@ def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> N
 
 
 def _link_missing(root: Path, folder: RunFolder, plan: Plan, log: str) -> None:
-    """Make the links below ``root`` that do not exist yet; nothing for a document whose folders are llmb's own.
+    """Create the links below ``root`` that do not exist yet; none for a document with llmb's own folders.
 
     Raises OSError.
     """
@@ -90,7 +90,7 @@ def _link_file(link: Path, file: Path) -> None:
 
 
 def _link_folder(link: Path, target: Path) -> None:
-    """A symbolic link that stays valid where the file system is mounted elsewhere."""
+    """A symbolic link that stays valid if the file system is mounted elsewhere."""
     if not os.path.lexists(link):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(target, link.parent))
@@ -104,7 +104,7 @@ SAMPLES = ("training.jsonl", "validation.jsonl", "test.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class NemoItem:
-    """A checkpoint or a dataset as NeMo wants it."""
+    """A checkpoint or a dataset in NeMo's format."""
 
     name: str
     path: Path
@@ -139,7 +139,7 @@ def _lacking(path: Path) -> Iterator[str]:
 
 
 def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> NemoItem:
-    """NeMo packs while it trains, if it has to: the samples decide."""
+    """NeMo packs while it trains, if necessary: only the samples decide."""
     path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
     name = f"datasets/{dataset}"
     files = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")

@@ -25,7 +25,7 @@ DATA = Path(__file__).with_name("launch_scripts.yaml")
 REPOSITORY = "https://github.com/NVIDIA/dgxc-benchmarking"
 LARGEST_BYTES = 1 << 20
 CACHES = frozenset({"HF_HOME", "NEMO_HOME"})
-"""Variables of scripts that name folders of caches: they change nothing that is measured."""
+"""Variables of scripts for cache folders, which do not affect measurements."""
 TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
 FileState = Literal["as released", "modified", "missing"]
 
@@ -39,7 +39,7 @@ class SourceLine(Record):
 
 
 class Need(Record):
-    """A file that has to exist before the script is called, and the command that makes it. ``path`` is a template."""
+    """A file that has to exist before the script runs, and the command that creates it. ``path`` is a template."""
 
     path: str
     by: str
@@ -54,7 +54,7 @@ class Need(Record):
     hub: str | None = None
     """The repository on the Hugging Face hub that has it, under the name of the file."""
     sha256: str | None = None
-    """Checksum of what the hub has."""
+    """Checksum of the hub's file."""
 
 
 class Fixed(Record):
@@ -63,7 +63,7 @@ class Fixed(Record):
     option: str
     variables: dict[str, str]
     note: str
-    """The difference from the document that results."""
+    """The resulting difference from the document."""
 
 
 class LaunchScript(Record):
@@ -79,11 +79,11 @@ class LaunchScript(Record):
     image: str
     image_file: str
     commits: dict[str, str]
-    """Commits of the repositories that the release's environment is made of."""
+    """Commits of the repositories in the release's environment."""
     installs: tuple[str, ...] = ()
-    """Commands that fill the environment, called in the clone of NeMo; {NeMo-Run} is that repository's commit."""
+    """Commands that fill the environment, run in the clone of NeMo; {NeMo-Run} is that repository's commit."""
     queued_by: Literal["script", "scheduler"]
-    """The script is submitted to the scheduler, or queues the job itself."""
+    """True if the script is submitted to the scheduler; otherwise it queues the job itself."""
     folder: str
     script: str
     prepares: str | None = None
@@ -92,7 +92,7 @@ class LaunchScript(Record):
     """SHA-256 by path."""
     facts: tuple[SourceLine, ...]
     options: dict[str, int]
-    """Options that it gives the training program, and the line in ``options_file`` where."""
+    """Options that it passes to the training program, with their lines in ``options_file``."""
     options_file: str
     fixes_steps: bool = True
     """True if a profiled, traced or resumed run ignores MAX_STEPS and has its own number of steps."""
@@ -107,9 +107,9 @@ class LaunchScript(Record):
     variables: dict[str, dict[str, int]]
     """Variables that it reads, with the first line, by file."""
     unread: tuple[str, ...] = ()
-    """Variables of ``always`` that the document's launch line gives and the script does not read."""
+    """Variables of ``always`` in the document's launch line that the script does not read."""
     unused: tuple[str, ...] = ()
-    """Variables that it reads and then does not use."""
+    """Variables that it reads without using them."""
     needs: tuple[Need, ...]
     log_format: Literal["nemo1", "nemo2"]
     logs: tuple[str, ...]
@@ -143,7 +143,7 @@ def scripts_of(release: str) -> tuple[LaunchScript, ...]:
 
 
 def find_launch_script(workload: str, size: str, release: str | None) -> LaunchScript | None:
-    """None where no document has the recipe in this release."""
+    """None if no document has the recipe in this release."""
     matching = (item for item in launch_scripts() if item.workload == workload and size in item.sizes)
     return next((item for item in matching if item.release == release), None)
 
@@ -160,7 +160,7 @@ class CheckedFile:
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
-    """Every file that ``scripts`` are made of; by default those of the release that the checkout is nearest to.
+    """Every file of ``scripts``; by default those of the release that the checkout is nearest to.
 
     Raises UsageError for a folder that has no script of any release.
     """
@@ -224,7 +224,7 @@ def changed_files(checkout: Path, script: LaunchScript) -> list[str]:
 
 
 def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """Describe the files to make before ``script`` is called, each with the command that makes it."""
+    """Describe the files to create before ``script`` runs, each with its command."""
     missing = [(need, path) for need in script.needs if not (path := Path(filled_path(need.path, values))).exists()]
     return [f"{path} does not exist: {filled_path(need.by, values)}" for need, path in missing]
 
@@ -236,7 +236,7 @@ def is_met(script: LaunchScript, need: Need, values: Mapping[str, str]) -> bool:
 
 
 def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """Describe files that were made for ``script``, and are not those of its release."""
+    """Describe files created for ``script`` that differ from those of its release."""
     problems = []
     for need in script.needs:
         path = Path(filled_path(need.path, values))
@@ -300,7 +300,7 @@ def image_problem(path: Path) -> str | None:
 
 
 def filled_path(template: str, values: Mapping[str, str]) -> str:
-    """The template with the values that are known; others, such as {job_id}, stay."""
+    """Fill the template with the known values; others, such as {job_id}, stay."""
     for name, value in values.items():
         template = template.replace(f"{{{name}}}", value)
     return template

@@ -25,12 +25,12 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """``kind`` is ``left out`` for what is not a run, or slowed down by what is recorded. None for unknown figures."""
+    """``kind`` is ``left out`` if it is not a run, or slowed down by recording. None for unknown figures."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]
     last_step: int | None = None
-    """The last step that was logged, at most the window's last one."""
+    """The last logged step, at most the window's last one."""
     time_mean_s: float | None = None
     time_std_s: float | None = None
     tflops_mean: float | None = None
@@ -73,7 +73,7 @@ def _mean_and_std(values: "array[float]", fewer: int) -> tuple[float | None, flo
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Added in order, as awk does, so that the last printed digit is the same."""
+    """Sum in order, as awk does, so that the last printed digit is the same."""
     total = 0.0
     for value in values:
         total += value
@@ -82,7 +82,7 @@ def _sum(values: Iterable[float]) -> float:
 
 _TASK = r"(?:pretrain|finetune|sft|lora)_"
 _BEFORE_EXPERIMENT = re.compile(rf"^log-(?:.*?\.(?={_TASK})|(?!{_TASK})[^.]*\.(?!out$))?")
-"""``log-`` and the account. An account or a model may have dots: the task tells where the experiment begins."""
+"""``log-`` and the account. An account or a model may have dots: the task marks the beginning of the experiment."""
 _RULE = "=" * 80
 _ROW = "{:<90} {:>8} {:>13} {:>12} {:>19} {:>18}"
 _LINES = tuple("-" * width for width in (90, 8, 13, 12, 19, 18))
@@ -190,7 +190,7 @@ def _table_row(run: WindowSamples, report: CompatReport) -> str:
 
 
 def short_name(file_name: str) -> str:
-    """Without what stands before the experiment and, of a first attempt, the end; a retry keeps its end."""
+    """Drop the text before the experiment and, for a first attempt, the end; a retry keeps its end."""
     return re.sub(r"_0\.out$", "", _BEFORE_EXPERIMENT.sub("", file_name))
 
 
@@ -211,7 +211,7 @@ def compat_csv(report: CompatReport) -> str:
 
 
 def compat_json(report: CompatReport) -> str:
-    """Figures that the log does not have are null."""
+    """Figures missing from the log are null."""
     results = ",\n".join(f"    {{{_json_fields(_json_result(run, report.form), ', ')}}}" for run in report.runs)
     results += "\n" if results else ""
     analysis = {"min_iteration": report.first, "max_iteration": report.last, "experiments_directory": report.directory}
@@ -237,7 +237,7 @@ def _json_result(run: WindowSamples, form: CompatForm) -> dict[str, Any]:
 
 
 class Decimals(str):
-    """A number in the digits that it is printed with."""
+    """A number with its printed digits."""
 
     __slots__ = ()
 

@@ -19,7 +19,7 @@ Value = str | int | float | bool | None
 Values = dict[str, Value]
 Data = dict[str, Any]
 VBOOST_CLUSTER = "eos"
-"""The cluster on which the reference suite sets vboost by itself."""
+"""The cluster on which the reference suite sets vboost itself."""
 VERSION_1_KEYS = ("launcher",)
 VERSION_2_KEYS = ("llmb_repo", "llmb_install")
 FLAT_KEYS = ("gpu_partition", "gpu_gres", "cpu_gres")
@@ -31,7 +31,7 @@ FLAG_OF = {
     "JOB_NAME": "job-name",
     "CPU_FREQ_REQ": "cpu-freq",
 }
-"""Flags of sbatch that its variables call otherwise."""
+"""Flags of sbatch that its variables name differently."""
 
 
 class _Lenient(BaseModel):
@@ -67,7 +67,7 @@ class _Launcher(_Lenient):
 
 
 class _Block(BaseModel):
-    """Keys of Slurm, which are any."""
+    """Keys of Slurm, which can be any."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, Value]
@@ -113,7 +113,7 @@ class Version2(_Common):
 
 
 class Version1(_Common):
-    """The forms before it."""
+    """Its earlier forms."""
 
     schema_version: Literal[1] | None = None
     launcher: _Launcher | None = None
@@ -170,7 +170,7 @@ def _marks(data: Mapping[str, object], keys: tuple[str, ...], below_slurm: tuple
 
 
 def translated(config: Version1 | Version2) -> Translation:
-    """``config`` as data of llmb's form."""
+    """Return ``config`` as data of llmb's form."""
     result = Translation()
     head = config.launcher or _Launcher() if isinstance(config, Version1) else config
     slurm = _slurm(config, result)
@@ -229,7 +229,7 @@ def _gres(gres: str | int | None, result: Translation) -> Data:
 
 
 def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None:
-    """A key of Slurm as the variable that the reference suite makes of it, and that as a flag of sbatch."""
+    """Return the reference suite's variable for a key of Slurm, and the flag of sbatch for it."""
     variable = name.upper() if name.lower().startswith(("sbatch_", "slurm_")) else f"SBATCH_{name.upper()}"
     if value is None:
         return
@@ -250,7 +250,7 @@ def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None
 
 
 def _variables(values: Values, where: str, result: Translation, slurm: Data | None = None) -> dict[str, str]:
-    """Variables of jobs. What the reference suite's scripts read becomes the setting that it stands for, if ``slurm``
+    """Variables of jobs. Those that the reference suite's scripts read become the corresponding settings, if ``slurm``
     is given.
     """
     variables = {}
@@ -330,7 +330,7 @@ def _workloads(section: _Workloads | None, result: Translation) -> Data:
 
 
 def _suite(suite: Version1 | Version2) -> Data:
-    """Read the places of the suite's own software."""
+    """Read the folders of the suite's own software."""
     launcher = suite.launcher if isinstance(suite, Version1) else None
     checkout = suite.llmb_repo if isinstance(suite, Version2) else launcher and launcher.llmb_repo
     config = (suite.workloads and suite.workloads.config) or {}

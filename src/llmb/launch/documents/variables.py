@@ -19,7 +19,7 @@ from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
 from llmb.launch.documents.launch_scripts import CACHES, TOKEN, find_launch_script, launch_scripts
 
 SUITE = "reference_suite"
-"""The program that calls the suite's own launch scripts."""
+"""The program that runs the suite's own launch scripts."""
 VARIABLES = Path(__file__).with_name("variables.yaml")
 Value = str | int | float | bool | None
 TYPES: Mapping[str, Option] = {
@@ -41,7 +41,7 @@ class VariableUse(Record):
 
     workloads: tuple[str, ...] = ()
     framework: bool = False
-    """Restricts to jobs of another framework, not llmb's engine."""
+    """Restricts it to jobs of another framework than llmb's engine."""
     sets: str | None = None
     """Name of the option that gets the value."""
     values: dict[str, str] = Field(default_factory=dict)
@@ -49,11 +49,11 @@ class VariableUse(Record):
     adds: dict[str, str] = Field(default_factory=dict)
     """Options that are also set, unless the value is false."""
     install: bool = False
-    """The value is the root of installation, which every command reads."""
+    """True if the value is the root of installation, which every command reads."""
     read_for: str | None = None
-    """Name of the option that reads the variable wherever a job is submitted, not only by ``llmb launch``."""
+    """Name of the option that reads the variable in every submission, not only by ``llmb launch``."""
     passed: bool = False
-    """The job gets it in its environment."""
+    """True if the job gets it in its environment."""
     accepts: tuple[str, ...] = ()
     """The only supported values."""
     because: str | None = None
@@ -87,9 +87,9 @@ class LaunchVariable(Record):
     excludes: tuple[str, ...] = ()
     """Variables that cannot be combined with this one."""
     quiet: bool = False
-    """Other programs read it too: if llmb ignores it, that is not reported."""
+    """True if other programs read it too: ignoring it is then not reported."""
     preparation: VariableUse | None = None
-    """The interpretation by ``llmb prepare submit``, if not like a launch."""
+    """The interpretation by ``llmb prepare submit``, if it differs from a launch."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
@@ -210,10 +210,10 @@ class _Readings:
         self.origins: dict[str, str] = {}
         self.notes: list[str] = []
         self.honored: dict[str, Value] = {}
-        """Values by variable, of those that set something."""
+        """Values of the variables that set something, by name."""
 
     def add(self, variable: LaunchVariable, use: VariableUse, text: str) -> str | None:
-        """Store the value; return the problem with it, if any."""
+        """Store the value; return its problem, if any."""
         if use.refused:
             return f"{variable.name} is not supported: {use.refused}"
         if use.ignored:
@@ -280,7 +280,7 @@ def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> 
 
 
 def _is_near(name: str, valid: str) -> bool:
-    """True if ``name`` may be a misspelling of ``valid``; a name with an additional prefix is another name."""
+    """True if ``name`` may be a misspelling of ``valid``; an additional prefix makes a different name."""
     letters = _letters(name)
     long = len(valid) >= SHORTEST_INEXACT
     return letters == valid or (long and abs(len(letters) - len(valid)) <= MOST_LETTERS_MORE)
@@ -340,7 +340,7 @@ def read_launch(
 def _left_to_scripts(
     variables: Sequence[LaunchVariable], environ: Mapping[str, str], workload: str
 ) -> tuple[tuple[LaunchVariable, ...], dict[str, str]]:
-    """The variables that llmb reads, and those, with values, that only the suite's own launch scripts do."""
+    """The variables that llmb reads, and those, with values, that only the suite's own launch scripts read."""
     read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
     ignored = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
     ignored -= {item.name for item in variables if any(use.install for use in item.uses)}

@@ -16,7 +16,7 @@ from llmb.base.secrets import has_secret, holds_secret
 from llmb.catalogue.records import Record
 
 Vboost = Literal["recipe"] | Annotated[int, Field(ge=0, le=4)]
-"""Level of ``nvidia-smi boost-slider``; 0 is the driver's default. ``recipe`` is what the published jobs asked for."""
+"""Level of ``nvidia-smi boost-slider``; 0 is the driver's default. ``recipe`` is the level of the published jobs."""
 CpuBinding = Literal["none", "cores"] | Annotated[int, Field(ge=1)]
 NumaBinding = Literal["none", "local"]
 
@@ -62,16 +62,16 @@ class Boost(Record):
 
     level: int
     required: bool = True
-    """True if a node where it cannot be set fails the job."""
+    """True if a node that cannot set it fails the job."""
 
 
 class Binding(Record):
     """The CPU cores and the memory that the worker processes of a node use."""
 
     cpu: CpuBinding = "none"
-    """``cores`` gives each worker an equal share of the cores for itself, a number so many."""
+    """``cores`` reserves an equal share of the cores for each worker, a number that many."""
     numa: NumaBinding = "none"
-    """``local`` keeps each worker to the cores and the memory of its GPU's NUMA node."""
+    """``local`` restricts each worker to the cores and the memory of its GPU's NUMA node."""
 
     @property
     def binds(self) -> bool:
@@ -79,7 +79,7 @@ class Binding(Record):
 
 
 Flags = Mapping[str, str | None]
-"""A scheduler's own flags by long name. None is a flag without a value; an empty value leaves out a layer's below."""
+"""A scheduler's own flags by long name. None is a flag without a value; an empty value removes one of a lower layer."""
 
 StartMode = Literal["torchrun", "task-per-gpu"]
 FrameworkName = Literal["megatron_bridge", "reference_suite"]
@@ -102,9 +102,9 @@ class JobOptions:
     cpu_binding: CpuBinding | None = None
     numa_binding: NumaBinding | None = None
     retries: int | None = None
-    """The number of times that the run may be started again after failures that are not its own."""
+    """The limit of restarts after failures that the run did not cause."""
     python: str = "python3"
-    """The interpreter on the nodes, where the cluster's settings name none."""
+    """The interpreter on the nodes, if the cluster's settings name none."""
 
 
 class FrameworkChoices(Record):
@@ -149,16 +149,16 @@ class FrameworkOptions(Record):
     suite: str | None = None
     """The checkout of the reference suite; None leaves it to the cluster's settings."""
     modified_suite: bool = False
-    """Its scripts may differ from their release."""
+    """True if its scripts may differ from their release."""
     image: str | None = None
     mounts: tuple[str, ...] = ()
-    """Added to those of the cluster's settings."""
+    """Mounts in addition to those of the cluster's settings."""
     arguments: dict[str, str] = Field(default_factory=dict)
     """Arguments of the framework's script, by name."""
 
 
 def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
-    """Check the choices. Raises UsageError for an argument that is none, and for text that does not print."""
+    """Check the choices. Raises UsageError for an invalid argument, and for unprintable text."""
     arguments: dict[str, str] = {}
     texts = (text for text in (chosen.image, chosen.mounts) if text)
     problems = [problem for text in texts for problem in text_problems(text)]

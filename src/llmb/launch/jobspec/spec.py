@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job, decided in every respect but its folder: what a scheduler gets, and what the run folder keeps of it."""
+"""One job, fully specified except for its folder: the scheduler's input, which the run folder stores."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "BASH_", "llmb_")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable and who set it."""
+    """A variable and its source."""
 
     name: str
     value: str
@@ -42,7 +42,7 @@ class VariableLayer:
 def layered(
     shipped: Iterable[VariableLayer], shell: Mapping[str, str], explicit: Iterable[VariableLayer]
 ) -> tuple[Variable, ...]:
-    """Every variable once: what llmb ships, unless the shell that submits has it, below what the user has written.
+    """Every variable once: the user's settings override llmb's, as does the submitting shell.
 
     What holds a secret in that shell does not count as set there.
     """
@@ -61,7 +61,7 @@ def _variables(layer: VariableLayer) -> dict[str, Variable]:
 
 
 def parse_variables(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` each. Raises UsageError with all problems."""
+    """Parse ``NAME=VALUE`` each. Raises UsageError with all problems."""
     variables: dict[str, str] = {}
     problems = []
     for text in texts:
@@ -100,7 +100,7 @@ class Placement:
     nodes: int
     processes_per_node: int
     whole_nodes: bool
-    """Every GPU of the nodes is used."""
+    """True if every GPU of the nodes is used."""
 
     @property
     def processes(self) -> int:
@@ -124,7 +124,7 @@ def place(scale: int, gpus_per_node: int | None) -> Placement:
 
 
 class Placeholder(Record):
-    """A value that is known only when the job starts."""
+    """A value that is unknown until the job starts."""
 
     slot: Literal["run_folder", "python"]
     """The run folder, or the interpreter that has llmb and torch where the process runs."""
@@ -146,28 +146,28 @@ def filled(word: Word, run_folder: str, python: str) -> str:
 
 
 class Launch(Record):
-    """A program's own script that queues a job, or is queued, in place of a batch script of llmb's.
+    """A program's own script that queues a job, or is queued, instead of a batch script of llmb's.
 
     ``named``: the variables by which it takes what a scheduler is asked for: ``account``, ``partition``, ``time``,
     and ``flags`` for any others as ``KEY=VALUE`` with semicolons between them.
     """
 
     queued_by: Literal["script", "scheduler"]
-    """The script queues the job itself, or the scheduler takes it as a batch script."""
+    """True if the script queues the job itself; otherwise the scheduler takes it as a batch script."""
     folder: str
     """The folder in which it is called."""
     script: str
     named: dict[str, str] = Field(default_factory=dict)
     needed: tuple[str, ...] = ()
-    """Names of ``named`` that it does not do without."""
+    """Names of ``named`` that it requires."""
     removed: tuple[str, ...] = ()
-    """Variables that it must not see."""
+    """Variables to hide from it."""
     environment: str | None = None
     """Its virtual environment."""
     logs: tuple[str, ...]
-    """Patterns of the files where training writes, with ``{job_id}``; of several, the newest is the run's."""
+    """Patterns of the files that training writes, with ``{job_id}``; of several, the newest is the run's."""
     outputs: tuple[str, ...]
-    """The files that its batch script writes, likewise."""
+    """Patterns of the files that its batch script writes."""
 
 
 class JobSpec(Record):
@@ -184,14 +184,14 @@ class JobSpec(Record):
     title: str
     """The title on top of a script."""
     name: str
-    """Equal runs share it."""
+    """Equal for equal runs."""
     placement: Placement
     gpus: bool
-    """Each process has a GPU; else it computes on a CPU."""
+    """True if each process has a GPU; otherwise it computes on a CPU."""
     nvlink_domain_nodes: int = 1
-    """Nodes whose GPUs NVLink connects."""
+    """Number of nodes whose GPUs NVLink connects."""
     node: str | None = None
-    """The one node that the job is for, all of it; None for a job on any nodes."""
+    """The one node that the job takes as a whole; None for a job on any nodes."""
     time_limit_min: float | None
     retries: int = 0
     start: StartMode | Literal["once", "rounds"]
@@ -199,11 +199,11 @@ class JobSpec(Record):
     process for the whole job, whose placement then only counts its GPUs. ``rounds``: steps on some of the nodes, as
     ``rounds.txt`` in the run folder lists them, each of which may fail; ``work`` prints who takes part in the last."""
     cpus: int | None = None
-    """CPU cores of a process; None where the scheduler decides, and for one core per process on a CPU."""
+    """CPU cores per process; None if the scheduler decides, and for one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)
-    """The scheduler's own flags, all of them but those that name the run folder, in their order."""
+    """The scheduler's own flags in their order, except those that name the run folder."""
     step_flags: dict[str, str | None] = Field(default_factory=dict)
-    """The scheduler's flags for the start of the workers alone."""
+    """The scheduler's flags for the start of the workers only."""
     excluded_nodes: str | None = None
     """The nodes in the scheduler's syntax for lists."""
     variables: tuple[Variable, ...] = ()
@@ -217,7 +217,7 @@ class JobSpec(Record):
     prolog: tuple[str, ...] = ()
     """Shell commands that every node runs before the workers, outside of a container."""
     vboost: Boost | None = None
-    """Boost of the GPUs of every node while the workers train."""
+    """Boost of every node's GPUs while the workers train."""
     binding: Binding = Binding()
     """Binding of each worker."""
     python: str
@@ -226,7 +226,7 @@ class JobSpec(Record):
     control_in_container: bool = True
     """True if ``begin`` and ``finish`` run in the container, too."""
     sampled: bool = False
-    """True if a sampler of llmb runs on every node beside workers that start none, outside of a container."""
+    """True if a sampler of llmb runs on every node, outside of a container, for workers that start none."""
     begin: tuple[Word, ...] = ()
     work: tuple[Word, ...] = ()
     launch: Launch | None = None
@@ -234,7 +234,7 @@ class JobSpec(Record):
     log: str
     """Name of the log in the run folder."""
     documented_root: str | None = None
-    """The folder below which the run is also found by the names of the recipe's document; None without these."""
+    """The root of the document's names for the run's files; None without these."""
 
 
 def write_spec(folder: RunFolder, spec: JobSpec) -> None:
@@ -242,5 +242,5 @@ def write_spec(folder: RunFolder, spec: JobSpec) -> None:
 
 
 def read_spec(folder: RunFolder) -> JobSpec:
-    """Read the specification. Raises ValueError for a file that is not one, OSError without one."""
+    """Read the specification. Raises ValueError if it is invalid, OSError if there is none."""
     return read_stored(folder.job_spec, JobSpec)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that a job runs: the command, its variables, and how its run is read and concluded."""
+"""Programs that a job runs: their command and variables, and the functions that read and conclude their runs."""

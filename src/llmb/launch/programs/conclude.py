@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends the record of a run, whatever ended the run, and whoever notices; and reads the results of ended runs."""
+"""Ends the record of a run, for any cause and by any process; and reads the results of ended runs."""
 
 import errno
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
 
 
 def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """Add the network that the run used, by NCCL's log."""
+    """Add the network that the run used, from NCCL's log."""
     assert record.result, "it was concluded"
     network = report_network(folder, record.plan, record.environment or None)
     return record.model_copy(update={"result": record.result.model_copy(update={"network": network})})
@@ -103,7 +103,7 @@ def _left_beside(folder: RunFolder) -> dict[str, Any]:
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
-    """The result by the files of the program, and whether the run was done when ``after`` ended it."""
+    """Return the result from the program's files, and whether the run was complete when ``after`` ended it."""
     program = find_program(record.program)
     try:
         is_done = after is not None and program.progress(folder, record.plan).complete
@@ -125,7 +125,7 @@ def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSett
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run that ended, however it did. ``record`` may be that with which it began."""
+    """A run that ended in any way. ``record`` may be that of its start."""
 
     folder: RunFolder
     record: RunRecord
@@ -137,7 +137,7 @@ class EndedRun:
 
     @property
     def mean_s(self) -> float | None:
-        """Mean step time of a success."""
+        """Mean step time if successful."""
         times = self.result.step_time_s if self.result.status == "success" else None
         return times.mean if times else None
 
@@ -155,7 +155,7 @@ def read_ended_run(folder: RunFolder) -> EndedRun:
 
 
 def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[Step]]:
-    """The stored result of a run that has ended, and its steps, which are read unless it failed. Nothing is written.
+    """Return an ended run's stored result and, unless it failed, its steps. Nothing is written.
 
     A run whose files say something else is invalid. Raises BrokenRecord if they cannot be read.
     """

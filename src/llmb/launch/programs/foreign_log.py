@@ -31,7 +31,7 @@ NOT_SEPARATED = Missing("the processes of the run are unknown: they are in the f
 CLOCK_S = 1.0
 """The resolution of the clock of a log."""
 FURTHEST_CLOCK_S = 900.0
-"""The longest time after the last step at which the samplers may end: all zones differ by as much."""
+"""The longest time after the last step at which the samplers may end: time zones differ by at most this."""
 LOG_RULES = ("auto", "last", "all")
 """Window rules that are resolved with the content of the log."""
 
@@ -46,7 +46,7 @@ def result_of_log(
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED,
     nodes: int | None = None,
 ) -> Result:
-    """The result of a run that ended as ``end`` says, and whose log is judged as ``outcome``.
+    """Return the result of a run with the end ``end`` and a log with the outcome ``outcome``.
 
     ``samples`` are those of llmb's samplers, if they ran beside it, on ``nodes`` nodes.
 
@@ -98,7 +98,7 @@ def _sampled(
 
 
 def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> ResourceUse | Missing:
-    """Use of resources in the steps of the window, which the log's clock places in time."""
+    """Use of resources in the steps of the window, located by the log's clock."""
     spans, gpus = logged_spans(outcome), plan.recipe.layout.gpus
     sampled = {gpu.uuid for one in samples for gpu in one.start.gpus}
     last_s = max((one.samples[-1].time_s for one in samples if one.samples), default=None)
@@ -132,7 +132,7 @@ def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:
 
 
 def _statistics(plan: Plan, status: Status, outcome: LogOutcome, log_format: Format) -> Statistics | Missing:
-    """The log has the statistics of the window as a whole, without a step that was profiled or with it."""
+    """The log has statistics of the whole window, with or without a profiled step."""
     if status != "success":
         return NOT_SUCCESSFUL
     if outcome.window is None:
@@ -182,7 +182,7 @@ def _latest_attempt(handle: int) -> int:
 
 
 class NewLogSteps:
-    """Reads the complete lines that were added to a log. ``look`` is called before, to bring the log to its place."""
+    """Reads new complete lines of a log. ``look`` is called first, to put the log in its place."""
 
     def __init__(self, folder: RunFolder, log_format: Format, look: Callable[[], object] = lambda: None) -> None:
         self.path = folder.log

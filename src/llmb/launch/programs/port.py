@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of programs, for the code that assembles, follows and concludes jobs, and programs by name."""
+"""The interface of programs for the code that assembles, follows and concludes jobs; and programs by name."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class ProgramRequest:
     options: FrameworkOptions
     site: Site
     variables: frozenset[str] = frozenset()
-    """Names of variables that the user, the shell or the cluster's settings have set."""
+    """Names of variables set by the user, the shell or the cluster's settings."""
     gpus_per_node: int
     explicit: frozenset[str] = frozenset()
     """Names of ``variables`` that do not come from the shell."""
@@ -37,29 +37,29 @@ class ProgramRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramWork:
-    """The needs of a program from the job that runs it."""
+    """A program's requirements for the job that runs it."""
 
     command: tuple[Word, ...] = ()
     """One process per GPU, or that many on a CPU."""
     launch: Launch | None = None
-    """The program's own script, in place of ``command``, which queues the job."""
+    """The program's own script, instead of ``command``, which queues the job."""
     secrets: tuple[str, ...] = ()
-    """Names of variables with secrets that it needs of the shell that submits."""
+    """Names of variables with secrets that it needs from the submitting shell."""
     start: StartMode | None = None
     """None if it supports both modes."""
     container: ContainerSettings
     control_in_container: bool = True
-    """The container has llmb, which begins and finishes the job."""
+    """True if the container has llmb, which begins and finishes the job."""
     variables: VariableLayer
     recipe_variables: bool = True
-    """True if variables that the catalogue has for a recipe are for this program."""
+    """True if the catalogue's variables for a recipe are for this program."""
     title: str = ""
     """Note on the program, appended to a job's title."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """The progress of a run. ``complete``: every step, and the last checkpoint if one is requested."""
+    """The progress of a run. ``complete``: every step is done, and the last checkpoint exists if requested."""
 
     steps: int
     complete: bool
@@ -67,19 +67,19 @@ class StepProgress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of the processes of a run. ``cause`` ended them from outside; None where they ended by themselves."""
+    """The end of a run's processes. ``cause`` ended them from outside; None if they ended by themselves."""
 
     exit_code: int
     cause: str | None = None
     cancelled: bool = False
-    """They were ended on purpose."""
+    """True if they were ended on purpose."""
 
 
 class NewSteps(Protocol):
     """Yields each step once."""
 
     def new(self) -> Iterator[StepNews]:
-        """Steps that were done since the last call; a restarted run yields its steps again."""
+        """Return steps done since the last call; a restarted run returns its steps again."""
 
 
 class Program(Protocol):
@@ -99,7 +99,7 @@ class Program(Protocol):
         """Return the work in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
 
     def started(self, plan: Plan) -> Plan:
-        """The plan as it is on the machine where the run starts, which may decide what was left open."""
+        """Return the plan with the choices of the machine where the run starts."""
 
     def progress(self, folder: RunFolder, plan: Plan) -> StepProgress:
         """Progress from the files of a run, whether it has ended or not."""

@@ -50,7 +50,7 @@ from llmb.runs.record import RunRecord, read_job, read_record
 from llmb.runs.result import Result
 
 STEPS = 50
-"""The number that every script trains unless MAX_STEPS says otherwise."""
+"""Number of steps of every script unless MAX_STEPS is set."""
 LAYOUT = tuple(LayoutSizes.model_fields)
 WHERE = ("install", "account", "partition", "time_limit", "slurm_arg")
 """The options that the root of installation and the scheduler's options determine."""
@@ -138,7 +138,7 @@ def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> i
 
 
 def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
-    """Format as the script does."""
+    """Format like the script."""
     use = _use(variable, script)
     words = {setting: word for word, setting in use.values.items()} if use else {}
     if value is True:
@@ -147,7 +147,7 @@ def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
 
 
 SUPPORTED = frozenset({"steps", "window", "label", "profiling", "save_checkpoint", "load_checkpoint", "fp8_recipe"})
-"""Choices that a script may have a variable for, and those that only llmb reads."""
+"""Choices that a script may have a variable for, and those that only llmb uses."""
 
 
 def script_problems(
@@ -217,7 +217,7 @@ def checkout_of(script: LaunchScript, options: FrameworkOptions, site: Site) -> 
 
 
 def environment_of(script: LaunchScript, site: Site) -> Path | None:
-    """The virtual environment of the settings, of the shell, or in the folder of the documents; None for no need."""
+    """The virtual environment from the settings, the shell, or the documents' folder; None if none is needed."""
     if script.queued_by == "scheduler":
         return None
     chosen = site.config.reference_suite.environments.get(script.workload)
@@ -404,7 +404,7 @@ class ReferenceSuite(Program):
 
 
 def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> str | None:
-    """Name the software that trains, unless some of it differs from the document's."""
+    """Name the software that trains, unless part of it differs from the document's."""
     changed = options.modified_suite and _changes(script, recipe, checkout_of(script, options, site), site)
     return None if changed or options.arguments or options.image else script.framework
 
@@ -438,7 +438,7 @@ def _origin(script: LaunchScript, recipe: Recipe, site: Site) -> Origin:
 
 
 def _noted(script: LaunchScript, recipe: Recipe, choices: Choices) -> Recipe:
-    """Note the differences from the document by the variables that llmb sets."""
+    """Note the differences from the document caused by the variables that llmb sets."""
     notes = (item.note for item in script.fixed if getattr(choices.profiling, item.option))
     return recipe.model_copy(update={"decisions": (*recipe.decisions, *notes)})
 
@@ -483,7 +483,7 @@ def _matching(pattern: str, job_id: str) -> Iterator[Path]:
 
 
 def _link(link: Path, target: Path) -> None:
-    """A hard link, so that the run keeps its log; another file system has none, and gets a symbolic one."""
+    """Create a hard link, so that the run keeps its log, or a symbolic one on another file system."""
     if lexists(link):
         link.unlink()
     try:

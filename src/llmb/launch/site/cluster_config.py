@@ -45,12 +45,12 @@ class InstallSettings(Record):
     environment: Literal["uv", "venv", "conda", "existing"] | None = None
     """The kind of the shared Python environment."""
     python: str | None = None
-    """Version or path of the interpreter that it is made with."""
+    """Version or path of the interpreter to create it with."""
     image_folder: str | None = None
     """The folder of container images; None for ``images`` in the root of installation."""
     node_architecture: Literal["x86_64", "aarch64"] | None = None
     workloads: tuple[str, ...] = ()
-    """Workloads that are installed."""
+    """Installed workloads."""
 
 
 class SuiteSettings(Record):
@@ -63,7 +63,7 @@ class SuiteSettings(Record):
 
 
 class ClusterConfig(WorkloadSettings):
-    """The whole file, but for the sections of schedulers; every key may be left out."""
+    """The whole file except the sections of schedulers; every key is optional."""
 
     cluster_name: str | None = None
     scheduler: str | None = None
@@ -108,9 +108,9 @@ class SettingsFile:
     form: ReferenceForm | None = None
     """The form of the reference suite, if it has one."""
     notes: tuple[str, ...] = ()
-    """Notes to show to the user wherever it is read."""
+    """Notes to show to the user whenever it is read."""
     left_out: tuple[str, ...] = ()
-    """The unused parts of a file of the reference suite, and why."""
+    """The unused parts of a file of the reference suite, with reasons."""
 
 
 def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
@@ -161,7 +161,7 @@ def unusable(path: Path, problems: Iterable[str]) -> UsageError:
 
 
 def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> SettingsFile | None:
-    """The user's own defaults; None without such a file. Raises UsageError with all that is wrong in it."""
+    """The user's own defaults; None without such a file. Raises UsageError with all its problems."""
     path = user_config(environ)
     if path is None or not path.exists():
         return None
@@ -173,7 +173,7 @@ def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> Setti
 
 
 def combined(site: SettingsFile, user: SettingsFile | None, schema: type[ClusterConfig]) -> ClusterConfig:
-    """The cluster's settings, with the user's own above them."""
+    """The cluster's settings, overridden by the user's."""
     data = dict(site.data)
     if user:
         data = _above(data, {key: value for key, value in user.data.items() if key != ROOT_KEY})
@@ -191,7 +191,7 @@ def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterCo
 
 
 def _above(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` replaces what is below, key by key within mappings."""
+    """``above`` overrides ``below``, key by key within mappings."""
     both = {
         key: _above(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()
@@ -200,7 +200,7 @@ def _above(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def texts(value: object) -> object:
-    """YAML's numbers as text; anything else is for the schema to judge."""
+    """YAML's numbers as text; the schema judges everything else."""
     if not isinstance(value, dict):
         return value
     return {key: str(item) if type(item) in (int, float) else item for key, item in value.items()}
@@ -215,7 +215,7 @@ NAME = "<name>"
 
 
 def split_key(schema: type[BaseModel], text: str) -> tuple[str, ...]:
-    """The keys that ``text`` stands for; names of workloads may have dots. Raises UsageError with what is like it."""
+    """Return the keys for ``text``; names of workloads may have dots. Raises UsageError with similar keys."""
     path = _split(schema, text.split("."))
     if path is None:
         valid = list(setting_keys(schema))
@@ -251,7 +251,7 @@ def _split(kind: Any, parts: Sequence[str]) -> tuple[str, ...] | None:  # noqa: 
 
 
 def setting_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any type there is)
-    """Keys of single values, with a placeholder for names that are free."""
+    """Keys of single values, with a placeholder for free names."""
     kind = plain(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():

@@ -24,15 +24,15 @@ from llmb.launch.site.cluster_config import SettingsFile, split_key, unusable
 from llmb.runs.folder import write_atomically, writing
 
 BACKUP_ENDING = ".reference"
-"""Ends the name of a migrated file's old form."""
+"""Suffix of a migrated file's old form."""
 REMOVED = object()
-"""Marks a value that is removed."""
+"""Marks a removed value."""
 WIDTH = 10**6
 NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb docs schema cluster_config.yaml'.\n"
 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
-    """Write the value that ``text`` is in YAML, or the text itself, and return it as it is written.
+    """Write ``text`` as YAML or, if that fails, as text, and return the written form.
 
     Raises UsageError for an unknown key, for a value that the schema does not allow, and for a file that has to be
     edited by hand; EnvironmentProblem where it cannot be written.
@@ -66,7 +66,7 @@ def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
 
 
 def migrate(file: SettingsFile) -> Path:
-    """Write a file of the reference suite in llmb's form, and return where the old one is kept.
+    """Write a file of the reference suite in llmb's form, and return the path of the old one.
 
     At any time there is a whole file. Raises UsageError where another old one is kept already, EnvironmentProblem.
     """
@@ -82,7 +82,7 @@ def migrate(file: SettingsFile) -> Path:
 
 
 def migrated_text(file: SettingsFile) -> str:
-    """The file in llmb's form, with what was not taken as comments."""
+    """The file in llmb's form, with dropped settings as comments."""
     form = file.form.title if file.form else ""
     head = [f"# Made by 'llmb config migrate' from the reference suite's cluster_config.yaml ({form})."]
     head += [f"# {note}" for note in (*file.notes[1:], *file.left_out)]
@@ -214,7 +214,7 @@ def _last_comment(data: Any, key: Any) -> tuple[list[Any], int]:  # noqa: ANN401
 
 
 def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Drop the lines that follow the line of a value: they are about what comes next."""
+    """Drop the lines after a value's line: they belong to the next value."""
     if not isinstance(data, CommentedMap):
         return ""
     slots, place = _last_comment(data, key)
@@ -256,7 +256,7 @@ def _data(text: str) -> dict[str, Any]:
 
 
 def _unshared(data: Any) -> Any:  # noqa: ANN401 (whatever is there)
-    """Aliases as copies: a change of one of them shows."""
+    """Replace aliases by copies, so that a change of one of them shows."""
     if isinstance(data, dict):
         return {key: _unshared(value) for key, value in data.items()}
     return [_unshared(item) for item in data] if isinstance(data, list) else data

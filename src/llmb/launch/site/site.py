@@ -22,7 +22,7 @@ from llmb.runs.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """``shell`` holds the variables of the shell that submits."""
+    """``shell`` contains the variables of the submitting shell."""
 
     install: Path
     config: ClusterConfig = field(default_factory=ClusterConfig)
@@ -89,7 +89,7 @@ MOST_GPUS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """GPUs by the driver's name, and the CPU cores this process may use."""
+    """GPUs by the driver's name, and the available CPU cores."""
 
     gpu_names: tuple[str, ...]
     cores: int
@@ -100,7 +100,7 @@ def this_machine() -> Machine:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    """Empty without a driver. CUDA_VISIBLE_DEVICES counts as the workers will count it."""
+    """Empty without a driver. Applies CUDA_VISIBLE_DEVICES like the workers."""
     if shutil.which(QUERY[0]) is None:
         return ()
     output = ask_program(QUERY, QUERY_LIMIT_S)
@@ -112,7 +112,7 @@ def _gpu_names() -> tuple[str, ...]:
 
 
 def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
-    """Names for CUDA_VISIBLE_DEVICES, numbers or UUIDs: CUDA ends at the first that is not there, such as -1.
+    """Names for CUDA_VISIBLE_DEVICES, numbers or UUIDs: CUDA stops at the first missing one, such as -1.
 
     Which GPU has a UUID is not known: then the first ones count.
     """

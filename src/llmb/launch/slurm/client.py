@@ -22,7 +22,7 @@ from llmb.launch.slurm.job_state import (
 )
 
 TIME_OUT_S = 60
-"""A command waits 9 s for a controller that does not answer, sbatch twice that."""
+"""A command waits 9 s for a controller that does not respond, sbatch twice that."""
 DOWN = re.compile(
     r"Unable to contact|Zero Bytes|timed out|Connection refused|connection failure|Munge|authentication error", re.I
 )
@@ -129,7 +129,7 @@ def last_lines(text: str) -> str:
 
 
 def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """States of the jobs that the controller remembers. Raises InfrastructureError where it does not answer."""
+    """States of the jobs that the controller remembers. Raises InfrastructureError if it does not respond."""
     jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         # Of a single id that is unknown squeue makes an error; of several it leaves out the unknown ones.
@@ -158,7 +158,7 @@ def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> 
 
 
 def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
-    """All of this user's jobs since then that are in accounting; none if there is none, or it does not answer."""
+    """All of this user's jobs since then in accounting; none without accounting, or if it does not respond."""
     since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
     output, accounts = _accounts(["-S", since], time_out_s)
     return list(accounts.values()) if output.code == 0 else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a job: in Slurm's terms, parsed from its output, and what they mean. Pure."""
+"""The state of a job: in Slurm's terms, parsed from its output, and their meaning. Pure."""
 
 from llmb.launch.scheduler_port import UNKNOWN, JobState, Phase
 
@@ -17,7 +17,7 @@ ENDED: dict[str, tuple[Phase, str]] = {
     "REVOKED": ("cancelled", "revoked: another cluster runs it"),
     "TIMEOUT": ("timed_out", "ended at its time limit"),
 }
-"""Final states, and what they mean. Every other one is of a job that has not ended, as far as this llmb knows."""
+"""Final states with their meaning. In any other state a job has not ended, as far as this llmb knows."""
 # Reasons and submit lines are any text, so fields end with a character that no text holds. What may hold a line break
 # comes last. Times are requested as seconds since 1970.
 FIELD, RECORD = "\x1f", "\x1e"
@@ -29,14 +29,14 @@ SQUEUE_FIELDS = (
 
 
 class SlurmJob(JobState):
-    """A job as Slurm reports it."""
+    """A job in Slurm's report."""
 
     reason: str | None = None
     command: str | None = None
-    """The submitted command; it ends with the path of the batch script, as it was written."""
+    """The submitted command; it ends with the path of the batch script as written."""
     submitted_s: float | None = None
     cancelled_by: str | None = None
-    """Id of the user who did that."""
+    """Id of the user who cancelled it."""
 
 
 def parse_accounts(text: str) -> dict[str, SlurmJob]:
@@ -132,7 +132,7 @@ RUNNING = frozenset(
     ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED", "EXPEDITING"]
 )
 WORDS = frozenset([*WAITING, *RUNNING, *ENDED])
-"""Every state that is known; a later Slurm may report others."""
+"""Every known state; a later Slurm may report others."""
 HOLDS = {"SUSPENDED": "suspended by Slurm", "EXPEDITING": "ended; Slurm checks whether to requeue it"}
 WAITS = {
     "BeginTime": "may not start yet",
@@ -168,7 +168,7 @@ def phase_of(state: str) -> Phase:
 
 
 def with_meaning(job: SlurmJob) -> JobState:
-    """``job`` with its state in terms that apply to every scheduler."""
+    """Return ``job`` with its state in the terms of all schedulers."""
     phase = phase_of(job.state)
     meaning = None
     if phase == "unrecognized":

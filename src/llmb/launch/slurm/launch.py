@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that a program's own script queues in Slurm: what the script gets, the call, and the id that came of it."""
+"""Jobs that a program's own script queues in Slurm: its variables, the call, and the resulting id."""
 
 import re
 import shlex
@@ -39,7 +39,7 @@ LAST_LINES = 8
 
 
 def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """Add the flags of the user and the cluster's settings; the script itself has the others.
+    """Add the flags from the user and the cluster's settings; the script itself has the others.
 
     Raises UsageError for what cannot be handed to it.
     """
@@ -127,7 +127,7 @@ def _call(spec: JobSpec, launch: Launch) -> str:
 
 
 def call_launch(job: Submission) -> str:
-    """The id of the job that the script has queued.
+    """The id of the job queued by the script.
 
     Raises UsageError with its last lines if it has queued none, InfrastructureError where that is not known.
     """
@@ -169,7 +169,7 @@ def _hidden(output: Path, secrets: Iterable[str]) -> str:
 
 
 def launched_id(base: RunFolder) -> str | None:
-    """The id that the script of a launch has printed, whose client did not live to read it."""
+    """The id printed by a launch's script, if the client was killed before it could read it."""
     try:
         launch = read_spec(base).launch
     except (OSError, ValueError):

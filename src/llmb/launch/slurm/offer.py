@@ -24,7 +24,7 @@ ABSENT = "not found"
 SINFO = ("sinfo", "--noheader", "--format=%P|%D|%G|%N")
 """One line for each group of equal nodes of a partition."""
 SAMPLE = 5
-"""Nodes of a partition whose architecture is looked at."""
+"""Number of nodes of a partition to sample for the architecture."""
 _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 
 
@@ -36,7 +36,7 @@ def expand(hosts: str | None) -> list[str]:
 
 
 def nodelist_warnings(listed: str | None, nodes: int) -> Iterator[str]:
-    """Warn of a list of nodes that a job of ``nodes`` nodes cannot have; nothing for a file or a damaged list."""
+    """Warn if a job of ``nodes`` nodes cannot have this list of nodes; nothing for a file or a damaged list."""
     if listed is None or "/" in listed:
         return
     with suppress(ValueError):
@@ -45,7 +45,7 @@ def nodelist_warnings(listed: str | None, nodes: int) -> Iterator[str]:
 
 
 def compress(names: Iterable[str]) -> str:
-    """The names as one list, sorted, each of them once; ``node1``, ``node2`` as ``node[1-2]``."""
+    """Format the names as one sorted list without duplicates; ``node1``, ``node2`` as ``node[1-2]``."""
     numbers: dict[tuple[str, str], set[str]] = {}
     for name in names:
         match = _NUMBERED.fullmatch(name)
@@ -192,7 +192,7 @@ def _groups(text: str) -> list[tuple[str, int, str, str]]:
 
 
 def partitions(groups: Iterable[tuple[str, int, str, str]], architectures: Mapping[str, str]) -> tuple[Partition, ...]:
-    """GPUs and architecture are those that most of a partition's nodes have. Pure."""
+    """Take GPUs and architecture from the majority of a partition's nodes. Pure."""
     by_name: dict[str, list[tuple[int, str, str]]] = {}
     for name, count, gres, nodes in groups:
         by_name.setdefault(name, []).append((count, gres, nodes))
@@ -231,7 +231,7 @@ def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str
 
 
 def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
-    """This user's accounts and the default one; None where Slurm keeps none, or its database does not answer."""
+    """This user's accounts and the default one; None without accounting, or if its database does not respond."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
         query = ["sacctmgr", "--noheader", "--parsable2", "show"]
@@ -272,7 +272,7 @@ UNUSABLE = frozenset(
         "FUTURE",
     ]
 )
-"""Parts of a node's state in which it gets no jobs, or loses those that it has."""
+"""Flags of a node's state in which it gets no jobs, or loses its jobs."""
 
 
 def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
@@ -295,7 +295,7 @@ def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
 
 
 def _said(command: Sequence[str], time_out_s: float) -> str:
-    """Both outputs: what srun prints where depends on its version. Empty if it fails."""
+    """Return both outputs: srun prints to either, depending on its version. Empty if it fails."""
     try:
         output = call(command, time_out_s=time_out_s)
     except LlmbError:
@@ -304,7 +304,7 @@ def _said(command: Sequence[str], time_out_s: float) -> str:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Parse ``scontrol show config``; unset ones are left out."""
+    """Parse ``scontrol show config``, without unset values."""
     return {name: value for name, value in _SETTING.findall(text) if value not in _NONE}
 
 

@@ -31,7 +31,7 @@ from llmb.launch.slurm.settings import (
 
 ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
 COUNTED = ("SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE")
-"""The variables whose value is ``null`` where a cluster does not count GPUs, so that no job may ask for them."""
+"""The variables with the value ``null`` on a cluster that does not count GPUs, so that no job may request them."""
 DURATION = Form(
     lambda text: text == "" or TIME.fullmatch(text.upper()), "a time such as 30, 00:30:00 or 1-12:00:00", any_case=True
 )
@@ -218,7 +218,7 @@ def _cpu_binding(text: str | None) -> CpuBinding | None:
 
 
 def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Flags of the options ``job`` and of ``--slurm-arg``, above those of the shell.
+    """Flags from the options ``job`` and ``--slurm-arg``, which override the shell's.
 
     Raises UsageError with all that is wrong, and where an option and --slurm-arg say different things.
     """
@@ -234,7 +234,7 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Flags of the variables that are set, as they are written."""
+    """Flags from the variables that are set, as written."""
     flags: dict[str, str | None] = {}
     if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
         flags.update(dict.fromkeys(GPU_FLAGS, NO_FLAG))
@@ -262,7 +262,7 @@ def _is_none(variable: str | None, environ: Mapping[str, str]) -> bool:
 
 
 def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
-    """The variable that is set of those that stand for an option."""
+    """Return the set variable among those that correspond to an option."""
     return next((variable for variable in options_of(SlurmChoices)[name].set_by if environ.get(variable)), None)
 
 
@@ -292,7 +292,7 @@ def _default(settings: SlurmSettings, count: int) -> Flags:
 
 
 def _both(other: str | None, gpus: str | None) -> Flags:
-    """Generic resources besides GPUs, and the GPUs."""
+    """Generic resources other than GPUs, and the GPUs."""
     return {"gres": f"{other},{gpus}"} if other and gpus else {}
 
 
@@ -304,7 +304,7 @@ def _gpus(name: str, value: str) -> list[int]:
 
 
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """All flags in the order of the script, and the fields of the specification that they set. Raises UsageError."""
+    """All flags in the order of the script, and the resulting fields of the specification. Raises UsageError."""
     base = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
     flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
     site = {**{name: value for name, value in base.items() if value}, **flags_of_site}
@@ -358,5 +358,5 @@ def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
 
 
 def segment(nodes: int, domain_nodes: int) -> int:
-    """Nodes that have to lie in one NVLink domain: the largest divisor of ``nodes`` that fits one."""
+    """Number of nodes in one NVLink domain: the largest divisor of ``nodes`` that fits one."""
     return max(size for size in range(1, domain_nodes + 1) if nodes % size == 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm as a scheduler, and what an installation asks on a cluster that it manages."""
+"""Slurm as a scheduler, and the questions of an installation on its cluster."""
 
 import re
 import shutil
@@ -125,7 +125,7 @@ class GpuPartition(SlurmQuestion):
         return self.partitions()
 
     def assumed(self) -> str | None:
-        """The only one with GPUs, or the only one."""
+        """Return the only partition with GPUs, or the only one."""
         partitions = self.offer.partitions
         with_gpus = [item for item in partitions if item.gpus_per_node] or list(partitions)
         return with_gpus[0].name if len(with_gpus) == 1 else None
@@ -164,7 +164,7 @@ class GpuRequests(SlurmQuestion):
 
 
 def training_partition(answers: SlurmAnswers, offer: Offer) -> Partition | None:
-    """The partition of the nodes that train, of several the first."""
+    """The partition of the nodes that train; the first of several."""
     return offer.partition(partition_names(answers.gpu_partition)[0])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a batch script: what runs on every node for the workers, their step in each start mode, what runs once.
+"""The text of a batch script: the parts that run on every node, the workers' step in each start mode, and the rest.
 
 Text is quoted, whatever it holds; only what llmb itself wrote is not. Pure.
 """
@@ -32,7 +32,7 @@ def command_line(words: Iterable[ShellWord]) -> str:
 
 
 def command_lines(words: Iterable[ShellWord]) -> str:
-    """A command of words, broken into lines for reading."""
+    """A command of words, broken into lines for readability."""
     lines: list[str] = []
     for part in (word if isinstance(word, Shell) else shlex.quote(word) for word in words):
         if lines and len(lines[-1]) + len(part) < WIDTH:
@@ -95,7 +95,7 @@ BOOST_SET = r"""} &&
         >"$llmb_folder"/VBOOST
     ENOUGH
 } &&"""
-"""Waits for the word of every node, and writes what came of it."""
+"""Wait for every node's answer, and write the result."""
 ALL_SET = '[ "$llmb_boosted" -eq "$SLURM_JOB_NUM_NODES" ]'
 ALL_REPORTED = '[ "$llmb_told" -eq "$SLURM_JOB_NUM_NODES" ]'
 BOOST_ENDS = r"""if [ -n "${llmb_boost_in:-}" ]; then
@@ -124,7 +124,7 @@ def write_node_files(spec: JobSpec) -> Iterator[str]:
 
 
 def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
-    """The command of the workers, which start where every node is ready; whatever fails, its exit code counts."""
+    """The workers' command, which starts when every node is ready; its exit code counts, whatever else fails."""
     if not (spec.prolog or spec.vboost or spec.sampled):
         yield workers
         return
@@ -305,7 +305,7 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
 
 
 def rounds_functions(spec: JobSpec) -> str:
-    """``llmb_rounds``, which starts the steps that ``rounds.txt`` lists, beside a shell that is a step itself."""
+    """``llmb_rounds``, which starts the steps in ``rounds.txt`` in addition to a shell that is itself a step."""
     python = interpreter(spec.container)
     srun = [
         *("timeout", "--kill-after=5", Shell("$((seconds + 15))"), "srun", Shell('--nodelist="$nodes"')),
@@ -325,13 +325,13 @@ def _step_flags(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _cores(spec: JobSpec) -> tuple[str, ...]:
-    """srun does not take the number of a job that asks for cores by itself."""
+    """srun does not inherit the number of cores from its job."""
     cores = spec.flags.get("cpus-per-task") if spec.start == "once" else None
     return (f"--cpus-per-task={cores}",) if cores else ()
 
 
 def tasks_of(spec: JobSpec) -> int:
-    """Tasks that Slurm starts on a node."""
+    """Number of tasks that Slurm starts per node."""
     return spec.placement.processes_per_node if spec.start == "task-per-gpu" else 1
 
 
@@ -350,7 +350,7 @@ def interpreter(container: ContainerSettings) -> ShellWord:
 
 
 def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
-    """Options of srun with Pyxis, or the command that Apptainer runs; nothing without a container."""
+    """Options of srun with Pyxis, or the command for Apptainer; nothing without a container."""
     image = container.image or ""
     if container.runtime == "pyxis":
         flags = (f"--container-image={image}", f"--container-mounts={','.join(map(both_sides, container.mounts))}")
@@ -362,7 +362,7 @@ def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
 
 
 def both_sides(mount: str) -> str:
-    """A mount as Pyxis wants it, with the path inside."""
+    """A mount in Pyxis's form, with the path inside."""
     return mount if ":" in mount else f"{mount}:{mount}"
 
 

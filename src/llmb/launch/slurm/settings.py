@@ -36,9 +36,9 @@ DECIDED = {
     "test-only": "--dry-run",
 }
 GPU_FLAGS = ("gpus-per-node", "gres")
-"""The flags that ask for GPUs. Leaving one of them out, as in ``gres=``, asks for none."""
+"""The flags that request GPUs. Removing one of them, as in ``gres=``, requests none."""
 PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
-"""sbatch refuses them of a job without GPUs."""
+"""sbatch rejects them for a job without GPUs."""
 EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
 """Mutually exclusive flags of sbatch."""
 
@@ -68,7 +68,7 @@ def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
 
 
 def parse_additional(text: str) -> dict[str, str | None]:
-    """``a=b,c;d=e``: flags with semicolons between them, for values may have commas. Raises UsageError."""
+    """``a=b,c;d=e``: flags separated by semicolons, as values may have commas. Raises UsageError."""
     parts = [part for part in text.split(";") if part.strip()]
     for part in parts:
         if _NEXT_PAIR.search(part):
@@ -78,7 +78,7 @@ def parse_additional(text: str) -> dict[str, str | None]:
 
 
 def on_top(*layers: Flags) -> dict[str, str | None]:
-    """All flags, each from the last layer that has it; flags that exclude each other replace each other."""
+    """All flags, each from the last layer that sets it; flags that exclude each other replace each other."""
     flags: dict[str, str | None] = {}
     for layer in layers:
         for group in EXCLUDING:
@@ -156,7 +156,7 @@ GpuRequest = Literal["gpus-per-node", "gres", "none"]
 
 
 def partition_names(text: str | None) -> list[str]:
-    """The partitions that are named with commas."""
+    """The partitions in a list with commas."""
     return [name.strip() for name in (text or "").split(",")]
 
 
@@ -167,7 +167,7 @@ def _name_of_gres(value: str | None) -> str | None:
 
 
 class PartitionSettings(Record):
-    """The differences of a partition; None is as in the section ``slurm``."""
+    """The differences of a partition; None means the value of the section ``slurm``."""
 
     gpu_type: str | None = None
     """GPU type of its nodes."""
@@ -179,7 +179,7 @@ class PartitionSettings(Record):
 
 
 class SlurmSettings(Record):
-    """The requests for jobs of this cluster."""
+    """The cluster's defaults for requests of jobs."""
 
     account: str | None = None
     partition: str | None = None
@@ -191,10 +191,10 @@ class SlurmSettings(Record):
     """None for the catalogue's number of the GPU type."""
     gpu_request: GpuRequest = "gpus-per-node"
     gres_type: str | None = None
-    """The type in ``--gres=gpu:TYPE:N``; None leaves it out."""
+    """The type in ``--gres=gpu:TYPE:N``; None omits it."""
     start: StartMode = "torchrun"
     retries: int = Field(default=0, ge=0)
-    """The number of times that a run may be started again after failures that are not its own, by default."""
+    """Default limit of restarts after failures that the run did not cause."""
     flags: dict[str, str | None] = Field(default_factory=dict)
     """Any other flag of sbatch by its long name; None for one without a value."""
     srun_flags: dict[str, str | None] = Field(default_factory=dict)
@@ -203,7 +203,7 @@ class SlurmSettings(Record):
     _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
 
     def types_of(self, partition: str | None) -> dict[str, str]:
-        """The GPU type of each of the partitions that are named with commas, as far as it is known."""
+        """The GPU type of each partition in a list, if known."""
         names = partition_names(partition)
         types = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
         return {name: gpu_type for name, gpu_type in types.items() if gpu_type}
@@ -218,7 +218,7 @@ class SlurmSettings(Record):
     @field_validator("flags", "srun_flags", mode="before")
     @classmethod
     def _values_are_text(cls, value: object) -> object:
-        """Numbers as text; true is a flag without a value, false leaves one out."""
+        """Numbers as text; true is a flag without a value, false removes one."""
         values = texts(value)
         if not isinstance(values, dict):
             return values

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of an acceptance in their order, and the answer that follows from them.
+"""The parts of an acceptance in order, and the resulting answer.
 
 The order is a plain function that is called from the beginning each time: parts that have a result return it at once.
 """
@@ -43,12 +43,12 @@ PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
 COVERAGE = "coverage"
 COMPARED = ("pass", "improved")
 SLOW = ("regressed", "fail", "invalid")
-"""Statuses of a training that no later acceptance is compared with: a slow machine is not its own measure."""
+"""Statuses of a training that exclude it as a reference: a slow machine is not its own measure."""
 Shape = TypeVar("Shape", bound=Record)
 LEAST_REPEATS = 3
-"""Repeats of a recipe, if there is time: the next acceptance is compared with their median."""
+"""Repeats of a recipe, if time allows: the next acceptance is compared with their median."""
 CHECK_S, BENCH_S, JOB_S, READ_S = 10.0, 20.0, 60.0, 3.0
-"""Expected times: of the checks of a node, of a measurement, of the start of a job, of a command that reads runs."""
+"""Expected times: of a node's checks, of a measurement, of a job's start, of a command that reads runs."""
 
 
 Choose = Callable[[int], Sequence[ChosenRecipe]]
@@ -57,7 +57,7 @@ Choose = Callable[[int], Sequence[ChosenRecipe]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedNodes:
-    """The machine or the nodes that are accepted: this machine, or with ``nodes`` these of a cluster."""
+    """The machine or the nodes to accept: this machine, or with ``nodes`` these of a cluster."""
 
     subject: str
     host: str
@@ -104,7 +104,7 @@ class AcceptanceRequest(Record):
 
 @dataclass(slots=True)
 class Findings:
-    """The rows so far; a part that is done again in a later round replaces its row."""
+    """The rows so far; a part repeated in a later round replaces its row."""
 
     rows: dict[str, AcceptancePart] = field(default_factory=dict)
     unfit: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Findings:
 
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
-    """Return what has to be equal for an acceptance to continue another, or to be compared with it."""
+    """Return the values that must be equal for an acceptance to continue another, or to be compared with it."""
     own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
     own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
@@ -123,7 +123,7 @@ def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms:
 def open_acceptance(
     install: Path, key: str, nodes: Sequence[str], *, start_new: bool
 ) -> tuple[Path, AcceptanceRequest]:
-    """The newest acceptance of this key that has no result, else a new one. Raises NotWritable."""
+    """The newest unfinished acceptance with this key, or a new one. Raises NotWritable."""
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
@@ -172,7 +172,7 @@ def accept(
     terms: Terms,
     write_page: Callable[[AcceptanceResult, Sequence[str]], None],
 ) -> AcceptanceResult:
-    """Does every part that has no result yet, and writes the answer, and the page about runs of these labels.
+    """Run every part without a result, and write the answer, and the page about runs with these labels.
 
     Raises the errors of ``PartsFolder.do``, and NotWritable.
     """
@@ -198,7 +198,7 @@ def accept(
 def do_parts(
     parts: PartsFolder, request: AcceptanceRequest, place: AcceptedNodes, choose: Choose, terms: Terms
 ) -> tuple[Findings, list[str]]:
-    """The rows, and the labels of the runs, in order. Planned parts go as if everything passed at once."""
+    """The rows, and the labels of the runs, in order. Planned parts count as if everything passed at once."""
     findings = Findings()
     before = parts.install / ACCEPTANCES / request.before if request.before else None
     fit: list[str] = []
@@ -249,7 +249,7 @@ def _check_machine(
 
 
 def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, findings: Findings) -> list[str]:
-    """Check the nodes, measure the fit ones alone, then in pairs. Returns those that are fit by then."""
+    """Check the nodes, measure the fit ones alone, then in pairs. Returns the remaining fit nodes."""
     fit = list(place.nodes)
 
     def leave_out(names: Sequence[str]) -> None:
@@ -279,7 +279,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queue a measurement on ``nodes``, wait for it, and read what it has written; None if it wrote nothing."""
+    """Queue a measurement on ``nodes``, wait for it, and read its result; None if it wrote nothing."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -316,7 +316,7 @@ class RecipeRuns:
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Train in rounds until the verdict is settled, and enough repeats are made, or the time is up."""
+        """Train in rounds until the verdict is settled and there are enough repeats, or until time is up."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:
@@ -352,7 +352,7 @@ class RecipeRuns:
         return parts.do(name, "jobs", "wait", *ids, seconds=JOB_S + seconds)
 
     def _judge(self, parts: PartsFolder, findings: Findings, repeats: int) -> int:
-        """Add the verdicts, and return the number of additional runs that would decide them."""
+        """Add the verdicts, and return the number of additional runs that would settle them."""
         wanted = 0
         if self.recipe.has_figure or self.recipe.gpu_type not in (None, CPU):
             result = parts.do(f"verdict{self.name}-{repeats}", "judge", self.label, seconds=READ_S)
@@ -378,7 +378,7 @@ def _trainings(
     nodes: Sequence[str],
     before: Path | None,
 ) -> list[RecipeRuns]:
-    """One of all GPUs; of a proxy on one GPU one for each GPU, because a slow one would not show."""
+    """Return one training on all GPUs; a proxy on one GPU trains once per GPU, because a slow one would not show."""
     each = place.visible if recipe.scale == 1 and len(place.visible) > 1 else (None,)
     recipe_name = "" if number is None else f"-{number + 1}"
     names = [recipe_name if gpu is None else f"{recipe_name}-gpu{index}" for index, gpu in enumerate(each)]
@@ -423,7 +423,7 @@ def conclude(
 def answer(
     rows: Sequence[AcceptancePart], subject: str
 ) -> tuple[Literal["pass", "fail", "regressed", "inconclusive"], str]:
-    """The verdict on all, and one sentence: the worst thing first."""
+    """The overall verdict with one sentence: the worst problem first."""
 
     def texts(*names: str) -> str:
         return "; ".join(f"{row.name}: {row.value}" for row in rows if row.status in names)

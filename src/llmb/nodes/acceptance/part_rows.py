@@ -9,7 +9,7 @@ from llmb.nodes.acceptance.parts import AcceptancePart, PartResult, Status
 from llmb.runs.result import WORST
 
 MOST_NAMES = 4
-"""Names in a row; the others are counted."""
+"""Number of names in a row; others are counted."""
 Document = Mapping[str, Any]
 
 
@@ -66,7 +66,7 @@ def devices_row(result: PartResult, document: Document | None) -> AcceptancePart
 
 
 def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
-    """Nodes measured in pairs: which are unfit."""
+    """Nodes measured in pairs, with the unfit ones."""
     nodes = (document or {}).get("nodes", [])
     unfit = [f"{one['node']}: {'; '.join(one['evidence'])}" for one in nodes if one["fit"] is False]
     value = "; ".join(unfit) or f"{sum(one['fit'] is True for one in nodes)} of {len(nodes)} nodes are fit"
@@ -76,7 +76,7 @@ def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
 
 
 def measured_row(name: str, result: PartResult, before: PartResult | None) -> AcceptancePart:
-    """The bandwidth at the largest size, beside the peak, or what the acceptance before measured. It is not judged."""
+    """The bandwidth at the largest size, compared with the peak or the acceptance before. It is not judged."""
     largest, earlier = _largest(result), _largest(before) if before else None
     if largest is None:
         status: Status = "fail" if result.exit_code else "measured"
@@ -145,5 +145,5 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
 
 
 def more_runs_needed(result: PartResult) -> int:
-    """The number of additional runs that would decide what is inconclusive; 0 if none, or if too many, would."""
+    """The number of additional runs that would settle inconclusive verdicts; 0 if none, or too many, would."""
     return max((one["more_runs"] or 0 for one in (result.document or {}).get("judged", [])), default=0)

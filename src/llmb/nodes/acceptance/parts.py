@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of an acceptance: each is a command of llmb, called as a program of its own, whose result is kept.
+"""Parts of an acceptance: each is a command of llmb, run as a separate program, with a saved result.
 
 A part that has a result is not done again, so an acceptance that was killed continues where it was.
 """
@@ -29,7 +29,7 @@ Status = Literal[
 
 
 class PartResult(Record):
-    """The output of a command, and how it ended: ``NAME.json`` in the folder of the acceptance."""
+    """The output of a command, and its end: ``NAME.json`` in the folder of the acceptance."""
 
     schema_version: Literal[1] = 1
     command: tuple[str, ...]
@@ -38,11 +38,11 @@ class PartResult(Record):
     seconds: float
     error: str | None = None
     document: dict[str, Any] | None = None
-    """None for a command that prints none, and for a part that is only planned."""
+    """None for a command without output, and for a part that is only planned."""
 
 
 class AcceptancePart(Record):
-    """A row of the table of what was tried."""
+    """A row of the table of measured parts."""
 
     name: str
     status: Status
@@ -68,7 +68,7 @@ class AcceptanceResult(Record):
     """The label of its runs."""
     parts: tuple[AcceptancePart, ...]
     unfit: tuple[str, ...]
-    """The nodes that are not fit."""
+    """The unfit nodes."""
     page: str | None
     archive: str | None
     """None if nothing was trained."""
@@ -76,7 +76,7 @@ class AcceptanceResult(Record):
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """A part that is not done yet, and how long it may take."""
+    """A pending part, with its maximum time."""
 
     name: str
     command: str
@@ -85,7 +85,7 @@ class PlannedPart:
 
 @dataclass(frozen=True, slots=True)
 class PartsFolder:
-    """The parts of one acceptance, done or, without a ``folder``, only planned."""
+    """The parts of one acceptance, run or, without a ``folder``, only planned."""
 
     folder: Path | None
     install: Path
@@ -96,11 +96,11 @@ class PartsFolder:
 
     @property
     def seconds(self) -> float:
-        """The time that parts have taken, also in earlier calls."""
+        """The time of parts so far, including earlier calls."""
         return sum(part.seconds for part in self.done)
 
     def do(self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None) -> PartResult:
-        """The result of a command, which is called unless it is kept.
+        """The result of a command, which runs unless it is saved.
 
         Raises the command's error if it is not one of ``ANSWERS``, UserInterrupt, and NotWritable.
         """
@@ -118,7 +118,7 @@ class PartsFolder:
         return result
 
     def _kept(self, path: Path) -> PartResult | None:
-        """Read a result; None if it is missing, or damaged and has to be made again. Raises OSError."""
+        """Read a result; None if it is missing or damaged, and has to be recreated. Raises OSError."""
         try:
             return read_stored(path, PartResult) if path.exists() else None
         except BrokenRecord:
@@ -147,7 +147,7 @@ class PartsFolder:
         )
 
     def _relay(self, process: Process) -> dict[str, Any] | None:
-        """Pass messages on, and return the error, which is the last of them."""
+        """Pass messages on, and return the last one, which is the error."""
         error = None
         assert process.stderr is not None
         with process.stderr as lines:

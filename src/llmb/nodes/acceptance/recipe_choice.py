@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe that an acceptance trains on the GPUs there are."""
+"""The recipe that an acceptance trains on the available GPUs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ DTYPES = ("bf16", "fp8")
 PRETRAINING = "pretrain_"
 """Fine-tuning needs data and weights that are prepared first."""
 START_S, TINY_S = 90.0, 15.0
-"""The time from the start of a run to its first step, compilation included; and that of a tiny one to its end."""
+"""The time from a run's start to its first step, including compilation; and the total time of a tiny run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ChosenRecipe:
     gpu_type: str | None = None
     has_figure: bool = False
     run_s: float = TINY_S
-    """The expected time of one run in each dtype together."""
+    """The expected time of one run in every dtype."""
 
     def arguments(self) -> list[str]:
         words = ["-w", self.workload, "-s", self.size]
@@ -67,7 +67,7 @@ def choose_recipes(
 
 
 def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Request]:
-    """Documented pre-training of whole models, each at the largest published scale that the GPUs allow."""
+    """Documented pre-training of whole models, each at the largest published scale that fits the GPUs."""
     for name, workload in catalogue.workloads.items():
         for size in sizes_of(workload) if name.startswith(PRETRAINING) else ():
             request = Request(workload=name, size=size, gpu_type=gpu_type)
@@ -93,7 +93,7 @@ def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None,
 
 
 def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> ChosenRecipe:
-    """Choose those of ``dtypes`` that the recipe has; its default if there are none. Raises UsageError."""
+    """Choose the recipe's dtypes among ``dtypes``, or its default if there are none. Raises UsageError."""
     recipes = list(_resolved(catalogue, request, dtypes)) or [resolve(catalogue, request)]
     first = recipes[0]
     return ChosenRecipe(
@@ -117,7 +117,7 @@ def _resolved(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> 
 
 
 def _run_s(catalogue: Catalogue, recipe: Recipe) -> float:
-    """Estimate the time of one run by the published step, else the predicted one."""
+    """Estimate the time of one run from the published step, or else the predicted one."""
     if recipe.gpu_type == CPU or recipe.size == TINY[1]:
         return TINY_S
     plan = make_plan(recipe, Choices(), device="cuda")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of nodes as a job of the scheduler, in a folder of its own below the root of installation.
+"""Measurements of nodes as a job of the scheduler, in a separate folder below the root of installation.
 
 ``python -m llmb.nodes.bench.bench_job RUN_FOLDER EXIT_CODE SIGNAL`` is what such a job calls at its end. It keeps the
 measurements, whether or not anybody waits for the job.
@@ -44,12 +44,12 @@ FINISH = "llmb.nodes.bench.bench_job"
 REQUEST, END = "bench_request.json", "bench_end.json"
 TIME_LIMIT_MIN = 30
 LOOK_EVERY_S, SETTLE_S = 0.5, 10.0
-"""Time that the files of a job that has ended may take to show here."""
+"""Delay until the files of an ended job may be visible here."""
 Kind = Literal["collectives", "gpus", "pairwise"]
 
 
 class BenchRequest(Record):
-    """The request that the end of the job reads: ``bench_request.json``."""
+    """The request, read at the end of the job: ``bench_request.json``."""
 
     schema_version: Literal[1] = 1
     install: str
@@ -71,7 +71,7 @@ class BenchEnd(Record):
 
 @dataclass(frozen=True, slots=True)
 class BenchProgram:
-    """The program of a job: how it is started, and the files that it reads."""
+    """The program of a job: its command, and its input files."""
 
     kind: Kind
     module: str
@@ -116,7 +116,7 @@ def bench_order(
 
 
 def end_of(job: Job) -> BenchEnd:
-    """Read the end of a job, which may show here later. Raises RunFailed if it wrote nothing."""
+    """Read the end of a job, which may become visible late. Raises RunFailed if it wrote nothing."""
     return _end_in(RunFolder(Path(job.run_dir)), f"job {job.job_id}", job.reason or job.state)
 
 

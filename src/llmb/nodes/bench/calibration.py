@@ -17,14 +17,14 @@ USED = ("gemm", "attention", "memory", "collectives")
 LEAST_COPY, LEAST_MESSAGE = 512 * MIB, 64 * MIB
 """Bytes: a smaller copy stays in a cache, and a smaller message shows latency."""
 KINDS = {"alltoall": "all_to_all", "sendrecv": "send"}
-"""Names of messages in predictions, where those of nccl-tests differ."""
+"""Names of messages in predictions that differ from those of nccl-tests."""
 _PASSES = {word: name for name, word in PASS_WORDS.items()}
 
 
 def calibrate_with_bench(
     files: Sequence[MeasurementFile], plan: EnginePlan, gpu: Gpu, types: Iterable[Gpu], usual: Calibration
 ) -> Calibration:
-    """Replace measured values of ``usual``. Of a case the newest file, which is the last one, counts.
+    """Replace measured values of ``usual``. The newest file of a case, the last one, counts.
 
     known: types that a device's name may be of. Raises UsageError if a device is of another type than ``gpu``, and if
     nothing was measured that predictions use.
@@ -47,7 +47,7 @@ def calibrate_with_bench(
 
 
 class _Rates:
-    """Memory comes first: what products write is taken from their times."""
+    """Memory comes first: products' times include their writes."""
 
     def __init__(self, rows: Sequence[Measurement], plan: EnginePlan, gpu: Gpu, usual: Calibration) -> None:
         self.rows, self.gpu, self.usual = rows, gpu, usual.rates
@@ -62,7 +62,7 @@ class _Rates:
         self._add_links()
 
     def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
-        """Bursts, and how many times longer what was repeated for seconds took than its burst."""
+        """Bursts, and the factor by which sustained work took longer."""
         rows = [row for row in self.rows if row.benchmark == benchmark and row.dtype == dtype]
         bursts = {_case(row): row for row in rows if not row.sustained}
         sustained = [row for row in rows if row.sustained and _case(row) in bursts]
@@ -80,7 +80,7 @@ class _Rates:
         self.texts.append(f"memory at {reached / 1000:.3g} TB/s")
 
     def _add_products(self, dtype: str) -> None:
-        """Rates are of the layers' products together, and of each by itself."""
+        """Rates are for all products of the layers together, and for each by itself."""
         rows, slowdown = self._of("gemm", dtype)
         rows = [row for row in rows if not row.case.startswith("square")] or rows
         peak = self.gpu.peak_tflops.get(dtype)
@@ -98,7 +98,7 @@ class _Rates:
         self.texts.append(f"{len(times)} products {dtype} at {reached:,.0f} TFLOP/s")
 
     def _written(self, row: Measurement) -> float:
-        """Seconds that predictions add to a product of a block for its result."""
+        """Seconds that predictions add to a block's product for writing its result."""
         if row.case.startswith("logits"):
             return 0.0
         shape = _shape(row)
@@ -106,7 +106,7 @@ class _Rates:
         return size / self.gpu.memory_bandwidth_tb_s / 1e12 * self.rates["written"]
 
     def _add_attention(self, shapes: set[str]) -> None:
-        """Prefer the plan's shapes; forward and backward, as only both are a step's."""
+        """Prefer the plan's shapes; take forward and backward, as a step has both."""
         rows, slowdown = self._of("attention", "bf16")
         of_shape: dict[str, list[Measurement]] = {}
         for row in rows:
@@ -122,7 +122,7 @@ class _Rates:
         self.texts.append(f"attention at {reached:,.0f} TFLOP/s")
 
     def _add_links(self) -> None:
-        """The largest messages of each collective count."""
+        """Use the largest messages of each collective."""
         largest: dict[str, Measurement] = {}
         for row in self.rows:
             if self._shows_links(row):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over the ranks of this machine: started, their result as measurements, and as the text of nccl-tests."""
+"""Collectives over the ranks of this machine: their start, their result as measurements, and the text of nccl-tests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from llmb.readers.samples.host import Device
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
-"""Unless a size is specified: processes on a CPU need minutes for what GPUs do in a second."""
+"""The default size: processes on a CPU need minutes for a second's work of GPUs."""
 TABLE = "collectives.txt"
 """The text of nccl-tests in the folder of a job."""
 
@@ -49,7 +49,7 @@ class CollectiveRequest:
 
 
 def parse_collectives(names: list[str]) -> tuple[Collective, ...]:
-    """All of them if none is named. Raises UsageError for an unknown one."""
+    """Return all if none is named. Raises UsageError for an unknown one."""
     words = [name.lower().replace("-", "_") for name in names]
     aliases = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
     chosen = {aliases.get(name, name) for name in words}
@@ -75,7 +75,7 @@ def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
 
 
 def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> CollectiveResult:
-    """Over ``ranks`` processes of this machine.
+    """Measure over ``ranks`` processes of this machine.
 
     Raises EnvironmentProblem without torch, RunFailed if a process failed, or UserInterrupt.
     """
@@ -161,7 +161,7 @@ _NOT_MEASURED = _FIGURES.format(*["N/A"] * 4)
 
 
 def collective_texts(job: CollectiveJob, result: CollectiveResult, version: str) -> Iterator[str]:
-    """A table for each collective that was measured. ``version`` is that of llmb."""
+    """A table for each measured collective. ``version`` is that of llmb."""
     for collective in job.collectives:
         if rows := [row for row in result.rows if row.collective == collective]:
             yield "".join(f"{line}\n" for line in _lines(collective, rows, job, result, version))
@@ -243,7 +243,7 @@ def _notes(collective: Collective, rows: list[CollectiveRow], job: CollectiveJob
 
 
 def average_bus_gb_per_s(rows: list[CollectiveRow], ranks: int) -> float:
-    """Over all sizes, and over both ways."""
+    """Return the average over all sizes, and over both ways."""
     lines = [
         algorithm_gb_per_s(row.size_bytes, way.time_s) * bus_factor(row.collective, ranks)
         for row in rows

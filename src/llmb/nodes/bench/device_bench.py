@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of ``llmb bench``: whose shapes, on what device, what each case measures, and what its timing means."""
+"""One call of ``llmb bench``: the shapes, the device, the measured cases, and the meaning of their timing."""
 
 import re
 from collections import Counter
@@ -97,7 +97,7 @@ def product_case(weights: Weights, dtype: ProductDtype, training_pass: TrainingP
 
 
 def product_text(case: ProductCase) -> str:
-    """Rows of the result, what is summed over, columns of the result."""
+    """Rows of the result, the inner dimension, columns of the result."""
     m, k, n = case.m, case.k, case.n
     sizes = {"forward": (m, k, n), "input_gradient": (m, n, k), "weight_gradient": (n, m, k)}
     return " x ".join(map(str, sizes[case.training_pass]))
@@ -157,7 +157,7 @@ LAUNCHES: dict[Device, tuple[Literal["host", "device", "graph", "round_trip"], .
 
 @dataclass(frozen=True, slots=True)
 class TimedCase:
-    """A case to time, and what was done when it is."""
+    """A case to time, and its work."""
 
     benchmark: str
     label: str
@@ -312,7 +312,7 @@ def meaning(
 
 
 def _peaks(timed: TimedCase, report: DeviceReport, gpu: Gpu | None) -> tuple[float | None, float | None, str | None]:
-    """Peaks of arithmetic, of memory bandwidth, and why one that the case would be compared with is unknown."""
+    """Peaks of arithmetic and of memory bandwidth, and the reason if the one to compare with is unknown."""
     if not timed.flops and not timed.of_device_memory:
         return None, None, None
     if gpu is None:
@@ -329,14 +329,14 @@ DEFAULT_MODEL: dict[Device, tuple[str, str]] = {
     "cuda": ("pretrain_llama3.1", "8b"),
 }
 BURST_S, MOST_REPEATS = 0.25, 200
-"""A burst of one case ends after this time or so many repetitions, but not before the minimum number of them."""
+"""A burst of one case ends after this time or number of repetitions, but not before the minimum number."""
 
 SMALLER_SHAPE = "choose a smaller shape, such as with --mbs, --seq-len or a larger --tp"
 SMALLER = {
     **dict.fromkeys(("memory", "transfer"), "choose a smaller --size"),
     "collectives": "choose a smaller --max-size, or fewer --ranks",
 }
-"""The remedies if memory ran out, where sizes are not those of a recipe."""
+"""The advice if memory ran out, for sizes that do not come from a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +425,7 @@ def _job(timed: Sequence[TimedCase], settings: BenchSettings) -> CaseList:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """The recipe, and what of its layout decides the shapes."""
+    """The recipe, and the parts of its layout that determine the shapes."""
     layout = recipe.layout
     shards = [f"{name.upper()} {size}" for name in ("tp", "cp", "ep", "etp") if (size := getattr(layout, name)) > 1]
     return ", ".join([recipe.title(), f"MBS {layout.mbs}", f"sequence length {layout.seq_len}", *shards])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of microbenchmarks, and how they changed; kept below the root of installation per node, benchmark and recipe.
+"""Results of microbenchmarks, and their changes; stored below the root of installation per node, benchmark and recipe.
 
 The newest file and the one before are kept.
 """
@@ -23,7 +23,7 @@ from llmb.runs.folder import BEFORE, write_newest
 
 PROGRAM = "llmb.nodes.bench.worker.every_gpu"
 JOB, PARTS = "gpus_job.json", "gpus"
-"""A file and a folder, in the folder that the program is called with."""
+"""A file and a folder, in the folder that is the program's argument."""
 BENCHMARKS = ("gemm", "attention", "memory", "transfer", "launch", "collectives", "gpus")
 
 
@@ -40,47 +40,47 @@ class Measurement(Record):
     size_bytes: int | None = None
     node: str
     device: str
-    """The GPU's name as its driver gives it, or the CPU's model."""
+    """The GPU's name from its driver, or the CPU's model."""
     rank: int | None = None
-    """Rank of the process that measured; None where a group measured together."""
+    """Rank of the process that measured; None for a group measurement."""
     ranks: int = 1
     """The number of ranks in the group."""
     time_s: float
-    """Median of the repetitions; of collectives their mean over all ranks, as nccl-tests has it."""
+    """Median of the repetitions; for collectives their mean over all ranks, as in nccl-tests."""
     repetitions: int
     fastest_s: float | None = None
     slowest_s: float | None = None
     tflops: float | None = None
     peak_tflops: float | None = None
-    """Peak of the catalogue, dense; None where the device has no known peak."""
+    """Peak of the catalogue, dense; None if the device's peak is unknown."""
     peak_bandwidth_gb_per_s: float | None = None
-    """Likewise of the device's memory."""
+    """Peak of the device's memory."""
     peak_reason: str | None = None
     """The reason why the peak to compare with is unknown."""
     bandwidth_gb_per_s: float | None = None
-    """Gigabytes (1e9) per second; of collectives the algorithm's bandwidth as nccl-tests defines it."""
+    """Gigabytes (1e9) per second; for collectives the algorithm's bandwidth as defined by nccl-tests."""
     bus_bandwidth_gb_per_s: float | None = None
-    """Bus bandwidth of collectives, as nccl-tests defines it."""
+    """Bus bandwidth of collectives, as defined by nccl-tests."""
     wrong: int | None = None
     """Elements of collectives of all ranks that differ from the expected result; None if it was not checked."""
     device_uuid: str | None = None
-    """Id of the GPU, where each GPU was measured."""
+    """Id of the GPU, if each GPU was measured."""
     sustained: bool = False
-    """Measured for seconds, at the clocks that power and temperature then allow; else a burst."""
+    """True if measured for seconds, at the clocks that power and temperature then allow; else a burst."""
     backend: str | None = None
-    """The kernel or library that was chosen, such as ``cudnn`` for attention."""
+    """The chosen kernel or library, such as ``cudnn`` for attention."""
     cpu_threads: int | None = None
-    """The number of threads that computed; None on a GPU."""
+    """The number of computing threads; None on a GPU."""
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_follows(cls, data: Any) -> Any:  # noqa: ANN401 (whatever a file has)
-        """The document of ``--json`` has it, too."""
+        """Drop the derived field, which the document of ``--json`` has."""
         return {key: value for key, value in data.items() if key != "peak_pct"} if isinstance(data, dict) else data
 
     @property
     def peak_pct(self) -> float | None:
-        """The share of the peak that was reached."""
+        """The fraction of the peak that was reached."""
         pairs = ((self.tflops, self.peak_tflops), (self.bandwidth_gb_per_s, self.peak_bandwidth_gb_per_s))
         return next((100 * value / peak for value, peak in pairs if value is not None and peak), None)
 
@@ -116,7 +116,7 @@ class MeasurementFile(Record):
     measurements: tuple[Measurement, ...]
     not_measured: tuple[NotMeasured, ...] = ()
     recipe: str | None = None
-    """Whose shapes they are, with its layout; None where no recipe decides them."""
+    """Source of the shapes, with its layout; None if they do not come from a recipe."""
 
 
 class PartReport(Record):
@@ -127,13 +127,13 @@ class PartReport(Record):
     local_rank: int
     uuid: str | None
     device: DeviceReport | None
-    """None if the device cannot be used at all."""
+    """None if the device is unusable."""
     timing: Timing
 
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """A case of a node: its newest measurement and the one before, if there is one that can be compared."""
+    """A case of a node: its newest measurement and the previous comparable one, if any."""
 
     latest: Measurement
     measured_at: str
@@ -147,7 +147,7 @@ class FigureChange:
 
 
 def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> list[FigureChange]:
-    """files: the oldest first. Sorted by node and benchmark, with cases in the order in which they were measured."""
+    """files: the oldest first. Sorted by node and benchmark, with cases in the order of measurement."""
     series: dict[tuple[object, ...], list[tuple[str, Measurement]]] = {}
     for file in files:
         for row in file.measurements:
@@ -165,7 +165,7 @@ def _change(rows: list[tuple[str, Measurement]]) -> FigureChange:
 
 BENCH = Path(STATE_FOLDER) / "bench"
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-"""Characters of a node's name that are not used in the name of its folder."""
+"""Characters of a node's name that its folder's name omits."""
 _KEPT = re.compile(rf"[a-z-]+_[0-9a-f]{{8}}({BEFORE})?\.json")
 
 
@@ -184,7 +184,7 @@ def write_measurements(install: Path, measured: MeasurementFile) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """All that are kept, or those of ``node``, the oldest first. Raises UsageError for a file that is damaged or cannot
+    """All saved files, or those of ``node``, the oldest first. Raises UsageError for a file that is damaged or cannot
     be read.
     """
     files = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
@@ -192,7 +192,7 @@ def read_measurements(install: Path, node: str | None = None) -> list[Measuremen
 
 
 def measurements_at(path: Path) -> list[MeasurementFile]:
-    """Read a kept file, what ``--json`` printed, or all in a node's folder, the oldest first; empty if there is none.
+    """Read a saved file, the output of ``--json``, or all in a node's folder, the oldest first; empty if there is none.
     Raises UsageError as above."""
     if path.is_file() and not _KEPT.fullmatch(path.name):
         # Empty if the file is of another kind.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of pairwise measurements, which the batch script starts as steps on the nodes of each, and what came of them.
+"""Rounds of pairwise measurements, which the batch script starts as steps on the nodes of each, and their results.
 
 ``python -m llmb.nodes.bench.pair_rounds RUN_FOLDER`` is what the script asks before the last one: it prints the fit
 nodes, by their places. Each step has a folder of its own below ``rounds/``, with its log, its exit code and its result.
@@ -40,7 +40,7 @@ from llmb.nodes.bench.slow_gpus import read_parts
 SCHEDULE, STEPS = "rounds.txt", "rounds"
 """A file and a folder of the job; the batch script of the scheduler reads and writes them."""
 LAST_WORDS = 160
-"""Characters of a program's last line that are shown."""
+"""Number of characters of a program's last line to show."""
 LAUNCHER = "llmb: "
 """The beginning of the launcher's own lines."""
 KILLED = ("124", "137")
@@ -85,7 +85,7 @@ def limit_s(nodes: int, per_node: int) -> float:
 
 
 def expected_s(nodes: int, per_node: int) -> float:
-    """Likewise if no node hangs."""
+    """The same without hanging nodes."""
     return USUAL_S["begin"] + USUAL_S["node"] * nodes + USUAL_S["phase"] * len(phases(nodes, per_node))
 
 

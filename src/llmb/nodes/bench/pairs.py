@@ -28,10 +28,10 @@ LEAST_NODES = 3
 PRODUCT_S = 2.0
 MIB = 2**20
 SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), "cpu": (1024, MIB // 4, 4 * MIB)}
-"""The smallest shows the latency, the largest the bandwidth; one call of it takes half a second at 1 GB/s."""
+"""The smallest size shows the latency, the largest the bandwidth; one call of it takes half a second at 1 GB/s."""
 
 ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 90.0, 0.5
-"""Limits. A measurement starts processes that load torch and connect, which takes much longer than it itself."""
+"""Time limits. A measurement starts processes that load torch and connect, which dominates its time."""
 STEP_S = 20.0
 """The extra time that the scheduler may take for a step."""
 END_S = 60.0
@@ -49,7 +49,7 @@ class PairJob(Record):
 
 
 class PairFigures(Record):
-    """Product: that of the slowest process. Bandwidth: the bus bandwidth of the largest all-reduce."""
+    """Product: the slowest process's time. Bandwidth: the bus bandwidth of the largest all-reduce."""
 
     tflops: float | None = None
     gb_per_s: float | None = None
@@ -111,7 +111,7 @@ class PairwiseResult(Record):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Pairs that measure at the same time, each node in one of them at most."""
+    """Pairs measured at the same time, each node in at most one of them."""
 
     pairs: tuple[tuple[int, int], ...]
     far: bool
@@ -122,7 +122,7 @@ class Round:
 
 
 def rounds(nodes: int) -> list[Round]:
-    """Every node has three partners or more if there are so many; of fewer nodes, all meet.
+    """Every node has three partners or more if there are enough; otherwise all meet.
 
     Neighbors come first, then nodes at half the length of the list, whom other switches connect, so that their rounds
     are compared each for itself. If the number is odd, one node pauses in each round, none in two of them.
@@ -139,7 +139,7 @@ def rounds(nodes: int) -> list[Round]:
 
 
 def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The first with the second, the third with the fourth, and so on."""
+    """Pair the first with the second, the third with the fourth, and so on."""
     pairs = (sorted(walk[place : place + 2]) for place in range(0, len(walk) - 1, 2))
     return tuple((first, second) for first, second in pairs)
 
@@ -181,7 +181,7 @@ DATA = Path(__file__).with_name("pairs.yaml")
 HALF_NORMAL = 2.5
 """Standard deviation of a normal distribution, over the median distance of its upper half from the middle of that."""
 MANY = 16
-"""Nodes from which on the pairs of neighbors and those across are compared each for themselves."""
+"""Number of nodes from which neighboring and distant pairs are compared separately."""
 LEAST_PAIRS = 2
 MOST_NOTES = 5
 
@@ -210,7 +210,7 @@ def pair_rule(device: Device) -> PairRule:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of figure: its speed, which is higher if it is better, and its text."""
+    """One kind of figure: its speed, where higher is better, and its text."""
 
     speed: Callable[[PairFigures], float | None]
     text: Callable[[float], str]
@@ -228,7 +228,7 @@ LATENCY = Kind(
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """The typical figure of a good node, and the distance below at which it is slow."""
+    """The typical figure of a good node, and the shortfall that makes one slow."""
 
     middle: float
     limit_pct: float
@@ -261,7 +261,7 @@ def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """All that a job measured. ``names`` of all its nodes; others know them by their place there."""
+    """All measurements of a job. ``names`` of all its nodes; other classes use their index."""
 
     names: Sequence[str]
     alone: Mapping[int, NodeReading]
@@ -272,18 +272,18 @@ class Readings:
 
 @dataclass
 class Suspicion:
-    """The evidence on each node while a verdict is made. ``failed`` do not depend on comparisons, ``slow`` do."""
+    """The evidence on each node during the decision. ``failed`` do not depend on comparisons, ``slow`` do."""
 
     failed: dict[int, list[str]] = field(default_factory=dict)
     slow: dict[int, list[str]] = field(default_factory=dict)
     pairs: list[PairReading] = field(default_factory=list)
     """Pairs that can be judged."""
     bad: dict[PairReading, str] = field(default_factory=dict)
-    """The problems of those that are slow or failed."""
+    """Return the problems of slow or failed pairs."""
     notes: list[str] = field(default_factory=list)
 
     def cleared(self) -> set[int]:
-        """Nodes that nothing speaks against, with a good pair between two of them."""
+        """Return nodes without evidence against them that have a good pair with another such node."""
         good = (pair for pair in self.pairs if pair not in self.bad)
         free = (pair for pair in good if not (pair.has(self.failed) or pair.has(self.slow)))
         return {node for pair in free for node in (pair.first, pair.second)}
@@ -316,7 +316,7 @@ def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
 
 
 def _judge_pairs(state: Suspicion, rule: PairRule) -> None:
-    """Each distance by itself if there are many nodes."""
+    """Judge each distance by itself if there are many nodes."""
     state.bad = {pair: pair.problem for pair in state.pairs if pair.problem}
     alike = [state.pairs]
     if len(best_of_nodes(state.pairs, BANDWIDTH)) >= MANY:
@@ -345,7 +345,7 @@ def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
 
 
 def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
-    """The best of each node's pairs, which a bad partner does not make worse."""
+    """Return the best of each node's pairs, which is not affected by bad partners."""
     best: dict[int, float] = {}
     for pair in pairs:
         speed = None if pair.problem else kind.speed(pair.figures)
@@ -378,7 +378,7 @@ def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | N
 
 
 def _is_slow(node: int, by_node: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
-    """All of its pairs are bad, or most of them, with partners that are fine with most others."""
+    """Check that all of its pairs are bad, or most of them, with partners that are fine with most others."""
     partners = [pair.other(node) for pair in by_node[node] if pair in bad]
     if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(by_node[node]):
         return False
@@ -411,7 +411,7 @@ def _verdicts(readings: Readings, state: Suspicion, rule: PairRule) -> Iterator[
 
 
 def _paths(readings: Readings, state: Suspicion) -> Iterator[str]:
-    """Bad pairs that speak against neither of their nodes."""
+    """Return bad pairs that are no evidence against either node."""
     cleared = state.cleared()
     paths = [pair for pair in state.bad if {pair.first, pair.second} <= cleared]
     for pair in paths[:MOST_NOTES]:
@@ -422,7 +422,7 @@ def _paths(readings: Readings, state: Suspicion) -> Iterator[str]:
 
 
 def members(verdicts: Sequence[NodeVerdict]) -> tuple[int, ...]:
-    """The good ones, by their places; none if there are too few for a group."""
+    """Return the places of the good nodes; none if there are too few for a group."""
     fit = tuple(node for node, verdict in enumerate(verdicts) if verdict.fit)
     return fit if len(fit) > 1 else ()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of the programs that measure: a file with a job in, progress on stdout, and a file with results out.
+"""The protocol of the programs that measure: an input file with a job, progress on stdout, and a file with results.
 
 ``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE`` times cases, and
 ``python -m llmb.nodes.bench.worker.collective_timing FOLDER`` collectives, of which the sizes, data, expected results
@@ -70,7 +70,7 @@ class CopyCase(Record):
 
 
 class TransferCase(Record):
-    """Copies so many bytes between host and device; ``pinned`` memory cannot be paged out."""
+    """Copies this many bytes between host and device; ``pinned`` memory cannot be paged out."""
 
     kind: Literal["transfer"] = "transfer"
     size_bytes: int
@@ -98,7 +98,7 @@ class Case(Record):
     name: str
     work: Work
     sustained_s: float | None = None
-    """Repeat for so long, and take the last part; None for a burst."""
+    """Repeat for this time, and use the last part; None for a burst."""
 
 
 class CaseList(Record):
@@ -125,7 +125,7 @@ class Timing(Record):
 
 
 class DeviceReport(Record):
-    """The device that measured."""
+    """The measured device."""
 
     python: str
     torch: str
@@ -148,7 +148,7 @@ class Timings(Record):
 
 
 class BenchProgress(Record):
-    """One line of standard output: what is measured next, its number from 0, and how many there are.
+    """One line of standard output: the next case, its number from 0, and the number of cases.
 
     seconds: how long it takes at least, if that was asked for.
     """
@@ -161,7 +161,7 @@ class BenchProgress(Record):
 
 COLLECTIVES_PROGRAM = "llmb.nodes.bench.worker.collective_timing"
 COLLECTIVES_JOB, COLLECTIVES_RESULT = "collectives_job.json", "collectives_result.json"
-"""Files in the folder that the program is called with."""
+"""Files in the folder that is the program's argument."""
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
 """The collectives by the names of nccl-tests."""
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
@@ -170,7 +170,7 @@ ELEMENT_BYTES = 4
 ALIGNED = 16
 """Each rank's part, if ranks have parts, is a multiple of this many bytes."""
 SHOWN_AS_SUM: frozenset[Collective] = frozenset(["all_reduce", "reduce_scatter", "sendrecv"])
-"""nccl-tests names a reduction for these; send and receive has none."""
+"""The reductions that nccl-tests names; send and receive has none."""
 UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
 """Sent data may be overwritten early, so no correct result is defined."""
 BASES, WEIGHTS = 61, 64
@@ -184,7 +184,7 @@ class CollectiveJob(Record):
     collectives: tuple[Collective, ...]
     sizes: tuple[int, ...]
     limited_by_memory: bool = False
-    """Sizes that do not fit are left out; else they are an error."""
+    """True if sizes that do not fit are skipped; otherwise they are an error."""
     warm_ups: int
     iterations: int
 
@@ -195,7 +195,7 @@ class Way(Record):
     time_s: float
     """Time of one call: the mean of all iterations and ranks, as in nccl-tests."""
     wrong: int | None
-    """Elements of all ranks that differ from the expected result; None where there is no expected result."""
+    """Elements of all ranks that differ from the expected result; None if none is defined."""
 
 
 class CollectiveRow(Record):
@@ -218,7 +218,7 @@ class NotTimed(Record):
 
 
 class RankReport(Record):
-    """One rank, and where it ran."""
+    """One rank and its device."""
 
     rank: int
     node: str
@@ -246,7 +246,7 @@ class CollectiveResult(Record):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The elements that one call moves. ``count`` is NCCL's argument: of one part, if ranks have parts."""
+    """The elements moved by one call. ``count`` is NCCL's argument: of one part, if ranks have parts."""
 
     count: int
     sent: int
@@ -254,7 +254,7 @@ class Extent:
 
     @property
     def size_bytes(self) -> int:
-        """The size that bandwidths are computed from, which is that of the whole array."""
+        """The size for computing bandwidths, which is that of the whole array."""
         return max(self.sent, self.received) * ELEMENT_BYTES
 
 
@@ -269,7 +269,7 @@ class Piece:
 
 
 def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
-    """Round the size down to equal parts, which may be nothing, where ranks have parts."""
+    """Round the size down to equal parts, possibly empty, if ranks have parts."""
     if collective in ("all_reduce", "sendrecv"):
         count = size_bytes // ELEMENT_BYTES
         return Extent(count, count, count)
@@ -280,7 +280,7 @@ def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
 
 
 def extents(collective: Collective, sizes: tuple[int, ...], ranks: int) -> list[Extent]:
-    """Without empty ones, and each size once."""
+    """Drop empty and duplicate sizes."""
     extents = (extent(collective, size, ranks) for size in sizes)
     return list(dict.fromkeys(one for one in extents if one.count))
 
@@ -293,7 +293,7 @@ def sizes_between(least: int, most: int, factor: int) -> Iterator[int]:
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth."""
+    """Ratio of bus bandwidth to algorithm bandwidth."""
     if collective == "sendrecv":
         return 1.0
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks

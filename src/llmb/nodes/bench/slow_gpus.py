@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One product on every GPU at once, and which of them are slow."""
+"""One product on every GPU at once, to identify the slow ones."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from llmb.readers.samples.host import Device
 
 DATA = Path(__file__).with_name("outliers.yaml")
 NORMAL = 1.4826
-"""Standard deviation of a normal distribution, over its median absolute deviation."""
+"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
 
 
 class OutlierRule(Record):
@@ -43,7 +43,7 @@ def below_median_pct(speeds: Sequence[float]) -> list[float]:
 
 
 def slow_ones(speeds: Sequence[float], rule: OutlierRule) -> list[int]:
-    """Indices of those that are slow. The fast ones are not named: nothing is wrong with them."""
+    """Return the indices of slow ones; fast ones are not flagged."""
     if len(speeds) < rule.least_devices:
         return []
     below = below_median_pct(speeds)
@@ -60,13 +60,13 @@ class Part:
 
     row: Measurement
     below_pct: float
-    """Below the median of its kind."""
+    """Percentage below the median of its kind."""
     slow: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All that were measured, those that could not be, by node and local rank, and nodes that reported nothing."""
+    """All parts that were measured, those that could not be, and nodes that reported nothing."""
 
     measured: tuple[Part, ...]
     failed: tuple[tuple[str, NotMeasured], ...]
@@ -91,7 +91,7 @@ def gpus_job(device: Device, seconds: float) -> CaseList:
 
 
 def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[PartReport]:
-    """Measure on ``ranks`` GPUs of this machine, or as many processes.
+    """Measure on ``ranks`` GPUs of this machine, or that many processes.
 
     Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.
     """

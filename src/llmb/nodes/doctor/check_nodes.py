@@ -38,21 +38,21 @@ NODES_EVERY_S = 30.0
 LATE_S = 60.0
 """The time after which every client of the file system sees a file that another node has written."""
 GRACE_S = 120.0
-"""Beyond the time limit, for the scheduler to end a job."""
+"""Time beyond the limit for the scheduler to end a job."""
 MOST_REJECTED = 3
-"""Nodes in a row, from the first on, after which a rejection is taken for one of all jobs."""
+"""Consecutive nodes from the first after which a rejection counts as one of all jobs."""
 LAST_WORDS = 200
-"""Characters of a log's last line that are shown."""
+"""Number of characters of a log's last line to show."""
 OF_RUNS = frozenset(["nodelist", "exclude", "dependency", "segment", "signal", "begin"])
-"""Flags that a shell may have set for training jobs, and that a check decides itself or has no use for."""
+"""Flags that a shell may have set for training jobs, but that a check sets itself or does not need."""
 Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]
-"""``submitted`` or ``checked``, how many nodes, and of how many."""
+"""``submitted`` or ``checked``, the number of nodes, and their total."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTerms:
-    """The terms on which nodes are requested."""
+    """The terms for requesting nodes."""
 
     site: Site
     options: JobOptions

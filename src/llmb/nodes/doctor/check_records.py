@@ -10,11 +10,11 @@ Status = Literal["pass", "warn", "fail"]
 SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
 
 ANSWER = "nodes_answer"
-"""The only check of a node that could not be looked at."""
+"""The only check of an unreachable node."""
 
 
 class CheckOptions(Record):
-    """The command's options for a node; None is the value that is otherwise known of it."""
+    """The command's options for a node; None is its known default."""
 
     gpu_type: str | None = None
     gpus: int | None = None
@@ -25,19 +25,19 @@ class CheckOptions(Record):
 
 
 class Check(Record):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     """The subject, in a stable word for scripts, such as ``gpu_ecc``."""
     status: Status
     value: str | int | float | bool | None
-    """The value, with its unit in the name or the text; None only together with ``warn`` or ``fail``."""
+    """The value, with its unit in the name or the text; None only with ``warn`` or ``fail``."""
     advice: str | None = None
     """The remedy; None for ``pass``."""
 
 
 class NotChecked(Record):
-    """Something that does not exist here or cannot be seen, which is neither good nor bad."""
+    """Something that does not exist here or is not visible, which is neither good nor bad."""
 
     name: str
     reason: str
@@ -56,11 +56,11 @@ class NodeReport(Record):
     """The lead of its clock over the one that dates files in the root of installation; None if several nodes were not
     checked together."""
     clock_uncertainty_s: float | None = None
-    """The uncertainty of that, to both sides."""
+    """The uncertainty of that, in both directions."""
 
     @property
     def answered(self) -> bool:
-        """The node itself has been looked at."""
+        """True if the node itself was checked."""
         return not any(check.name == ANSWER for check in self.checks)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of several nodes: kept, compared with each other, and the nodes that jobs are to avoid by them.
+"""Checks of several nodes: stored, compared with each other, and evaluated for the nodes that jobs should avoid.
 
 They are kept below the root of installation: a folder per check, with a report per node, the newest and the one before.
 Jobs avoid a list, which may name a file, or the unfit nodes of the last check and measurement.
@@ -33,7 +33,7 @@ from llmb.runs.record import now
 Value = str | float
 
 OF_SETTINGS = "settings-"
-"""The prefix of folders in which nothing was checked."""
+"""The prefix of folders without checks."""
 PAIRWISE = Path(STATE_FOLDER) / "pairwise.json"
 STAMP = "%Y%m%dT%H%M%SZ"
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
@@ -41,7 +41,7 @@ HOW_TO_MEASURE = "measure again with 'llmb bench collectives --pairwise --nodes 
 
 
 class NoCheck(UsageError):
-    """No check of nodes is kept."""
+    """There is no check of nodes."""
 
 
 class NodesRequest(CheckOptions):
@@ -51,7 +51,7 @@ class NodesRequest(CheckOptions):
     """ISO 8601 in UTC."""
     nodes: tuple[str, ...]
     settings: bool = False
-    """Nothing is checked, and the settings of the nodes are read."""
+    """Only the settings of the nodes are read."""
 
 
 class NodesResult(Record):
@@ -67,7 +67,7 @@ class NodesResult(Record):
 
     @property
     def unchecked(self) -> list[str]:
-        """Neither fit nor unfit."""
+        """Nodes that are neither fit nor unfit."""
         return [report.node for report in self.reports if report.status != "fail" and not report.answered]
 
     @property
@@ -117,7 +117,7 @@ class CheckFolder:
 
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
-    """Make a folder. Raises NotWritable. The second check of a second gets a number. Of the ended ones, one is left."""
+    """Create a folder. Raises NotWritable. A second check in the same second gets a number. One ended check is kept."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime(STAMP)
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
@@ -150,7 +150,7 @@ def write_judged(install: Path, judged: JudgedNodes) -> Path:
 
 
 def last_judged(install: Path) -> JudgedNodes | None:
-    """None if nothing is kept. Raises BrokenRecord, and OSError for a file that cannot be read."""
+    """Return None if nothing is stored. Raises BrokenRecord, and OSError for a file that cannot be read."""
     path = install / PAIRWISE
     return read_stored(path, JudgedNodes) if path.exists() else None
 
@@ -196,7 +196,7 @@ def unchecked(reason: str) -> Problem:
 
 
 def stored(folder: CheckFolder) -> NodesResult:
-    """The result of a check; of one whose client was killed, of the nodes that have reported.
+    """The result of a check; after a killed client, of the nodes that have reported.
 
     Raises OSError and BrokenRecord.
     """
@@ -217,7 +217,7 @@ def _reported(folder: CheckFolder, nodes: tuple[str, ...]) -> Iterator[NodeRepor
 
 
 def compared(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports, with the checks that only several nodes make possible."""
+    """The reports, with the checks that require several nodes."""
     checks = _different(reports)
     clocks = {report.node: report.clock_ahead_s for report in reports if report.clock_ahead_s is not None}
     if len(clocks) > 1:
@@ -234,7 +234,7 @@ def _with_checks(report: NodeReport, checks: Sequence[Check]) -> NodeReport:
 
 
 def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
-    """Compare nodes. A value that a check has found bad is not compared: that check reports it."""
+    """Compare nodes. Values of failed checks are skipped: those checks report them."""
     checks: dict[str, list[Check]] = {report.node: [] for report in reports}
     for name in (item.name for item in rules().values() if item.same):
         values = {report.node: value for report in reports if (value := _value(report, name)) is not None}
@@ -277,14 +277,14 @@ OPTION = "exclude"
 UNFIT, FILE = "unfit", "@"
 OLD_S = 24 * 3600
 LONGEST_JOB_S = 7 * OLD_S
-"""A job that was submitted before may still have ended since."""
+"""A job submitted earlier may still have ended since."""
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\]|[\[\]])+")
 _COMMENT = re.compile(r"#.*")
 Say = Callable[[str], None]
 
 
 def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
-    """The list as the ``cluster`` takes it, empty for none: ``unfit`` and ``@FILE`` in it are replaced by nodes.
+    """Return the list for the ``cluster``, empty for none: ``unfit`` and ``@FILE`` in it are replaced by nodes.
 
     ``say`` is called with the check that they are of. Raises UsageError if no check is kept, or a file is missing.
     """
@@ -312,7 +312,7 @@ def listed_in(path: Path) -> str:
 
 
 def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
-    """The nodes of a list, which ``part`` is or names. Raises UsageError."""
+    """The nodes of a list, or of the one that ``part`` names. Raises UsageError."""
     try:
         return cluster.host_names(listed)
     except ValueError as error:

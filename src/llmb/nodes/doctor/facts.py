@@ -21,12 +21,12 @@ from llmb.readers.samples.host import usable_cores
 from llmb.runs.folder import CLUSTER_CONFIG
 
 OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
-"""Settings that a single machine does not have, whose file 'llmb install' writes, too."""
+"""Settings that a single machine lacks, although 'llmb install' also writes its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """The expectations; None is not known. ``gpus_by`` and ``gpu_type_by`` name their sources."""
+    """The expectations; None is unknown. ``gpus_by`` and ``gpu_type_by`` name their sources."""
 
     catalogue: Mapping[str, Gpu] = field(default_factory=dict)
     gpu: Gpu | None = None
@@ -37,7 +37,7 @@ class TargetFacts:
     runtime: str = "none"
     """Runtime of containers."""
     cluster: bool = False
-    """Several nodes read the same folders."""
+    """True if several nodes read the same folders."""
     python: str | None = None
     """The interpreter of the nodes; None for the one that runs llmb."""
 
@@ -117,7 +117,7 @@ class FactSource(SystemFiles):
 
 
 def printed_documents(text: str) -> dict[str, Any]:
-    """Parse a probe's output, an object per line, also before it failed; start-up files of Python may print, too."""
+    """Parse a probe's output, an object per line, up to its failure; start-up files of Python may print, too."""
     documents: dict[str, Any] = {}
     for line in text.splitlines():
         try:

@@ -51,7 +51,7 @@ Finding = Check | NotChecked
 
 
 class Thresholds(Record):
-    """Thresholds of one figure: the first that it passes decides."""
+    """Thresholds of one figure: the first one exceeded decides."""
 
     fail_above: float | None = None
     fail_below: float | None = None
@@ -69,7 +69,7 @@ class Thresholds(Record):
 
 
 class Rule(Record):
-    """One check, or one for each place that it looks at."""
+    """One check, or one for each of its places."""
 
     name: str
     area: Area
@@ -87,7 +87,7 @@ class Rule(Record):
     kinds: frozenset[str] = frozenset()
     """Kinds of the items that it checks, if there are several."""
     fails_if: str | None = None
-    """A text on when it fails; None if it never does."""
+    """The condition of its failure; None if it never fails."""
     warns_if: str | None = None
     source: str | None = None
     """Source of the thresholds; None if it has none."""
@@ -128,7 +128,7 @@ def rule(name: str) -> Rule:
 
 
 def rule_of(check: str) -> Rule:
-    """The rule of a check, whose name may end in the place that it looked at. Raises KeyError."""
+    """The rule of a check, whose name may end with a place. Raises KeyError."""
     name = check
     while name not in rules() and "_" in name:
         name = name.rpartition("_")[0]
@@ -153,14 +153,14 @@ def indexes(indices: Iterable[int]) -> str:
 
 
 def gib(size: float) -> str:
-    """Bytes in GiB, or MiB if they are few."""
+    """Format bytes in GiB, or in MiB below that."""
     if size >= GIB:
         return f"{size / GIB:,.0f} GiB" if size >= 10 * GIB else f"{size / GIB:.1f} GiB"
     return f"{size / 2**20:.0f} MiB"
 
 
 def gb(size: float) -> str:
-    """Bytes in GB or TB, as disks are sold."""
+    """Format bytes in GB or TB, like the sizes of disks."""
     number, unit = (size / 1e12, "TB") if size >= 1e12 else (size / 1e9, "GB")
     return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nsight Systems around the workers of a run: which program, and how it is called.
+"""Nsight Systems for the workers of a run: the program, and its command line.
 
 ``python -m llmb.launch.programs.engine.nsys_command RUN_FOLDER`` is started once per rank of a profiled run; it becomes
 the worker, with or without ``nsys``.
@@ -40,7 +40,7 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def with_profiler(plan: AnyPlan) -> AnyPlan:
-    """The plan with the profiler that this machine has, where that was left to the machine that runs it."""
+    """Return the plan with this machine's profiler, if the choice was left to it."""
     profile = plan.profile
     if profile is None or not profile.or_torch:
         return plan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llmb's engine behind the port of programs, and whether a run of it fits its GPUs before it starts or is queued."""
+"""llmb's engine behind the port of programs, and the check that a run fits its GPUs before it starts or is queued."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from importlib.metadata import version
@@ -146,7 +146,7 @@ class ShippedVariable(NamedTuple):
     device: Device | None = None
     """None for both."""
     also: tuple[str, ...] = ()
-    """Other names of the same setting: setting one of them counts as setting this one."""
+    """Other names of the same setting: each overrides this one."""
 
 
 SHIPPED = (
@@ -185,7 +185,7 @@ SHIPPED = (
 
 
 def shipped_variables(device: Device, variables: Container[str]) -> dict[str, str]:
-    """Variables for ``device``, but for settings that the user has by another name; ``variables`` are the user's."""
+    """Variables for ``device``, except those that the user sets under another name; ``variables`` are the user's."""
     return {
         item.name: item.value
         for item in SHIPPED
@@ -194,7 +194,7 @@ def shipped_variables(device: Device, variables: Container[str]) -> dict[str, st
 
 
 VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""Nothing is computed, on no device."""
+"""Nothing is computed, on any device."""
 
 
 def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None:
@@ -223,7 +223,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
 
 
 def estimated(plan: Plan) -> MemoryUse | None:
-    """``estimate_here`` of the rank that runs alone, if one does."""
+    """Return ``estimate_here`` of the rank that runs alone, if there is one."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use
@@ -258,7 +258,7 @@ def count_rank(job: AccountJob) -> RankAccount:
 
 
 def memory_text(use: MemoryUse) -> str:
-    """Format the need of the fullest rank, as a part of a sentence."""
+    """Describe the need of the fullest rank, as a part of a sentence."""
     fullest = use.fullest
     about = "about " if use.method == "estimate" else ""
     return (
@@ -267,7 +267,7 @@ def memory_text(use: MemoryUse) -> str:
 
 
 def memory_warnings(plan: Plan) -> Iterator[str]:
-    """Warn by the estimate alone, for many plans at a time."""
+    """Warn from the estimate alone, for many plans at a time."""
     use = estimated(plan)
     if use is not None and not use.fits:
         yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; 'llmb memory' counts it"

@@ -38,7 +38,7 @@ _NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d)(?!\d)")
 
 
 class BridgeRecipe(Record):
-    """A recipe of the script, and the one of the catalogue that it is."""
+    """A recipe of the script, and the catalogue's equivalent."""
 
     workload: str
     size: str
@@ -57,7 +57,7 @@ class BridgeVariables(Record):
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     cuts_layers: bool | None = None
-    """Layers or sequences are cut, by TP or CP."""
+    """True if layers or sequences are cut, by TP or CP."""
     variables: dict[str, str]
 
 
@@ -72,11 +72,11 @@ class BridgeVersion(Record):
     tasks: dict[str, str] = Field(default_factory=dict)
     """Other names of tasks."""
     sets_variables: bool = False
-    """The script sets the variables of its recipes itself, unless they are set."""
+    """True if the script sets the variables of its recipes itself, unless they are set."""
     keeps: tuple[str, ...] = ()
     """Variables that its launcher sets nevertheless."""
     library: bool = True
-    """Overrides of the configuration hold for recipes of its library, too."""
+    """True if overrides of the configuration apply to recipes of its library, too."""
 
 
 class BridgeFile(Record):
@@ -86,7 +86,7 @@ class BridgeFile(Record):
     release: str
     versions: tuple[BridgeVersion, ...]
     oldest_nemo: str
-    """The first of NeMo's images that holds a supported version."""
+    """The first NeMo image with a supported version."""
     package_info: str
     """The path of the version in the container."""
     images: dict[str, str]
@@ -96,7 +96,7 @@ class BridgeFile(Record):
     recipes: tuple[BridgeRecipe, ...]
     dtypes: dict[Dtype, str]
     fp8_recipe: Fp8Recipe
-    """The name in llmb's engine of the scaling that FP8 has there."""
+    """The name in llmb's engine of its FP8 scaling."""
     gpus_per_numa_node: dict[str, int]
     variables: tuple[BridgeVariables, ...]
 
@@ -116,7 +116,7 @@ def script_of(data: BridgeFile, recipe: BridgeRecipe) -> str:
 
 
 def version_check(data: BridgeFile, entry: BridgeRecipe, variables: Mapping[str, str]) -> str:
-    """Shell text that adapts the arguments to the container's version, which only it has; another version ends it."""
+    """Shell text that adapts the arguments to the version in the container, or ends the job for an unsupported one."""
     read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
     name = "${found:-of an unknown version}"
     fitting = fitting_versions(data, entry)
@@ -139,7 +139,7 @@ def versions_text(versions: Sequence[BridgeVersion]) -> str:
 
 
 def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) -> str:
-    """Shell text that gives the arguments the names of ``version``, and leaves variables to it that it sets."""
+    """Shell text that renames the arguments for ``version``, and leaves to it the variables that it sets."""
     renamed = {f"--task {ours}": theirs for ours, theirs in version.tasks.items()}
     cases = f'"python {script}") word={version.script};; ' if version.script else ""
     cases += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())
@@ -189,7 +189,7 @@ ENTER_FOLDER = (
 
 @dataclass(frozen=True, slots=True)
 class Squad:
-    """``root`` holds the samples, ``tokenizer`` is a folder."""
+    """``root`` contains the samples, ``tokenizer`` is a folder."""
 
     root: Path
     tokenizer: Path
@@ -235,14 +235,14 @@ SUPPORTED = frozenset(
     }
 )
 LIBRARY_WARMUP = 10
-"""Steps; the parser's default, which a run has to have more of."""
+"""Default number of steps of its parser; a run needs more."""
 TENSORBOARD = "tensorboard"
 """The script writes traces to ``torch_profile`` beside this folder, one a rank, as llmb's engine names them."""
 
 MOCK = Origin(
     weights=WeightsOrigin(kind="random"), data=DataOrigin(kind="synthetic", name="mock data of Megatron-Bridge")
 )
-"""The input of the script without a dataset, also where it fine-tunes."""
+"""The input of the script without a dataset, even for fine-tuning."""
 
 
 def bridge_plan(

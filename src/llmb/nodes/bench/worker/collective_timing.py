@@ -45,12 +45,12 @@ from llmb.runs.folder import write_atomically
 
 GB = 10**9
 BLOCK = 2**22
-"""Elements that are written or compared at once, so that this takes little memory."""
+"""Number of elements to write or compare at once, which limits the memory."""
 USED = 0.8
 """Fraction of free memory to use: the library needs buffers of its own."""
 PATIENCE = timedelta(minutes=10)
 UNSUPPORTED = ("support", "implement")
-"""Words in the messages of a library that lacks a collective."""
+"""Words in the error messages of a library that lacks a collective."""
 Call = Callable[[], object]
 
 
@@ -70,7 +70,7 @@ class BenchGroup:
         return float(tensor.item())
 
     def meet(self) -> None:
-        """All ranks have come here, and their devices have done their work."""
+        """Wait until all ranks are here, and their devices have finished."""
         self.total(0)
         synchronize(self.device)
 
@@ -154,14 +154,14 @@ def fill(buffer: Tensor, piece: Piece) -> None:
 
 
 def wrong(buffer: Tensor, piece: Piece) -> int:
-    """Elements of ``buffer`` that are not those of ``piece``."""
+    """Count the elements of ``buffer`` that differ from ``piece``."""
     return sum(
         int((buffer[start : start + len(values)] != values).sum()) for start, values in _blocks(piece, buffer.device)
     )
 
 
 def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """The values of a piece, a part at a time, and where each part begins."""
+    """Yield the values of a piece in parts, with their offsets."""
     for start in range(0, piece.count, BLOCK):
         stop = min(start + BLOCK, piece.count)
         numbers = torch.arange(piece.offset + start, piece.offset + stop, device=device)
@@ -169,7 +169,7 @@ def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
 
 
 def most_bytes(device: torch.device) -> int:
-    """The largest array for which a rank has the memory: it holds two."""
+    """Return the largest array that fits a rank's memory twice."""
     if device.type == "cuda":
         free: int | None = torch.cuda.mem_get_info(device)[0]
     else:
@@ -179,7 +179,7 @@ def most_bytes(device: torch.device) -> int:
 
 
 def run(job: CollectiveJob, device: torch.device, say: Callable[[BenchProgress], None]) -> CollectiveResult:
-    """All ranks call it together."""
+    """A collective of all ranks."""
     limit = int(_least(most_bytes(device), device))
     ranks = dist.get_world_size()
     plan = [(name, size) for name in job.collectives for size in extents(name, job.sizes, ranks)]

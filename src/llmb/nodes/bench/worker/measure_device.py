@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a job: prepares each case, times it, forgets it.
+"""Runs a job: prepares each case, times it, and frees it.
 
 ``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE``.
 """
@@ -53,20 +53,20 @@ Call = Callable[[], object]
 AT_LEAST_FLUSHED = 2**27
 """Bytes to write to flush a GPU's cache if torch does not report its size."""
 CHUNK_S = 0.05
-"""GPU calls of about this time are timed together, so that the queue never runs empty."""
+"""GPU calls of about this duration are timed together, so that the queue never runs empty."""
 LAST_PART = 1 / 3
-"""Share of the time that something was sustained which counts."""
+"""Fraction of sustained work that counts, at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A call with its data in place. ``seconds`` times it in another way than between its start and its end."""
+    """A call with its data in place. ``seconds`` replaces the time between its start and its end."""
 
     call: Call
     context: AbstractContextManager[object] = field(default_factory=nullcontext)
     backend: str | None = None
     flushes: bool = False
-    """True if a burst finds the GPU's cache emptied, as in training, where other layers come between."""
+    """True if a burst starts with an empty GPU cache, as in training, where other layers run in between."""
     seconds: Callable[[], float] | None = None
 
 
@@ -127,7 +127,7 @@ def cpu_seconds(call: Call) -> float:
 
 
 def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[float], int]:
-    """Times of all chunks, and how many calls a chunk has, until all chunks have taken ``seconds``."""
+    """Return the times of all chunks, and the calls per chunk, once all chunks have taken ``seconds``."""
     first = Moment(device)
     call()
     last = Moment(device)
@@ -181,7 +181,7 @@ def product(case: ProductCase, device: torch.device) -> Call:
 
 
 def _fp8_product(case: ProductCase, device: torch.device) -> Call:
-    """The engine's own, of matrices that were cast and transposed before. Only the forward pass accumulates fast."""
+    """The engine's product, with matrices cast and transposed before. Only the forward pass uses fast accumulation."""
     m, k, n = case.m, case.k, case.n
     shapes, formats = {
         "forward": (((m, k), (n, k)), (INPUT, WEIGHT)),
@@ -199,9 +199,9 @@ def _fp8_product(case: ProductCase, device: torch.device) -> Call:
 
 
 MANY = 500
-"""Fewer than a GPU's queue holds: the host never waits for a place in it."""
+"""Fewer than fit in a GPU's queue: the host never waits for a slot."""
 HEAD_START_CYCLES = 20_000_000
-"""About 10 ms in which the GPU waits, so that all launches are in its queue when the first one begins."""
+"""About 10 ms of waiting on the GPU, so that all launches are queued when the first one begins."""
 
 
 class AttentionChoices:
@@ -236,7 +236,7 @@ class AttentionChoices:
     def _measure(
         self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
     ) -> BackendTrial:
-        """Measure a backend. Raises MemoryError, for which it is not to blame, where the device runs out of memory."""
+        """Measure a backend. Raises MemoryError, which is not the backend's fault, if the device runs out of memory."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):
@@ -299,7 +299,7 @@ def add_many(value: Tensor) -> None:
 
 
 def host_seconds(value: Tensor, device: torch.device) -> float:
-    """The host's time for one; on a CPU, which has no queue, that of the whole operation."""
+    """The host's time for one operation; on a CPU, which has no queue, the whole operation's."""
     synchronize(device)
     began = time.perf_counter()
     add_many(value)
@@ -341,7 +341,7 @@ def copy(case: CopyCase, device: torch.device) -> PreparedCall:
 
 
 def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
-    """Copies from pinned memory are queued like kernels; those of pageable memory wait for the host."""
+    """Copies from pinned memory are queued like kernels; copies from pageable memory wait for the host."""
     here = torch.full((case.size_bytes,), 1, dtype=torch.uint8, pin_memory=case.pinned)
     there = torch.full((case.size_bytes,), 2, dtype=torch.uint8, device=device)
     source, target = (here, there) if case.direction == "host_to_device" else (there, here)
@@ -350,13 +350,13 @@ def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
 
 Work = ProductCase | AttentionCase | CopyCase | TransferCase | LaunchCase
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 6}
-"""Bytes of one value of an operand; FP8 is made from bf16, and multiplied as fp32 on a CPU."""
+"""Bytes per value of an operand; FP8 is created from bf16, and multiplied as fp32 on a CPU."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def needed_bytes(work: Work) -> int:
-    """Bytes of operands and results; kernels need less than these for themselves."""
+    """Bytes of operands and results; kernels need less additional memory."""
     if isinstance(work, ProductCase):
         return BYTES[work.dtype] * (work.m * work.k + work.n * work.k + work.m * work.n)
     if isinstance(work, AttentionCase):
@@ -393,7 +393,7 @@ CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")
 
 
 def run_job(job: CaseList, say: Callable[[BenchProgress], None], gpu: int = 0) -> Timings:
-    """Times all cases in order; one that the device does not support, or has no memory for, has its reason."""
+    """Time all cases in order; an unsupported case, or one without enough memory, has a reason."""
     device = torch.device("cpu")
     if job.device == "cuda":
         device = torch.device("cuda", gpu)

@@ -15,12 +15,12 @@ from llmb.nodes.doctor.rules import Finding, gb, rule
 
 PROBE = Path(__file__).with_name("disk_probe.py")
 DIRECTION_S = 15.0
-"""The time limit of writing, and of reading; the amount by then gives the rate."""
+"""The time limit of writing, and of reading; the amount so far gives the rate."""
 LIMIT_S, SPACE_S = 60.0, 20.0
 NOT_MEASURED = Missing("not measured: --no-disk")
 IN_MEMORY = frozenset(["tmpfs", "ramfs"])
 SAME_EVERYWHERE = ("install", "images", "checkpoints")
-"""Places that every node of a job has to see."""
+"""Places that must be visible to every node of a job."""
 
 
 class Mount(NamedTuple):
@@ -34,7 +34,7 @@ class Mount(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """``direct`` is past the page cache."""
+    """Bytes and seconds of a transfer; ``direct`` bypasses the page cache."""
 
     size: int
     seconds: float
@@ -43,7 +43,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFacts:
-    """One folder, or the nearest one above it that exists."""
+    """One folder, or its nearest existing parent."""
 
     path: str
     exists: bool
@@ -53,7 +53,7 @@ class DiskFacts:
     total: int
     free_inodes: int
     inodes: int
-    """0 on a file system that has no table of them."""
+    """0 on a file system without an inode table."""
     mount: Mount | None
     rates: Mapping[str, Rate] | Missing
     """Keys are ``write`` and ``read``."""
@@ -87,14 +87,14 @@ def mount_of(path: str, mounts: str) -> Mount | None:
 
 
 def _plain(text: str) -> str:
-    """Spaces in names are octal there."""
+    """Spaces in names are octal escapes there."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
 
 
 def disk_checks(
     places: Mapping[str, DiskFacts | Missing], target: TargetFacts, gpu_count: int = 0
 ) -> Iterator[Finding]:
-    """A file system that several places are on is judged once, under the first, by what all of them need."""
+    """A file system with several places is judged once, under the first, by the needs of all."""
     together: dict[int, list[str]] = {}
     for place, facts in places.items():
         if isinstance(facts, Missing):

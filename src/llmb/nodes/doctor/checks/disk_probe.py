@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures one folder; run as a program of its own, because a file system that hangs takes its process with it.
+"""Measures one folder in a separate program, because a file system that hangs takes its process with it.
 
 Arguments: the folder, the size of the test file in bytes (0 for none), and the seconds that each direction may take.
 Prints a JSON object per line: ``space`` at once, then ``rates``, or the ``problem``.
@@ -49,7 +49,7 @@ def main(folder: str, size: int, limit_s: float) -> None:
 
 
 def _is_dir(path: Path) -> bool:
-    """False for one that cannot be looked at."""
+    """Return False for one that cannot be accessed."""
     try:
         return path.is_dir()
     except OSError:
@@ -57,7 +57,7 @@ def _is_dir(path: Path) -> bool:
 
 
 def _rates(path: Path, size: int, limit_s: float) -> dict[str, tuple[int, float, bool]]:
-    """Bytes, seconds, and whether they went past the page cache, by direction."""
+    """Bytes, seconds, and whether they bypassed the page cache, by direction."""
     path.touch()
     block = mmap.mmap(-1, BLOCK)  # O_DIRECT needs memory that begins at a page
     block.write(os.urandom(BLOCK))

@@ -13,18 +13,18 @@ from llmb.nodes.doctor.rules import Finding, indexes, names_of, rule, skipped
 from llmb.runs.environment import GpuState
 
 RECOVERY = "recovery"
-"""A part of the name of the counter of links that were lost and trained again."""
+"""Part of the name of the counter of links that were lost and retrained."""
 ROUNDING = 0.995
 UNSEEN, NO_ECC = "nvidia-smi does not show it", "the GPUs have no ECC, or do not show it"
 COUNT = "gpu_count"
 HARDWARE_LIMITS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 OTHER_LIMITS = ("sw_thermal_slowdown", "sync_boost")
-"""Besides these there are reasons that a busy or an idle GPU has without a fault."""
+"""The other reasons occur on busy or idle GPUs without a fault."""
 COUNTED_LIMITS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
 def gpu_checks(facts: GpuFacts, target: TargetFacts) -> Iterator[Finding]:
-    """Without GPUs that should be here, the only check is their number."""
+    """Without the expected GPUs, only their number is checked."""
     if isinstance(facts.states, Missing):
         yield from _without_gpus(facts, target, facts.states.reason)
         return
@@ -168,7 +168,7 @@ def _throttling(gpus: Sequence[GpuState]) -> Finding:
 
 
 def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
-    """The driver was loaded when the node was booted, or later: the share is a lower bound."""
+    """The driver was loaded at boot or later: the fraction is a lower bound."""
     of = rule("gpu_throttled_time")
     counts = [
         (count / 1e6, reason, gpu.index)

@@ -52,7 +52,7 @@ def _length(text: str | None) -> int:
 
 
 def _governor(source: FactSource, cpus: list[str]) -> Finding:
-    """Check the preference for energy or performance, which the hardware follows where it chooses clocks."""
+    """Check the preference for energy or performance, which the hardware follows when it chooses clocks."""
     of = rule("cpu_governor")
     governors = Counter(filter(None, (source.text(f"{CPU}/{cpu}/cpufreq/scaling_governor") for cpu in cpus)))
     if not governors:
@@ -64,7 +64,7 @@ def _governor(source: FactSource, cpus: list[str]) -> Finding:
 
 
 def _idle_states(source: FactSource) -> Finding:
-    """The deepest state that is enabled."""
+    """The deepest enabled state."""
     of, folder = rule("cpu_idle_states"), f"{CPU}/cpu0/cpuidle"
     texts = [
         (latency, source.text(f"{folder}/{state}/name") or state)
@@ -256,7 +256,7 @@ def _group_memory(source: FactSource) -> Finding:
 
 ROUNDS = 5
 TICK_S = 0.01
-"""File systems date by a clock that may lag behind by one tick of the kernel, at most 1/100 s."""
+"""File systems take timestamps from a clock that may lag behind by one tick of the kernel, at most 1/100 s."""
 CLOCK_LIMIT_S = 10.0
 LEAPS = ("Normal", "Insert second", "Delete second")
 """Chrony's terms for a clock that follows its servers."""
@@ -265,7 +265,7 @@ _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
 class ClockReading(NamedTuple):
-    """The lead of this clock over the one that dates new files in a folder; negative if it is behind."""
+    """The lead of this clock over the one that timestamps new files in a folder; negative if it is behind."""
 
     ahead_s: float
     uncertainty_s: float
@@ -288,7 +288,7 @@ def read_shared_clock(folder: Path, name: str) -> ClockReading:
 
 
 def reading(before: float, dated: float, after: float) -> ClockReading:
-    """Reading of a file that was made between two looks at this clock, and that the other one dated. Pure."""
+    """Reading of a file that was created between two readings of this clock, and timestamped by the other one. Pure."""
     least, most = before - dated - TICK_S, after - dated
     return ClockReading((least + most) / 2, (most - least) / 2)
 

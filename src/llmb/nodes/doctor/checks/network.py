@@ -17,16 +17,16 @@ from llmb.nodes.doctor.rules import Finding, names_of, rule, skipped
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
 LIMIT_S = 10.0
 NOT_OF_NODES = ("lo", "docker")
-"""Interfaces that NCCL leaves out, too."""
+"""Interfaces that NCCL also ignores."""
 NEEDS_RDMA = ("infiniband", "azure-infiniband")
-"""Networks of the catalogue that are nothing but verbs."""
+"""Networks of the catalogue that consist only of verbs."""
 INFINIBAND = "InfiniBand"
 FULL_LANES = 4
 LOOPBACK = ("127.", "::1")
 
 
 class Card(NamedTuple):
-    """A network interface of a device. ``mbit_s`` is None where the driver reports none, as if it is down."""
+    """A network interface of a device. ``mbit_s`` is None if the driver reports none, as when it is down."""
 
     name: str
     up: bool
@@ -58,7 +58,7 @@ class Port(NamedTuple):
 def network_checks(
     source: FactSource, ports: Sequence[Port], node: str, gpus: int, target: TargetFacts
 ) -> Iterator[Finding]:
-    """``gpus`` are those that this node has."""
+    """``gpus`` are those of this node."""
     cards = [_card(source, name) for name in source.names(NET) if source.exists(f"{NET}/{name}/device")]
     yield _cards(cards)
     yield _card_errors(cards)
@@ -231,7 +231,7 @@ def _port_errors(active: Sequence[Port]) -> Finding:
 
 
 def _mtus(active: Sequence[Port]) -> Finding:
-    """InfiniBand has an MTU of its own, which no interface shows."""
+    """InfiniBand has its own MTU, which no interface reports."""
     of = rule("network_rdma_mtu")
     mtus = {port.name: min(port.mtus) for port in active if port.layer == "Ethernet" and port.mtus}
     if not mtus:

@@ -63,14 +63,14 @@ class RemappedRows(NamedTuple):
 
 
 class NvLinks(NamedTuple):
-    """GB/s per direction by link of one GPU; None for a link that is not active."""
+    """GB/s per direction by link of one GPU; None for an inactive link."""
 
     gpu: int
     gb_s: tuple[float | None, ...]
 
 
 class LinkErrors(NamedTuple):
-    """Errors that links of a GPU have counted, summed over its links, by kind."""
+    """Errors counted by a GPU's links, summed over them, by kind."""
 
     gpu: int
     counts: dict[str, int]
@@ -81,7 +81,7 @@ NOT_REQUESTED = Missing("not requested")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """``states`` is Missing without a driver or GPUs, and then all else."""
+    """``states`` is Missing without a driver or GPUs, and then so are the others."""
 
     on_bus: int
     states: NodeGpus | Missing
@@ -94,9 +94,9 @@ class GpuFacts:
     processes: Sequence[str] | Missing = NOT_REQUESTED
     """Processes of any user on the GPUs: ``pid program``."""
     unwell: Sequence[str] = ()
-    """The output of nvidia-smi in place of the values of GPUs that do not answer, by GPU."""
+    """The output of nvidia-smi instead of the values, for GPUs that do not respond."""
     hung: bool = False
-    """nvidia-smi did not answer in time."""
+    """True if nvidia-smi did not respond in time."""
     up_s: float | None = None
     """Since the node was booted."""
 
@@ -122,7 +122,7 @@ def read_gpus(source: FactSource, node: str) -> GpuFacts:
 
 
 def _details(source: FactSource) -> tuple[dict[str, Any], str | None]:
-    """Query further facts by name, and return how a query hung, after which no more are made."""
+    """Query further facts by name, and return the error of a query that hung, after which no more are made."""
     queries: dict[str, tuple[list[str], Callable[[str], Sequence[object]]]] = {
         "ecc": (_csv("gpu", ECC_FIELDS), parse_ecc),
         "pcie": (_csv("gpu", PCIE_FIELDS), parse_pcie),
@@ -148,7 +148,7 @@ def up_seconds(source: FactSource) -> float | None:
 
 
 def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Output]:
-    """The GPUs by the most complete query that the driver knows, and what that prints."""
+    """The GPUs from the most complete query that the driver supports, and its output."""
     output = Output("", "nvidia-smi was not called")
     for fields in QUERIES:
         output = source.ask(command(fields), LIMIT_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of whether interpreter, llmb, torch, driver and NCCL fit together, which a process of its own loads.
+"""Checks that interpreter, llmb, torch, driver and NCCL fit together, in a separate process that loads them.
 
 And of the runtimes of containers, of where Enroot keeps its files, and of the scheduler and what it says of this node.
 """
@@ -30,7 +30,7 @@ LIMIT_S = 180.0
 
 
 class SoftwareFacts(BaseModel):
-    """The interpreter's answer; None is not installed, or not known."""
+    """The interpreter's answer; None is not installed, or unknown."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -67,7 +67,7 @@ def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
 
 
 def software_checks(source: FactSource, python: str, gpus: int, target: TargetFacts) -> Iterator[Finding]:
-    """``gpus``: those that nvidia-smi shows."""
+    """``gpus``: those in nvidia-smi's output."""
     of, others = rule("software_python"), names_of("software")[1:]
     facts = read_software(source, python)
     if isinstance(facts, Missing):
@@ -179,7 +179,7 @@ ENROOT_DEFAULTS = {
     "ENROOT_DATA_PATH": "${XDG_DATA_HOME:-${HOME}/.local/share}/enroot",
     "ENROOT_TEMP_PATH": "${TMPDIR:-/tmp}",
 }
-"""Enroot's own, of its documentation; names of files in the configuration begin where these point to."""
+"""Enroot's own variables, from its documentation; names of files in the configuration begin with their folders."""
 ENROOT_CONFIGURATION = ("/etc/enroot/enroot.conf", "/etc/enroot/enroot.conf.d")
 _SETTING = re.compile(r"^\s*(ENROOT_\w+)\s+(\S.*?)\s*$")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^{}]*))?\}|(\w+))")
@@ -239,7 +239,7 @@ def enroot_folders(source: FactSource) -> dict[str, Path]:
 
 
 def expanded(value: str, environ: Mapping[str, str]) -> Path | None:
-    """The path that a shell makes of it; None where it would have to call a program, or knows no value."""
+    """The path after expansion by a shell; None if that would run a program, or lacks a value."""
     variables = {"UID": str(os.getuid()), "EUID": str(os.geteuid()), **environ}
     for command in ("$(id -u)", "$(id --user)"):
         value = value.replace(command, variables["UID"])
@@ -254,7 +254,7 @@ CHECKED: tuple[Trait, ...] = ("tracking", "binding", "selection", "gpus", "mpi",
 
 
 class Silent(NamedTuple):
-    """A scheduler that should answer here, and does not."""
+    """True if a scheduler should respond here, and does not."""
 
     reason: str
 
@@ -262,7 +262,7 @@ class Silent(NamedTuple):
 def scheduler_checks(
     setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, target: TargetFacts
 ) -> Iterator[Finding]:
-    """``gpus`` are those that this node shows."""
+    """``gpus`` are those visible on this node."""
     if isinstance(setup, Missing):
         yield from skipped(names_of("scheduler"), setup.reason)
         return

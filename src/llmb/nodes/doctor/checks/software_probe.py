@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes the software of an interpreter; its text is run by that interpreter, which may lack llmb and be older.
+"""Describes the software of an interpreter, which runs this text and may lack llmb or be older.
 
 Prints a JSON object per line: what is installed at once, then what torch says when it is loaded.
 """
