@@ -30,18 +30,18 @@ from llmb.catalogue.window import STEADY
 FEWEST_STEPS = 10
 FEWEST_STALLS = 3
 LEAST_HITS = 0.8
-"""Share of the steps at the period's distance that have to be slow."""
+"""Minimum fraction of slow steps among those at the period's distance."""
 LEAST_PERIODIC = 0.6
-"""Share of the slow steps that have to be at the period's distance."""
+"""Minimum fraction of the slow steps that are at the period's distance."""
 MOST_PERIODS = 200
-"""Distances between slow steps that are tried."""
+"""Number of distances between slow steps to try."""
 FALSE_ALARM_RATE = 0.01
 FEWEST_RUNS = 3
-"""Runs on each side of a step."""
+"""Number of runs on each side of a step."""
 MOST_PAIRED = 1000
 """The length above which pairs of steps are not searched: there would be millions."""
 LONG_HISTORY = 20
-"""The least number of runs: with fewer one outlier among three, however far, is not beyond chance."""
+"""The least number of runs: with fewer, one outlier among three may be chance, however far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _drift(values: Floats) -> tuple[float, float]:
 
 
 def _line_length(count: int) -> float:
-    """Length of the vector of ``count`` places, from their middle."""
+    """Norm of the vector of ``count`` places, from their middle."""
     return math.sqrt(count * (count * count - 1) / 12)
 
 
@@ -126,7 +126,7 @@ def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
-    """The distance at which steps are slow, and those steps; None if they are not at a regular distance."""
+    """The distance between slow steps, and those steps; None if the distance is not regular."""
     near = pairwise(slow), zip(slow, slow[2:], strict=False)
     distances = Counter(after - before for pairs in near for before, after in pairs)
     best: tuple[int, list[int]] | None = None
@@ -144,7 +144,7 @@ def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Consecutive runs, by their places, whose step time is the same but for chance, and its geometric mean."""
+    """Consecutive runs, by index, with the same step time up to chance, and its geometric mean."""
 
     runs: range
     mean_s: float
@@ -177,7 +177,7 @@ def _parts(logs: Floats, part: range) -> Iterator[range]:
 
 
 def _split(values: Floats, steps: int) -> list[int] | None:
-    """The places of one or two steps; None if chance explains them."""
+    """The indices of one or two steps; None if chance explains them."""
     from scipy.special import stdtr
 
     count = len(values)
@@ -203,7 +203,7 @@ def _split(values: Floats, steps: int) -> list[int] | None:
 
 LEAST_STEADY = 8
 LEAST_SHARE = 1 / 3
-"""Share of the run that has to be steady, as ``LEAST_STEADY`` steps."""
+"""Minimum fraction of the run that is steady, like ``LEAST_STEADY`` steps."""
 PENALTY = 18.0
 NO_STEADY_STATE = (
     f"no steady state: it takes {FEWEST_STEPS} steps after the first one, and a constant level in a third of them; "
@@ -240,7 +240,7 @@ def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | No
 
 
 def _segments(values: Floats) -> list[tuple[int, int]]:
-    """First and last index of each part with a level of its own."""
+    """First and last index of each part with the same level."""
     # Of differences, so that changes of level do not count as noise.
     noise = MAD_TO_STD * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
     variance = max(noise, LEAST_SPREAD * abs(float(np.median(values)))) ** 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
-"""Whatever is not between them, such as 30 years, is damage."""
+"""Larger gaps between them, such as 30 years, are damage."""
 MOST_OF_CLOCK = 1.1
 """Step times may sum to this much of the time that passed by the clock, which may have been corrected meanwhile."""
 LEAST_OF_CLOCK = 0.5
@@ -15,7 +15,7 @@ checkpoint or an evaluation lies between some steps, but not between most."""
 CLOCK_ERROR_S = 1.0
 """Error of times taken by a waiting host, or by a clock of whole seconds."""
 FINE_CLOCK_ERROR_S = 1e-3
-"""Error of usual moments by a clock that counts parts of a second."""
+"""Error of usual times by a clock with fractions of a second."""
 FEW_LAPS = 3
 """With fewer steps, a single wait of the host may lengthen the usual step."""
 
@@ -36,7 +36,7 @@ class Lap:
 
 
 def clock_contradiction(every: Sequence[Lap]) -> str | None:
-    """Say how the clock contradicts the step times of a window; None if they agree."""
+    """Describe how the clock contradicts the step times of a window; None if they agree."""
     laps = [lap for lap in every if lap.clock_s >= 0]  # a clock that was set back once, as in autumn, tells nothing
     if 2 * len(laps) < len(every):
         return "most steps of the window end before the step before them"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run logs: the step line, its reader, and the outcome of a run as its log shows it."""
+"""Run logs: the step line, its reader, and the outcome of a run according to its log."""

@@ -33,16 +33,16 @@ _ARGUMENTS = {
     b"seq_length": "seq_len",
     b"num_layers": "layers",
 }
-"""Arguments of Megatron and of what is built on it, as they are printed when a run starts."""
+"""Arguments of Megatron and derived programs, as printed when a run starts."""
 _ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,|}]|\Z)")
 _ARGUMENTS_SIGN, _PARAMETER_SIGN, _GPU_SIGN = b"parallel_size", b"Config param ", b"NVIDIA "
-"""Found wherever a pattern is; searching for text takes a tenth of the time."""
+"""Present wherever a pattern matches; searching for text takes a tenth of the time."""
 _PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
 _GPU = re.compile(
     rb"\bNVIDIA (?P<chip>G?[ABHL]\d{2,3}S?)"
     rb"(?:[ -](?:PCI[eE]|NVL\d{0,2}|SXM\d?|CNX|\d{2,3}GB|HBM\d\w?|MIG [\w.+]{1,20})){0,5}(?!\w)"
 )
-"""The name of a device, by the driver or by CUDA."""
+"""The name of a device, from the driver or CUDA."""
 _SLICES = re.compile(rb"[\r\n] {1,9}MIG {1,9}[\w.+]{1,20} {1,9}Device {1,9}\d")
 """The lines of ``nvidia-smi -L`` below their GPU."""
 
@@ -64,10 +64,10 @@ _RESULTS = re.compile(
 )
 """The path of a log of releases up to 25.03: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
 _BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
-"""Behind the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
+"""After the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
 BARE_RELEASE = "25.04"
 _FACT = re.compile(rb"(?<![\w/.-])([A-Za-z_]\w{1,40})\"? ?(?:[:=]|\.{2,60}) ?\"?([\w.+-]{1,60})(?=[\s,|}\")]|\Z)")
-"""An argument of any program, as it is printed before the first step."""
+"""An argument of any program, as printed before the first step."""
 _OF_ONE_RUN = re.compile(
     rb"seed|rank|port|pid|host|addr|path|dir|file|url|uuid|save|load|log|wandb|tensorboard|time|date|job|run|exp_|elapsed"
     rb"|took",
@@ -75,13 +75,13 @@ _OF_ONE_RUN = re.compile(
 )
 """Arguments whose values differ between repeats."""
 ARGUMENTS = "arguments.digest"
-"""Key of a configuration with the digest of all arguments that are printed before the first step."""
+"""Key of a configuration with the digest of all arguments printed before the first step."""
 INFERRED_RELEASE = "release.inferred"
 """Key of a configuration whose release is inferred from the form of the experiment's name."""
 
 
 def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> dict[str, Value]:
-    """Configuration of a log that begins with ``head``; a name is believed only where the log itself is silent.
+    """Configuration of a log that begins with ``head``; a name counts only if the log itself lacks the value.
 
     ``first_step``: where the first step is in ``head``, if it is there. Where the workload is not known, all
     arguments before it stand for it, if some of them are sizes.
@@ -145,7 +145,7 @@ def _from_path(path: Path) -> Mapping[str, Value]:
 
 
 def document_of_log(path: Path) -> "Document | None":
-    """The reference document that a log is of by its path; None if it is of none, or of one that is not known.
+    """The reference document of a log, from its path; None if there is none, or if it is unknown.
 
     Names since 25.05 do not tell the release: they are of the only document that has such names.
     """

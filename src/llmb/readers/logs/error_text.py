@@ -45,7 +45,7 @@ _STEP_MARKS = tuple(mark for one in FORMATS for mark in one.marks[: one.step_mar
 
 class Content(NamedTuple):
     is_log: bool
-    """True if a training wrote it."""
+    """True if it comes from training."""
     text: str
 
 
@@ -75,12 +75,12 @@ def last_error(tail: bytes) -> str:
 
 
 def error_at_end(tail: bytes) -> str:
-    """The error of a run that did all its steps, whose last line need not be an error; empty if there is none."""
+    """The error of a completed run, whose last line need not be an error; empty if there is none."""
     return _error(_after_steps(tail))
 
 
 def fault_at_end(tail: bytes) -> str:
-    """``error_at_end``, but for the scheduler's time limit and what that led to."""
+    """``error_at_end``, without the scheduler's time limit and its consequences."""
     text = _after_steps(tail)
     limit = _TIME_LIMIT.search(text) if b" DUE TO TIME LIMIT" in text else None
     return _error(text[: limit.start()] if limit else text)

@@ -45,7 +45,7 @@ _NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
         "preparation of a dataset or a checkpoint",
     ),
 )
-"""File names that show the content: the first that fits. These files are not read."""
+"""File names that show the content: the first match counts. These files are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ParsedFile:
     path: Path
     outcome: LogOutcome
     may_name_network: bool = True
-    """False if the whole text is known to have no line of NCCL's."""
+    """False if the text is known to have no NCCL lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Files in the order of their paths, each with the status of the name, if it has one. Omits further hard links to
+    """Files in the order of their paths, with the status from the name, if any. Omits further hard links to
     the same file, such as a reference document's name of a log."""
     inodes: set[tuple[int, int]] = set()
     for name in sorted(names, key=lambda name: name.split("/")):
@@ -182,7 +182,7 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
-    """Parse a file. With the default rule, a reference document's log has the window that the document uses."""
+    """Parse a file. With the default rule, a reference document's log has the document's window."""
     document = document_of_log(path) if rule == DEFAULT_RULE else None
     documented = document.window if document else None
     try:
@@ -205,7 +205,7 @@ Content = TypeVar("Content")
 
 
 def parse_logs(files: LogFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
-    """Every file of ``files``, in the order in which they finish."""
+    """Yield every file of ``files``, in the order of completion."""
     yield from files.refused
     yield from read_in_parallel(files, partial(parse_file, rule=rule), workers)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the steps of a log and keeps the latest attempt: its window, how it began and ended, and the work of its
+"""Follows the steps of a log and keeps the latest attempt: its window, its start and end, and the work of its
 steps as the lines print it: batch, samples, tokens and rate."""
 
 import math
@@ -20,26 +20,26 @@ from llmb.readers.logs.step_line import StepLine
 
 GBS, SEQ_LEN, GPUS = "layout.gbs", "layout.seq_len", "layout.gpus"
 MOST_APART = 1.1
-"""Rates and times are rounded: the work of two steps, by their product, may differ by this factor."""
+"""Rates and times are rounded: the work of two steps, as their product, may differ by this factor."""
 
 
 @dataclass(slots=True)
 class PrintedWork:
-    """The work that the lines of the window print, and the first line that does not fit the others."""
+    """The work printed by the window's lines, and the first inconsistent line."""
 
     gbs: int | None = None
     """Sequences per step; None if not in the log."""
     change: str | None = None
-    """The reason why the steps are not of the same work."""
+    """The reason why the steps do different amounts of work."""
     before: tuple[int, int] | None = None
     """A step, and the samples consumed by its end."""
     work: tuple[float, float] | None = None
-    """The fewest and the most tokens of a GPU in a step, by its rate and its time."""
+    """The fewest and the most tokens per GPU and step, from rate and time."""
     tokens: Counter[int] = field(default_factory=Counter)
     """The number of steps by tokens, without padding."""
 
     def note(self, line: StepLine) -> None:
-        """Take a line of the window; they come in order."""
+        """Take a line of the window, in order."""
         if line.tokens is not None:
             self.tokens[line.tokens] += 1
         self.change = self.change or _ramp(line) or self._other_batch(line) or self._other_work(line)
@@ -68,7 +68,7 @@ class PrintedWork:
         return (line.samples - before[1]) / (line.step - before[0])
 
     def leave(self, line: StepLine) -> None:
-        """Take a line, in the window or not, for the next one to be compared with."""
+        """Take any line, in the window or not, for comparison with the next."""
         if line.samples is not None:
             self.before = line.step, line.samples
 
@@ -121,9 +121,9 @@ def _count(configuration: Mapping[str, Value], key: str) -> int | None:
 
 
 RELATIVE_RULES = ("reference",)
-"""Window rules that give numbers as a run has that is numbered from 0: the log's own numbers are meant, as printed."""
+"""Window rules with numbers as for runs numbered from 0; they mean the log's own printed numbers."""
 _MOST_LAG = 8
-"""Lines by which ranks that log the same steps may be apart."""
+"""Number of lines between ranks that log the same steps."""
 _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
 _UNKNOWN = 1 << 62
@@ -141,24 +141,24 @@ def _floats() -> "array[float]":
 
 @dataclass(slots=True)
 class LoggedAttempt:
-    """The latest attempt so far. Steps are numbered as the log numbers them.
+    """The latest attempt so far. Steps have the log's numbers.
 
     The columns hold its steps in the window, in order; a value not logged is nan.
     """
 
     rule: str
     foreseen_last: int | None = None
-    """Number of the run's last step, if it is known before the log is read."""
+    """Number of the run's last step, if known before the log is read."""
     documented: str | None = None
-    """The window that the document takes which the log is of, if it is known."""
+    """The window of the log's document, if known."""
     first_number: int = 0
     """Number of the first step of a run that does not resume."""
     means: bool = False
     """A line without the number of steps averaged counts for those since the line before."""
     continued: bool = False
-    """The run loaded a checkpoint before its first step, so its first step may have another number."""
+    """True if the run loaded a checkpoint before its first step, whose number may then differ."""
     number: int = 0
-    """Counts from 1. A step number lower than the one before begins a new attempt."""
+    """Counts from 1. A step number lower than the previous one begins a new attempt."""
     last: int | None = None
     """Number of the run's last step, as declared by the latest line; None before the first step."""
     window: Window | None = None
@@ -177,44 +177,44 @@ class LoggedAttempt:
     bad_grad_norm_step: int | None = None
     """The first step with a logged gradient norm that is not finite."""
     skipped_in_window: int = 0
-    """Steps whose update was skipped, as lines in the window log."""
+    """Steps with a skipped update, according to lines in the window."""
     mean_of: int = 1
-    """The largest number of steps that a line declares to be the mean of."""
+    """The largest declared number of averaged steps."""
     clock_s: float = 0.0
     """The clock whose differences are the step times; see ``StepLine``."""
     work: PrintedWork = field(default_factory=PrintedWork)
-    """The work of a step that the lines of the window print."""
+    """The work of a step according to the lines of the window."""
     profiled: tuple[int, int] | None = None
-    """The first and the last step in which a profiler started or ended, which have no time."""
+    """The first and the last step at which a profiler started or ended; they have no time."""
     untimed: set[int] = field(default_factory=set)
     """Numbers of such steps in the window."""
     step: "array[int]" = field(default_factory=_integers)
     laps: list[Lap] = field(default_factory=list)
-    """The laps to lines of the window from those before them, if both have times."""
+    """The intervals between lines of the window, if both have times."""
     logged: tuple[int, float] | None = None
     """Step and time of the last line, if it has them."""
     logged_s: "array[float]" = field(default_factory=_floats)
-    """The times of the lines of the window, by their own clock; 0 for a line without, and shorter than the window if
+    """Timestamps of the window's lines; 0 for a line without, and shorter than the window if
     the last lines have none."""
     since: "array[int]" = field(default_factory=_integers)
-    """Steps since the line before, which a mean stands for; shorter than the window if it is 1 for the last lines."""
+    """Steps since the line before, which a mean covers; shorter than the window if it is 1 for the last lines."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     gaps: dict[int, int] = field(default_factory=dict)
-    """The number of gaps by steps from one logged step to the next."""
+    """Gap lengths in steps between logged steps, with their counts."""
     ranks: dict[int | None, int] = field(default_factory=dict)
-    """The last step that each rank logged."""
+    """The last step logged by each rank."""
     left_out: str | None = None
-    """The value of the last line that has one, like the next."""
+    """The value of the last line that has one, like the next field."""
     contradiction: str | None = None
     logged_last_s: float | None = None
-    """The time of the last line, in the window or not."""
+    """The timestamp of the last line, in the window or not."""
     settled: bool = False
-    """The whole log was read, so that the steady state is known: ``window``, or None if there is none."""
+    """The whole log was read, so the steady state is known: ``window``, or None if there is none."""
 
     @property
     def interval(self) -> int:
-        """Every how many steps one is logged; 1 unless most of the logged steps are equally far apart."""
+        """The logging interval in steps; 1 unless most of the logged steps are equally far apart."""
         if not self.gaps:
             return self.mean_of
         gap, count = max(self.gaps.items(), key=lambda item: item[1])
@@ -224,14 +224,14 @@ class LoggedAttempt:
 
     @property
     def weights(self) -> Sequence[int] | None:
-        """The number of steps that each of the window's lines stands for; None if each stands for one."""
+        """The number of steps covered by each of the window's lines; None if each covers one."""
         most = self.interval if self.mean_of == 1 else self.mean_of
         weights = [min(count, most) for count in self.since]
         return [*weights, *[1] * (len(self.step) - len(weights))] if max(weights, default=1) > 1 else None
 
     @property
     def finished(self) -> bool:
-        """The last step was done; with an interval, the last lines may be of a step before."""
+        """True if the last step was done; with an interval, the last line may be for an earlier step."""
         return self.last is not None and self.max_step > self.last - self.interval
 
     def resolve_window(self, last: int) -> Window:
@@ -253,7 +253,7 @@ class LoggedAttempt:
         return Window(first=self.first_step, last=max(window.last, self.first_step), rule=window.rule)
 
     def settle(self) -> None:
-        """Call it after the last step: with rule ``auto`` only the steps of the steady state are kept then."""
+        """To be called after the last step: rule ``auto`` then keeps only the steps of the steady state."""
         if self.rule != STEADY or not are_between(-math.inf, self.step_time_s, math.inf):
             return
         self.settled = True
@@ -268,7 +268,7 @@ class LoggedAttempt:
         return self.step, self.since, self.step_time_s, self.tflops_per_gpu, self.logged_s
 
     def missing(self, window: Window) -> list[range]:
-        """The steps of the window that are not logged, but would be in a log without gaps."""
+        """Return the unlogged steps of the window, which a complete log would have."""
         if self.mean_of > 1:
             return []  # the lines tell which steps they are of
         every = self.interval
@@ -321,7 +321,7 @@ class LoggedAttempt:
         self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
 
     def _steps_of(self, line: StepLine) -> int:
-        """The number of steps that a line stands for, or more: never more than usual count."""
+        """Return the number of steps that a line covers: at most the usual number."""
         if line.after is not None:
             return line.step - line.after
         if line.mean_of > 1 or not self.means:
@@ -340,7 +340,7 @@ class LoggedAttempt:
             self.laps.append(Lap(steps_s=steps_s, clock_s=clock_s, between_s=between_s, steps=steps))
 
     def _is_news(self, line: StepLine) -> bool:
-        """False for a step that another rank logged before, or this one."""
+        """Return False for a step that was already logged, by this or another rank."""
         before = self.ranks.get(line.rank)
         if len(self.ranks) < _MOST_RANKS or before is not None:
             self.ranks[line.rank] = line.step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of a run according to its log: did it finish, are its values valid, how long did a step take."""
+"""The outcome of a run according to its log: whether it finished, whether its values are valid, and its step time."""
 
 import hashlib
 import math
@@ -26,11 +26,11 @@ LOG_WARNING = "log_warning"
 LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
 """A pause between two lines beyond this multiple of their steps is odd unless another line explains it."""
 DISTINCT_TIMES = 5
-"""The number of different step times beyond which, with the same losses, a match by chance is excluded."""
+"""The number of different step times beyond which, with the same losses, a match cannot be chance."""
 WIDEST_CLOCK_ERROR = 0.05
-"""Relative error of a step time by a clock of whole seconds; with a wider one there is no figure."""
+"""Maximum relative error of a step time from a clock of whole seconds, for a figure to be given."""
 MOST_TFLOPS = 1e30
-"""Other numbers are damage."""
+"""Larger numbers are damage."""
 _BELOW_0 = math.nextafter(0.0, -1.0)
 Status = Literal[
     "success",
@@ -45,12 +45,12 @@ Status = Literal[
     "unreadable",
 ]
 FINISHED: tuple[Status, ...] = ("success", "too_few_steps", "resumed", "profiled", "traced")
-"""The run did all its steps, and its values are valid; only the step times of a success are a measurement."""
+"""The run completed its steps with valid values; only the step times of a success are a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOutcome:
-    """The outcome of the run that one file logs. Unknown values are None.
+    """The outcome of the run in one log file. Unknown values are None.
 
     Only a success, and a profiled or traced run that would be one otherwise, has statistics.
     """
@@ -65,27 +65,27 @@ class LogOutcome:
     step_time_s: Statistics | None = None
     tflops_per_gpu: Statistics | None = None
     clock_error_s: float | None = None
-    """The step time is off by at most this, because the log's clock is coarse."""
+    """Maximum error of the step time, because the log's clock is coarse."""
     left_out: str | None = None
-    """The time that the step times exclude; also in the reason."""
+    """The time excluded from the step times; also in the reason."""
     warnings: tuple[str, ...] = ()
-    """Oddities of the window, or contradictions of the step times, which leave these as they are."""
+    """Oddities of the window, or contradictions of the step times, which do not change them."""
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
-    """Step times that ``step_time_s`` describes, in the order of the steps."""
+    """The step times behind ``step_time_s``, in the order of the steps."""
     logged_s: Sequence[float] = ()
-    """The times of the window's lines, by the log's clock; empty if some have none, or are means."""
+    """The timestamps of the window's lines; empty if some have none, or are means."""
     logged_last_s: float | None = None
-    """The time of its last line."""
+    """The timestamp of its last line."""
     format: str | None = None
     """Name of the log's format; None without a step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
     """The configuration of the run from the log and its path; see ``llmb.readers.logs.reader``."""
     error_at_end: str | None = None
-    """The error after the last step of a measurement, by its log; the scheduler's time limit does not count."""
+    """The error after the last step of a measurement, from its log; the scheduler's time limit does not count."""
     digest: str | None = None
-    """Digest of what was logged: equal for copies of a log, whatever their names; None without a step."""
+    """Digest of the logged values: equal for copies of a log, whatever their names; None without a step."""
 
     @property
     def gpus(self) -> int | None:
@@ -95,13 +95,13 @@ class LogOutcome:
 
     @property
     def gbs(self) -> int | None:
-        """Global batch size, by the log or by its name."""
+        """Global batch size, from the log or its name."""
         gbs = self.configuration.get(GBS)
         return gbs if isinstance(gbs, int) else None
 
 
 def judge_log(log: RunLog) -> LogOutcome:
-    """The outcome of a log, with statistics over the window that it was read with."""
+    """The outcome of a log, with statistics over its window."""
     if log.attempt.last is None:
         return replace(_without_steps(log), format=log.format, configuration=log.configuration)
     return _judged(log, log.attempt.last)
@@ -120,7 +120,7 @@ def _digest(log: RunLog) -> str:
 
 
 def _judged(log: RunLog, last: int) -> LogOutcome:
-    """The outcome of a log with steps, of which ``last`` is the run's last one."""
+    """The outcome of a log with steps; ``last`` is the run's last one."""
     attempt = log.attempt
     window, unfit = _window(attempt, last)
     unfinished = _why_unfinished(log, last, window)
@@ -147,7 +147,7 @@ def _judged(log: RunLog, last: int) -> LogOutcome:
 
 
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
-    """The outcome of a run with steps in its window. Lines may stand for steps before it."""
+    """The outcome of a run with steps in its window. Lines may cover steps before it."""
     attempt, weights = log.attempt, log.attempt.weights
     if attempt.mean_of > 1 or weights:
         before = weights[0] - 1 if weights else 0
@@ -247,7 +247,7 @@ def _outcome(
 
 
 def _configured(log: RunLog) -> Mapping[str, Value]:
-    """Add the batch size that the lines print, which the name may omit."""
+    """Add the batch size printed in the lines, which the name may omit."""
     gbs = log.attempt.work.gbs
     return {GBS: gbs, **log.configuration} if gbs else log.configuration
 
@@ -316,7 +316,7 @@ def _quoting(reason: str, tail: bytes) -> str:
 
 
 def _interval_text(log: RunLog) -> str:
-    """Describe the interval of logging, if it is not every step."""
+    """Describe the interval of logging, unless every step is logged."""
     interval = max(log.attempt.interval, log.attempt.mean_of)
     if interval == 1 or log.format is None:
         return ""

@@ -26,7 +26,7 @@ _MOST_LINES = 10_000
 GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ESCAPE = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]")
-"""Colors, and movements of the cursor."""
+"""Escape sequences for colors and cursor movements."""
 _BEGUN_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4})?\Z")
 _LONGEST_ESCAPE = 40
 CHUNK_BYTES = 1 << 19
@@ -35,7 +35,7 @@ _TAIL_BYTES = 1 << 14
 
 
 class _Candidate:
-    """A format that a log may have, until its first step line."""
+    """A possible format of a log, until its first step line."""
 
     def __init__(self, of: Format) -> None:
         self.format = of
@@ -75,12 +75,12 @@ class StepFinder:
         """None before the first step line."""
         self.reader: Reader | None = None
         self.resumed = False
-        """A checkpoint was loaded before the first step line."""
+        """True if a checkpoint was loaded before the first step line."""
         self._candidates: dict[str, _Candidate] = {}
-        """The candidates by name; of the formats whose marks occur."""
+        """The candidates by name, among the formats whose marks occur."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
-        """The steps in ``text[start:end]``, which consists of complete lines."""
+        """Return the steps in ``text[start:end]``, which consists of complete lines."""
         end = min(end, len(text))
         if self.reader:
             return self.reader.find(text, start, end)
@@ -139,7 +139,7 @@ class PlainText:
         self.size = 0
         """Bytes read so far, decompressed."""
         self.damaged = False
-        """The compressed file is truncated or corrupt: the text ends where it can no longer be decompressed."""
+        """True if the compressed file is truncated or corrupt: the text ends where decompression fails."""
         self._read_some: Callable[[int], bytes] = stream.read
         self._begin = self._first_bytes()
         if self._begin == GZIP:
@@ -156,7 +156,7 @@ class PlainText:
         """The beginning of an escape sequence."""
 
     def read(self, size: int) -> bytes:
-        """Some of the text, about ``size`` bytes; empty only at its end."""
+        """Return the next text, about ``size`` bytes; empty only at its end."""
         while data := self._read_source(size):
             if text := self._without_escapes(self._decoded(data)):
                 return text
@@ -205,7 +205,7 @@ class RunLog:
     tail: bytes
     """The last 16 KiB, as plain text."""
     truncated_line: bool
-    """The file ends in the middle of a step line, which is left out, or is compressed and ends too early."""
+    """True if the file ends in the middle of a step line, which is ignored, or is compressed and truncated."""
     attempt: LoggedAttempt
     """The last attempt."""
     format: str | None
@@ -222,7 +222,7 @@ class RunLog:
 def read_log(
     stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES, path: Path | None = None, documented: str | None = None
 ) -> RunLog:
-    """Read ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps that are kept.
+    """Read ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps to keep.
 
     If the declared last step changes midway, or is not declared, the window moves, perhaps to earlier steps, and the
     log is read again. The name of the experiment is taken from ``path``; ``documented`` is the window that the source

@@ -13,10 +13,10 @@ _INVALID = re.compile(rb"^%s([^\r\n]*)" % _INVALID_HEAD, re.MULTILINE)
 
 
 class StepLine(NamedTuple):
-    """The content of a step line. A field that the line does not have is None."""
+    """The content of a step line. Missing fields are None."""
 
     step: int
-    """The number in the log: from 0 or from 1."""
+    """The step's number in the log, which counts from 0 or from 1."""
     last: int
     """Number of the run's last step, as declared so far; ``step`` if the log does not declare it."""
     step_time_s: float
@@ -24,11 +24,11 @@ class StepLine(NamedTuple):
     tflops_per_gpu: float | None
     grad_norm: float | None = None
     skipped: int = 0
-    """Steps since the line before whose update was skipped, because of a loss or a gradient that is not finite."""
+    """Steps since the line before with a skipped update, because of a non-finite loss or gradient."""
     mean_of: int = 1
     """Number of steps that the step time averages, if it is in the log."""
     rank: int | None = None
-    """The rank that a prefix of the line names."""
+    """The rank in a prefix of the line."""
     clock_s: float = 0.0
     """A clock whose difference since the line before is the time of all steps since then; 0 for a step time that the
     program measured."""
@@ -37,23 +37,23 @@ class StepLine(NamedTuple):
     logged_s: float | None = None
     """The line's timestamp, in addition to a step time that the program measured."""
     left_out: str | None = None
-    """The time that the step times so far exclude."""
+    """The time excluded from the step times so far."""
     contradiction: str | None = None
     """Another figure of the program that the step times so far contradict."""
     interrupted: bool = False
-    """Since the line before there was an evaluation, or a checkpoint was saved, which the step time leaves out."""
+    """True after an evaluation or a checkpoint since the line before, which the step time excludes."""
     gbs: int | None = None
-    """Sequences of a step; a printed number that is rounded is left out, here and below."""
+    """Sequences of a step; rounded numbers are omitted, here and below."""
     samples: int | None = None
     """Sequences of all steps so far."""
     tokens: int | None = None
     """Tokens of the step, without padding."""
     tokens_per_s_per_gpu: float | None = None
-    """The value printed beside the step time; None if that is derived from it."""
+    """The printed value; None if it is derived from the step time."""
     ramped_up: bool = False
     """True if the log shows that the batch size is still growing."""
     profiled: bool = False
-    """A profiler starts or ends in the step, which therefore has no time."""
+    """True if a profiler starts or ends in the step, which therefore has no time."""
 
 
 def format_step_line(
@@ -70,7 +70,7 @@ def format_step_line(
     consumed_samples: int,
     epoch: int = 0,
 ) -> str:
-    """The line of step ``step`` (from 0) of ``steps``, without line end. None values are left out."""
+    """Return the line of step ``step`` (from 0) of ``steps``, without line end and without None values."""
     fields = {
         "lr": f"{lr:.4g}",
         "global_batch_size": global_batch_size,
@@ -98,7 +98,7 @@ def format_invalid_line(why: str) -> str:
 
 
 def find_invalid_line(text: bytes) -> str | None:
-    """The reason for which the run that logged ``text`` declared itself invalid, if it did."""
+    """Return the reason for which the run that logged ``text`` declared itself invalid, if it did."""
     match = _INVALID.search(text) if text.rfind(_INVALID_HEAD) >= 0 else None  # which is faster
     return match[1].decode("utf-8", "replace").strip() if match else None
 
@@ -125,7 +125,7 @@ class LoadLine(NamedTuple):
 
 
 def format_save_line(line: SaveLine) -> str:
-    """Without line end; times to the millisecond."""
+    """Return the line without line end, with times in milliseconds."""
     return (
         f"{SAVE_HEAD.decode()} Rank: {line.rank} : Iteration: {line.iteration}"
         f" : Start time: {line.start_s:.3f}s : Save duration: {line.duration_s:.3f}s"
@@ -133,7 +133,7 @@ def format_save_line(line: SaveLine) -> str:
 
 
 def format_load_line(line: LoadLine) -> str:
-    """Without line end; times to the millisecond."""
+    """Return the line without line end, with times in milliseconds."""
     return (
         f"{LOAD_HEAD.decode()} Rank : {line.rank} : Start time : {line.start_s:.3f}s"
         f" : Time spent in load_checkpoint: {line.duration_s:.3f}s"

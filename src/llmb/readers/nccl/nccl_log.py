@@ -32,7 +32,7 @@ _PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] 
 WRITER = rb"(?<![^\s:])(?:" + _PROCESS + rb")?+" + _DEVICE
 """The process, if the line names it, and the device."""
 BARE_WRITER = rb"\n" + _PROCESS + _DEVICE
-"""A writer at the beginning of a line, which is found faster."""
+"""The writer at the beginning of a line, as a faster search."""
 _END = re.compile(rb"- (?:Init START|(?:Destroy|Abort) COMPLETE)")
 _LINE = re.compile(
     WRITER + rb"[^\r\n]{0,100}?\bcomm (\S{1,40}) rank (\d{1,9}) nranks (\d{1,9}) cudaDev (\d{1,5})([^\r\n]{0,400}?) ?\Z"
@@ -55,7 +55,7 @@ CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
 """The number of different calls beyond which sizes are grouped by powers of two."""
 MOST_HANDLES = 500_000
-"""Pointers to communicators in all files; each takes about 1 KB."""
+"""Limit of pointers to communicators in all files; each takes about 1 KB."""
 # The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
 # Every repetition is bounded or possessive, so that no text takes quadratic time.
 _COUNTED = rb": opCount "
@@ -75,7 +75,7 @@ Kind = tuple[str, int, int]
 
 
 class Event(NamedTuple):
-    """A line that begins or ends the life of a pointer."""
+    """A line that creates or destroys a communicator."""
 
     process: str
     device: int
@@ -96,7 +96,7 @@ def process_of(process: bytes, device: bytes) -> str:
 
 
 def split_at_events(text: bytes) -> Iterator[tuple[bytes, Event | None]]:
-    """``text`` in parts, each but the last with the event at its end."""
+    """Yield ``text`` in parts, each but the last with the event at its end."""
     at = searched = 0
     for end in _END.finditer(text):
         least = max(searched, end.start() - _LONGEST_LINE)
@@ -135,7 +135,7 @@ class Handle:
     process: str
     device: int
     name: str | None = None
-    """The communicator: the same for all of its ranks, and for no other communicator."""
+    """The communicator: the same for all of its ranks, and different for every other communicator."""
     reason: Reason | None = "no init line"
     """The reason why ``name`` is None."""
     rank: int | None = None
@@ -148,12 +148,12 @@ class Communicators:
     handles: list[Handle] = field(default_factory=list)
     """The communicators by number."""
     current: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The number of the handle that each pointer of a process now is."""
+    """The present handle of each process's pointers."""
     repeated: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """The number of times that a process has initialized communicators which its lines describe alike."""
+    """The number of communicators of a process that its lines describe identically."""
 
     def handle(self, process: str, device: int, pointer: str) -> int:
-        """The number of the handle that a call uses."""
+        """Return the number of a call's handle."""
         handle = self.current.get((process, pointer))
         if handle is None or self.handles[handle].ended:
             handle = self._add(Handle(process, device), pointer)
@@ -187,7 +187,7 @@ class Communicators:
 
 
 def unclear_names(handles: Iterable[Handle]) -> set[str]:
-    """The names that stand for more than one communicator, or may do so.
+    """Return names that stand for more than one communicator, or may do so.
 
     Ranks number what their lines describe alike in the order of their own log. That is the same communicator on all of
     them unless some were in only one of two splits with equal parent and color.
@@ -214,7 +214,7 @@ def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
 
 
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files and, for a folder, what runs wrote in it or below it.
+    """Return the given files and, for a folder, the logs of runs in it or below it.
 
     These are the logs of ``--nccl-trace``, and if there are none, what NCCL said of the network.
 
@@ -257,7 +257,7 @@ class Call:
 
 @dataclass(slots=True)
 class Calls:
-    """The number of times that a call was made, and its number of elements in all."""
+    """The number of calls, and their total number of elements."""
 
     number: int = 0
     elements: int = 0
@@ -322,7 +322,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Whole lines, many at once. Raises UsageError if the file cannot be read."""
+    """Yield complete lines, many at once. Raises UsageError if the file cannot be read."""
     with open_file(path) as stream:
         try:
             yield from (text for _, text in whole_lines(stream))
@@ -331,7 +331,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def describe_unread(paths: Iterable[Path]) -> str | None:
-    """Describe the content of NCCL or its tests in files from which nothing is read; None if they have none."""
+    """Describe the NCCL output or test in files without readable content; None if there is none."""
     lines, example, header = 0, b"", b""
     for text in (text for path in paths for text in read_lines(path)):
         matches = _NCCL_LINE.findall(text)
@@ -350,7 +350,7 @@ def _quoted(line: bytes) -> str:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
-    """Offsets in the log, as noted by ``llmb run --nccl-trace``: where steps begin and, with None, where they end."""
+    """Offsets in the log, as noted by ``llmb run --nccl-trace``: the starts of steps and, with None, their ends."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []
@@ -373,7 +373,7 @@ class Readable(Protocol):
 
 
 class _TooMany(Exception):
-    """There are more handles than memory is meant for."""
+    """True if there are too many handles for the intended memory."""
 
 
 class _Reader:
@@ -382,9 +382,9 @@ class _Reader:
         self.file = file
         self.communicators = Communicators(log.handles)
         self.calls: dict[tuple[bytes, ...], Call | None] = {}
-        """Calls that were parsed, as long as their pointers stand for the same communicators."""
+        """Cache of parsed calls, valid while their pointers stand for the same communicators."""
         self.waiting: dict[Kind, Calls] = {}
-        """The calls of the step that is read."""
+        """The calls of the present step."""
 
     def read(self, stream: BinaryIO, noted: Sequence[tuple[int, int | None]]) -> None:
         for position, text in whole_lines(stream):
@@ -425,7 +425,7 @@ class _Reader:
 
 
 def whole_lines(stream: Readable) -> Iterator[tuple[int, bytes]]:
-    """Complete lines with their offsets, many at once; a line longer than a chunk is split."""
+    """Yield complete lines with their offsets, many at once; lines longer than a chunk are split."""
     position, rest = 0, b""
     while text := stream.read(CHUNK_BYTES):
         text = rest + text
@@ -440,7 +440,7 @@ def whole_lines(stream: Readable) -> Iterator[tuple[int, bytes]]:
 def _parts_noted(
     text: bytes, position: int, noted: Sequence[tuple[int, int | None]]
 ) -> Iterator[tuple[bytes, int | None]]:
-    """``text`` split where steps begin and end, each part with its step; None outside of steps."""
+    """Yield ``text`` split at the starts and ends of steps, each part with its step; None outside of steps."""
     offsets = [offset for offset, _ in noted]
     at = 0
     while at < len(text):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells which network NCCL used, by the lines that it writes with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET.
+"""Determines the network that NCCL used from its lines with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET.
 
 Names of devices, networks and nodes are taken only if they have no other characters than such names have.
 """
@@ -21,9 +21,9 @@ from llmb.readers.nccl.nccl_log import Readable, whole_lines
 
 MOST_NODES = 20_000
 MOST_NAMES = 1000
-"""The most names of devices of a node, and of networks."""
+"""Limit of device names of a node, and of networks."""
 VERBS = "IB"
-"""Plugins for verbs may write their list of devices in this name."""
+"""The name under which plugins for verbs may list their devices."""
 _NET = rb"([A-Za-z0-9][\w.+-]{0,40}(?: [\w.+-]{1,40})?)"
 _DEVICE = rb"([\w.+-]{1,128})"
 _LINE = re.compile(
@@ -39,7 +39,7 @@ _INTERFACE = re.compile(rb"([\w.-]{1,64}):")
 Match = re.Match[bytes]
 NAMES = Path(__file__).parent / "data" / "networks.yaml"
 MOST_BYTES = 1 << 25
-"""The part of a run's log that is searched: NCCL prints it when communicators are made, at the beginning."""
+"""The part of a run's log to search: NCCL prints the network when communicators are created, at the beginning."""
 TCP = "TCP sockets"
 NVLINK = "NVLink"
 """The fabric of nodes that NVLink connects with each other."""
@@ -59,17 +59,17 @@ class NodeFacts:
     """The network lines of the processes of a node."""
 
     selected: dict[str, None] = field(default_factory=dict)
-    """Networks that communicators were given."""
+    """Networks assigned to communicators."""
     channels: set[tuple[str, int]] = field(default_factory=set)
-    """Network and number of the device."""
+    """Network and index of the device."""
     direct: Counter[bool] = field(default_factory=Counter)
     """Channels over the network with GPUDirect RDMA and without it."""
     names: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Names of devices; those of several that NCCL uses as one are joined by ``+``."""
+    """Names of devices; several that NCCL combines are joined by ``+``."""
     layers: dict[str, str] = field(default_factory=dict)
     processes: set[bytes] = field(default_factory=set)
     nvlink: bool = False
-    """A channel goes over NVLink to another node."""
+    """True if a channel uses NVLink to another node."""
 
     def names_of(self, network: str, index: int) -> tuple[str, ...]:
         name = self.names.get((network, index)) or self.names.get((VERBS, index))
@@ -87,7 +87,7 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class NetworkFacts:
-    """The network facts that NCCL wrote in one or several logs. None is not in the logs."""
+    """The network facts in one or several NCCL logs. None is not in the logs."""
 
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
@@ -100,9 +100,9 @@ class NetworkFacts:
     mnnvl: bool | None = None
     collnet: bool = False
     communicators: dict[int, set[int]] = field(default_factory=dict)
-    """The ranks that wrote, by the number of ranks of their communicator."""
+    """The ranks that wrote, by the size of their communicator."""
     unread_lines: int = 0
-    """Lines that do not name the process that wrote them, as one does into which another line was written."""
+    """Lines without the writing process, such as one interrupted by another line."""
 
     def node(self, name: str) -> NodeFacts | None:
         if name not in self.nodes and len(self.nodes) >= MOST_NODES:
@@ -139,7 +139,7 @@ def parse_lines(text: bytes, facts: NetworkFacts) -> None:
 
 
 def _writer(before: bytes) -> tuple[str, bytes] | None:
-    """Host and process, as in ``node7:4001:4123 `` at the end of ``before``; None if they are not there."""
+    """Host and process, as in ``node7:4001:4123 `` at the end of ``before``; None if missing."""
     words = before[:-1].rpartition(b" ")[2].rpartition(b"\n")[2].split(b":")[-3:]
     if len(words) < 3 or not before.endswith(b" "):
         return None
@@ -283,20 +283,20 @@ class NodesNetwork(Record):
     link_layer: str | None
     gpudirect: bool | None
     devices: tuple[str, ...] | None
-    """All that NCCL found for this network."""
+    """All devices that NCCL found for this network."""
     devices_used: tuple[str, ...] | None
     """Devices of the channels of the ranks in the log."""
     idle_devices: tuple[str, ...] | None
-    """Devices without a channel; None unless the log is of all ranks of the nodes."""
+    """Devices without a channel; None unless the log has all ranks of the nodes."""
 
 
 class Network(Record):
-    """The network that NCCL used. What is None, here or of nodes, has a reason in ``reasons``, under its name."""
+    """The network that NCCL used. Every None, here or in nodes, has a reason in ``reasons``, under its name."""
 
     used: tuple[str, ...]
-    """Fabrics, as NCCL calls those that no data names; that of most nodes first."""
+    """Fabrics, with NCCL's name for unknown ones; that of most nodes first."""
     devices: tuple[str, ...] | None
-    """All that NCCL found on any node."""
+    """All devices that NCCL found on any node."""
     idle_devices: tuple[str, ...] | None
     """Return devices that some node left idle; None if no node reports them."""
     source: str
@@ -311,23 +311,23 @@ class Network(Record):
     plugin_version: str | None
     nccl_version: str | None
     gpudirect: bool | None
-    """True if network cards read and write the memory of GPUs themselves."""
+    """True if network cards access the memory of GPUs directly."""
     nvls: bool | None
-    """True if switches of NVLink reduce."""
+    """True if NVLink switches reduce."""
     mnnvl: bool | None
     """True if NVLink connects several nodes."""
     collnet: bool | None
-    """True if switches of the network reduce, as with SHARP."""
+    """True if network switches reduce, as with SHARP."""
     channels: Channels | None
     nodes: tuple[NodesNetwork, ...]
-    """Nodes with the same network together, most of them first."""
+    """Nodes with the same network, the largest group first."""
     reasons: dict[str, str]
     unread_lines: int = 0
-    """Lines that were left out, because they do not name the process that wrote them."""
+    """Number of ignored lines, which do not name the writing process."""
 
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
-    """``texts`` are whole lines of the logs that ``source`` names, ``ranks`` all of the run, if that is known."""
+    """``texts`` are complete lines of the logs in ``source``, ``ranks`` all ranks of the run, if known."""
     facts = NetworkFacts()
     for text in texts:
         parse_lines(text, facts)
@@ -340,7 +340,7 @@ def source_of(names: Sequence[str]) -> str:
 
 
 def beginning(stream: Readable) -> Iterator[bytes]:
-    """Whole lines at the beginning of a log."""
+    """Return complete lines at the beginning of a log."""
     for position, text in whole_lines(stream):
         yield text
         if position + len(text) >= MOST_BYTES:
@@ -422,7 +422,7 @@ def _node(node: NodeFacts, facts: NetworkFacts, *, whole: bool) -> NodesNetwork:
 
 
 def _busy(node: NodeFacts) -> tuple[str, ...] | None:
-    """The devices of channels; None without one, or if one has no name."""
+    """Return the devices of channels; None without one, or if one has no name."""
     devices = [node.names_of(name, index) for name, index in sorted(node.channels)]
     return tuple(dict.fromkeys(one for names in devices for one in names)) if devices and all(devices) else None
 
@@ -433,7 +433,7 @@ def _joined(fabrics: Iterable[str | None]) -> str | None:
 
 
 def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | None:
-    """A network that no data names is called what NCCL calls it."""
+    """An unknown network has NCCL's name for it."""
     kind = network_names().kind_of(name)
     if kind is None:
         return name

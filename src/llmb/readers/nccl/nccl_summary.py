@@ -57,11 +57,11 @@ class Collective:
     ranks: int
     """The ranks of each communicator."""
     communicators: int | None
-    """None if the log does not have it."""
+    """None if it is not in the log."""
     communicators_from: Literal["init lines", "number of ranks"] | None
-    """The source of the number: communicators that the log identifies, or an assumption, that all ranks logged."""
+    """The source of the number: communicators identified in the log, or the assumption that all ranks logged."""
     communicator_names: tuple[str, ...]
-    """The first of the communicators' identifiers; empty if the log does not have them."""
+    """The first of the communicators' identifiers; empty if they are not in the log."""
     logged_ranks: int
     """Ranks that make these calls, in all communicators."""
     count: int | None
@@ -96,7 +96,7 @@ class NcclSummary:
     """Empty if steps are unknown."""
     coarse: bool
     notes: tuple[str, ...] = ()
-    """Facts about communicators that are missing in the log."""
+    """Missing facts about communicators."""
 
 
 def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:

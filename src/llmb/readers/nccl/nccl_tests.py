@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the tables of nccl-tests and rccl-tests by their column headers, and what nccl-tests write as JSON.
+"""Reads the tables of nccl-tests and rccl-tests by their column headers, and the JSON of nccl-tests.
 
 A table names its test since 2.16.7. Before, rows have only the columns that the test needs, and before 2.12 the largest
 error in place of the number of wrong results. Lines may have a label of the program that started the test: ``0: `` of
@@ -30,7 +30,7 @@ _LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])[ \t]?")
 _HEAD = re.compile(r"#\s*(?:Collective test|nThread \d|Using devices|Rank\s+\d|size\s+count\s)")
 """A line above a table, or the last one below it."""
 _NAME = re.compile(r"\b(\w{1,40}?)_perf(?:_mpi)?\b")
-"""A name in a line above a table: that of a shell which began the test, or the table's own."""
+"""A name in a line above a table: from the shell that started the test, or the table's own."""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s")
 _CYCLE = re.compile(r"#\s*Testing \d+ cycle")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
@@ -50,7 +50,7 @@ _FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Results out of place or in place. What was not measured is None."""
+    """Results out of place or in place. Unmeasured values are None."""
 
     time_us: float | None
     algorithm_gb_s: float | None
@@ -107,7 +107,7 @@ class _Header:
     figures: tuple[str, ...]
     """Columns of the results out of place; those in place are the same."""
     out_of_place_end: int
-    """The position at which those out of place end; 0 if the test ran in place alone."""
+    """The column index after those out of place; 0 if the test ran only in place."""
 
 
 def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
@@ -141,7 +141,7 @@ def _has_header(stream: BinaryIO) -> bool:
 
 @dataclass(slots=True)
 class _Output:
-    """The part that is read of the table that has not ended."""
+    """The rows so far of the unfinished table."""
 
     source: str
     name: str | None = None
@@ -152,10 +152,10 @@ class _Output:
     in_place_alone: bool = False
     """True if the line above the header states it."""
     cycles: bool = False
-    """The test was repeated, and the average at its end is that of all cycles."""
+    """True if the test was repeated, and its final average is over all cycles."""
 
     def read(self, line: str) -> TestTable | None:
-        """The table that ends with ``line`` or before it, if one does."""
+        """Return the table that ends with ``line`` or before it, if any."""
         if not line.startswith("#"):
             if self.header and (row := _row(self.header, line)):
                 self.rows.append(row)
@@ -212,12 +212,12 @@ def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
 
 
 def _named(table: TestTable, command: str | None) -> TestTable:
-    """A shell may have written the command without the label of its output."""
+    """A shell may have printed the command without its label."""
     return table if table.name else replace(table, name=command)
 
 
 def _header(line: str, *, in_place_alone: bool) -> _Header | None:
-    """None for another line than a header."""
+    """Return None unless the line is a header."""
     words = list(_WORD.finditer(line.replace("#", " ", 1)))
     texts = [word[0] for word in words]
     times = [place for place, text in enumerate(texts) if text in _TIMES]
@@ -231,7 +231,7 @@ def _header(line: str, *, in_place_alone: bool) -> _Header | None:
 
 
 def _row(header: _Header, line: str) -> TestRow | None:
-    """None for another line than a row; what follows the columns, such as a time, is not read."""
+    """Return None unless the line is a row; text after the columns, such as a time, is ignored."""
     matches = list(_WORD.finditer(line))
     if "redop" in header.names and len(matches) > 3 and _INTEGER.fullmatch(matches[3][0]):
         names = [name for name in header.names if name != "redop"]  # some versions leave it empty
@@ -263,7 +263,7 @@ def _row(header: _Header, line: str) -> TestRow | None:
 
 
 def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
-    """None if every word is ``N/A``. Raises ValueError for another word than a number."""
+    """Return None if every word is ``N/A``. Raises ValueError for a word that is not a number."""
     if set(words) == {"N/A"}:
         return None
     values: dict[str, float | None] = dict.fromkeys(_FIGURES.values())

@@ -49,7 +49,7 @@ class CollectiveTime:
     calls: int
     total_s: float
     exposed_s: float
-    """Time in which nothing but communication runs."""
+    """Time with nothing but communication."""
     hidden_s: float
 
 
@@ -68,16 +68,16 @@ class StepBreakdown:
     idle_s: float
     communication_hidden_s: float
     idle_longest_s: float
-    """The longest interval in which nothing ran."""
+    """The longest idle interval."""
     collectives: tuple[CollectiveTime, ...]
     unclassified_s: float = 0.0
-    """Kernels that no rule knows."""
+    """Unclassified kernels."""
     cuda_graph_s: float = 0.0
-    """CUDA graphs that were recorded as a whole."""
+    """CUDA graphs recorded as a whole."""
 
     @property
     def local_s(self) -> float:
-        """The time in which this rank did anything but exposed communication."""
+        """The time of this rank without exposed communication."""
         return self.duration_s - self.communication_exposed_s
 
 
@@ -123,7 +123,7 @@ def _union_of(inside: Mapping[Label, Sequence[Span]], activity: Activity) -> lis
 def _collectives(
     timeline: Timeline, inside: Mapping[Label, Sequence[Span]], uncovered: Sequence[Span], window: Span
 ) -> list[CollectiveTime]:
-    """Sorted by time, longest first. ``uncovered`` is the time in which nothing else runs."""
+    """Sorted by time, longest first. ``uncovered`` is the time with nothing else running."""
     times = []
     for label, spans in inside.items():
         if label.activity is not Activity.COMMUNICATION or not spans:
@@ -152,7 +152,7 @@ class RankTrace:
     names: tuple[NameTime, ...]
     """The longest kernels (on a CPU: operators), summed over all steps."""
     unclassified: tuple[NameTime, ...] = ()
-    """The longest of those kernels that no rule knows."""
+    """The longest unclassified kernels."""
     notes: tuple[str, ...] = ()
     """Unreadable parts of the trace."""
 
@@ -162,14 +162,14 @@ class RankTrace:
 
     @property
     def typical(self) -> StepBreakdown:
-        """The step with the median duration; of two in the middle the earlier."""
+        """Return the step with the median duration; the earlier of two in the middle."""
         ordered = sorted(self.steps, key=lambda step: (step.duration_s, step.step))
         return ordered[(len(ordered) - 1) // 2]
 
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The rank that the others wait for: it spends the least time waiting in communication."""
+    """The rank that the others wait for: it waits the least in communication."""
 
     label: str
     local_s: float

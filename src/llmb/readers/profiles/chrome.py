@@ -31,7 +31,7 @@ from llmb.readers.profiles.timeline import (
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 24
-"""Characters. A longer event means that the file is truncated, or has no events."""
+"""Limit of characters. A longer event means that the file is truncated, or has no events."""
 GZIP_MAGIC = b"\x1f\x8b"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
@@ -39,12 +39,12 @@ _GAP = re.compile(r"[\s,]*")
 
 @dataclass(slots=True)
 class TraceFile:
-    """Iterate over ``events()`` once; then ``header`` holds everything else that was read of the file."""
+    """Iterate over ``events()`` once; then ``header`` has the rest of the file."""
 
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
     number: int = 0
-    """Number of the event that is read, from 1; 0 before the first."""
+    """Number of the present event, from 1; 0 before the first."""
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events. Raises UsageError if the file is not a trace, is truncated or cannot be read."""
@@ -142,7 +142,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
 _CATEGORIES = (*("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation"), *_LAUNCHES)
 _NO_GROUP = ("", "undefined")
 _OPTIMIZER = "Optimizer.step#"
-"""Beginning of the names of ranges that PyTorch marks itself."""
+"""Prefix of the names of PyTorch's own ranges."""
 
 
 def rank_in_name(path: Path) -> int | None:
@@ -156,20 +156,20 @@ class _Collected:
     rules: Rules
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     device_ends: dict[int, int] = field(default_factory=dict)
-    """The times when the device finished the work that a step had launched."""
+    """Times at which the device finished the work launched by a step."""
     kernels: Recorder = field(default_factory=Recorder)
     threads: dict[tuple[str, str], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
     groups: set[str] = field(default_factory=set)
     without_time: int = 0
-    """Events that are left out."""
+    """Number of skipped events."""
     updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The times when the host finished the steps of optimizers."""
+    """Times at which the host finished the steps of optimizers."""
     device_updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The times when the device finished them."""
+    """Times at which the device finished them."""
     launches: Launches = field(default_factory=Launches)
     categories: set[str] = field(default_factory=set)
     device: str | None = None
-    """An unknown one, by the name of a process."""
+    """An unknown device, by the name of a process."""
 
     def take(self, event: dict[str, Any]) -> None:
         category = event.get("cat")
@@ -196,7 +196,7 @@ class _Collected:
         return self.device or next(filter(None, map(self.rules.device_of_category, sorted(self.categories))), None)
 
     def take_iterations(self) -> str | None:
-        """Without marked steps, takes the times between ends of the optimizer's steps as steps, and says so."""
+        """Without marked steps, take the intervals between the optimizer's steps as steps, with a note."""
         name = max(self.updates, key=lambda name: len(self.updates[name]), default=None)
         ends = sorted(self.updates[name]) if name else []
         if len(ends) < 2:

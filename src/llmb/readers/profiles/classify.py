@@ -13,7 +13,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 
 LONGEST = 4096
-"""Characters that are parsed; template arguments may be far longer."""
+"""Limit of parsed characters; template arguments may be far longer."""
 _LENGTH = re.compile(r"\d{1,4}")
 _LITERAL = re.compile(r"L[a-z]n?\d+E")
 _TYPE = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")
@@ -79,7 +79,7 @@ def _split_mangled(name: str) -> KernelName:
 
 
 def _identifiers(name: str, place: int) -> tuple[list[str], int]:
-    """The components of the next qualified name, and where it ends."""
+    """Return the components of the next qualified name, and its end."""
     words: list[str] = []
     while place < len(name) and not (words and name[place] in "IELv"):
         literal, length = _LITERAL.match(name, place), _LENGTH.match(name, place)
@@ -105,9 +105,9 @@ class Activity(StrEnum):
     MATRIX_PRODUCT = "matrix_product"
     OTHER = "other"
     UNCLASSIFIED = "unclassified"
-    """A kernel that no rule knows."""
+    """An unclassified kernel."""
     CUDA_GRAPH = "cuda_graph"
-    """A CUDA graph that was recorded as a whole: what ran in it is unknown."""
+    """A CUDA graph recorded as a whole: its content is unknown."""
     MEMORY_COPY = "memory_copy"
     COMMUNICATION = "communication"
 
@@ -137,7 +137,7 @@ Pattern = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
 
 
 class KernelRule(Record):
-    """Matches if each of its patterns is found in that part of a kernel's name."""
+    """Matches if each of its patterns occurs in that part of a kernel's name."""
 
     function: Pattern | None = None
     namespace: Pattern | None = None
@@ -164,7 +164,7 @@ class CollectiveRule(Record):
 
 
 class DeviceRule(Record):
-    """A device that is neither a CPU nor a GPU whose kernels are known."""
+    """A device that is neither a CPU nor a GPU with known kernels."""
 
     category: Pattern | None = None
     """Category of its events."""

@@ -42,12 +42,12 @@ class _Process:
     """Starts of the steps, in order, each with its number."""
     launches: Launches = field(default_factory=Launches)
     ends: dict[int, int] = field(default_factory=dict)
-    """The times when the GPU finished the work that a step had launched."""
+    """Times at which the GPU finished the work launched by a step."""
     graphs: int = 0
     without_time: int = 0
 
     def add_end(self, launched: int, end: int) -> None:
-        """Note when the GPU finished what the host had launched at a time."""
+        """Note when the GPU finished the work that the host had launched at a time."""
         place = bisect_right(self.starts, launched, key=lambda start: start[0]) - 1
         number = self.starts[place][1] if place >= 0 else None
         if number is not None and launched < self.host[number][1]:
@@ -86,7 +86,7 @@ class _Export:
         self.columns = cache(self._columns)
 
     def _columns(self, table: str) -> frozenset[str]:
-        """Empty if there is no such table."""
+        """Return nothing if there is no such table."""
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         if not self.connection.execute(query, (table,)).fetchone():
             return frozenset()
@@ -128,7 +128,7 @@ class _Export:
         yield from self.connection.execute(query)
 
     def _owner(self, table: str) -> tuple[str, str, str]:
-        """The thread of a launch, the process of what it launched, and the condition that they belong together."""
+        """The thread of a launch, the process of the launched work, and the join condition."""
         if not (self.has(LAUNCHES, "globalTid") and self.has(table, "globalPid")):
             return "NULL", "NULL", ""
         return "l.globalTid", "globalPid", "AND k.process = (l.globalTid & :mask)"
@@ -144,7 +144,7 @@ class _Export:
         yield from self.connection.execute(query, {"mask": NO_THREAD})
 
     def kernel_launches(self) -> Iterator[Row]:
-        """Start and thread of each launch of a kernel, and whether there is one, by name."""
+        """Start and thread of each launch, and whether its kernel exists, by name."""
         complete = self.has(LAUNCHES, "start", "correlationId", "nameId") and self.has(KERNELS, "correlationId")
         if not complete:
             return

@@ -144,7 +144,7 @@ class Recorder:
         return map(Recorded, self.starts, self.ends, self.name_numbers, self.label_numbers)
 
     def in_order(self) -> Iterator[Recorded]:
-        """Yield the rows by start; of those that start together the longest comes first, as it contains the others."""
+        """Yield the rows by start; if starts are equal, the longest first, as it contains the others."""
         order = sorted(range(len(self)), key=lambda i: (self.starts[i], -self.ends[i]))
         return (Recorded(self.starts[i], self.ends[i], self.name_numbers[i], self.label_numbers[i]) for i in order)
 
@@ -152,7 +152,7 @@ class Recorder:
 LAUNCH_NAME = re.compile(r"(?:cuda|cu|hip)\w{0,40}Launch\w{0,40}Kernel\w{0,40}")
 """Calls that launch one kernel: graphs may have none."""
 MOST_UNRECORDED = 0.01
-"""Share of a step's kernels; if more were dropped, its idle time is not known."""
+"""Fraction of a step's kernels; if more were dropped, its idle time is unknown."""
 STEPS_LEFT_OUT = "left out, as the profiler dropped kernels"
 _MOST_NAMED = 5
 
@@ -180,7 +180,7 @@ class Launches:
             self.early.add(identifier)
 
     def incomplete(self, steps: Mapping[int, Span]) -> tuple[set[int], list[str]]:
-        """The steps, given as ranges on the host, of which too much was not recorded to show their parts, and notes."""
+        """The steps, as ranges on the host, that are too incomplete to break down, and notes."""
         launched, missing = sorted(self.starts), sorted(self.pending.values())
         left_out, notes = set(), {True: list[str](), False: list[str]()}
         for number, span in sorted(steps.items()) if missing else ():
@@ -288,7 +288,7 @@ def make_timeline(
 
 
 def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counter[str]:
-    """The number of calls of each name that began within the steps."""
+    """Number of calls of each name that began within the steps."""
     counted: Counter[str] = Counter()
     within = union((step.start, step.end) for step in steps)
     for recorder in recorders:

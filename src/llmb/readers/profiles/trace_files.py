@@ -19,7 +19,7 @@ EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (ns
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
-    """The files among ``paths`` and the traces of each folder: those of the runs in it, else those in the folder.
+    """The files among ``paths`` and the traces of each folder: those of runs in it, or else those in the folder.
 
     Raises UsageError if one of ``paths`` has no trace.
     """
@@ -42,7 +42,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> tuple[int, str]:
-    """Rank 2 comes before rank 10."""
+    """A sort key by which rank 2 comes before rank 10."""
     return len(path.name), path.name
 
 

@@ -20,11 +20,11 @@ from llmb.readers.samples.host import ROOT, cgroup_folders
 from llmb.readers.samples.sample_records import CounterReading
 
 MOST_S = 1.0
-"""The time limit of a reading; areas that are not reached have that as their reason."""
+"""The time limit of a reading; it is also the reason of areas that are not reached."""
 MOST_LINES, MOST_CHARACTERS = 200, 300
-"""Lines of the kernel's log that are kept, and how much of each."""
+"""Number of lines of the kernel's log to keep, and length of each."""
 VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "cali", "ifb", "dummy", "tun", "tap")
-"""Interfaces that no cable belongs to."""
+"""Interfaces without a cable."""
 PCI_CLASSES = {"0x03": "GPU", "0x02": "network card", "0x01": "storage"}
 OF_MEMORY = ("oom_kill", "pgmajfault", "pswpin", "pswpout")
 """Counters of /proc/vmstat, of all processes of the node."""
@@ -35,13 +35,13 @@ WORTH_KEEPING = re.compile(
     r"|I/O error|not responding|Lustre|controller is down|thermal|throttl",
     re.IGNORECASE,
 )
-"""Words of the lines that ``machine.yaml`` knows; the rest of the log is not the run's business."""
+"""Words in the lines that ``machine.yaml`` classifies; other lines do not concern the run."""
 _RECORD = re.compile(r"^\d+,\d+,\d+,[^;]*;")
 Counters = Iterable[tuple[str, int]]
 
 
 class KernelLog:
-    """The kernel's log from now on; ``reason`` is why it cannot be read, else None."""
+    """The kernel's log from now on; ``reason`` is the reason why it cannot be read, or None."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.reason: str | None = None
@@ -59,7 +59,7 @@ class KernelLog:
         return tuple(line[:MOST_CHARACTERS] for line in records if WORTH_KEEPING.search(line))[-MOST_LINES:]
 
     def _records(self) -> Iterator[str]:
-        """Each read gives one record; EPIPE stands for records that newer ones have replaced."""
+        """Each read returns one record; EPIPE means that newer records have replaced some."""
         while self.file is not None:
             try:
                 data = os.read(self.file, 8192)
@@ -78,7 +78,7 @@ class KernelLog:
 def read_counters(
     kernel: KernelLog, gpus: Callable[[], Counters] | None = None, no_gpus: str | None = None, root: Path = ROOT
 ) -> CounterReading:
-    """``gpus`` reads the GPUs' counters; ``no_gpus`` is why they cannot be read."""
+    """``gpus`` reads the GPUs' counters; ``no_gpus`` is the reason why they cannot be read."""
     end_s = time.monotonic() + MOST_S
     counters: dict[str, int] = {}
     read: list[str] = []
@@ -136,7 +136,7 @@ def _tcp(root: Path) -> Counters:
 
 
 def _pci(root: Path) -> Counters:
-    """Errors that a device reports itself (AER), each file with a line for all of its kind."""
+    """Errors reported by a device itself (AER), each file with a line for every type."""
     for device in _listed(root / "sys/bus/pci/devices", "*"):
         if _text(device / "class")[:4] not in PCI_CLASSES:
             continue
@@ -154,7 +154,7 @@ def _host_memory(root: Path) -> Counters:
 
 
 def _cpu(root: Path) -> Counters:
-    """Each core has the count of its package."""
+    """Each core has the counter of its package."""
     most: dict[str, int] = {}
     for core in _listed(root / "sys/devices/system/cpu", "cpu[0-9]*"):
         count = _number(core / "thermal_throttle/package_throttle_count")

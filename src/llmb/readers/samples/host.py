@@ -34,13 +34,13 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 POWERCAP = "sys/class/powercap"
 IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
-"""Places in the first line of /proc/stat, and how many there are without those that others include."""
+"""Indices in the first line of /proc/stat, and the number of fields that are not included in others."""
 OF_PROCESSES = slice(0, 3)
-"""User, nice and system: what is counted of processes, too."""
+"""User, nice and system: the times that processes also count."""
 
 
 class CpuEnergy:
-    """The energy of the CPU packages. Their counters wrap around, so it must be read more often than they do.
+    """The energy of the CPU packages. Their counters wrap around, so frequent reads are necessary.
 
     Raises OSError if a counter cannot be read.
     """
@@ -52,7 +52,7 @@ class CpuEnergy:
         self.total_uj = 0
 
     def read_j(self) -> float | None:
-        """Since this object was made."""
+        """Counted since this object was created."""
         for zone in self.zones:
             try:
                 now = _number(zone / "energy_uj")
@@ -96,14 +96,14 @@ class CpuLimit:
 
 
 def find_cpu_limit(root: Path = ROOT) -> CpuLimit | None:
-    """The tightest of the control groups above this process; None without one that can be read."""
+    """The tightest of the control groups above this process; None if none can be read."""
     groups = {folder: _cores_of(folder) for folder in cgroup_folders(root, "cpu")}
     limits = (CpuLimit(cores, folder / "cpu.stat") for folder, cores in groups.items() if cores is not None)
     return min(limits, key=lambda limit: limit.cores, default=None)
 
 
 def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The control group of this process that has a controller, by either version, and those above it."""
+    """The control group of this process with a controller, by either version, and its parents."""
     for line in (SystemFiles(root=root).text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):
@@ -158,11 +158,11 @@ def _number(path: Path) -> int:
 
 
 WORKERS = (b"llmb.engine.", b"llmb.nodes.bench.worker", b"llmb.engine.weights")
-"""The modules behind ``-m`` of a process that trains, measures or converts."""
+"""The modules after ``-m`` of a process that trains, measures or converts."""
 WAITS = b"llmb.engine.join"
-"""The program of a rank that does not know its run yet, which computes nothing."""
+"""The program of a rank that does not know its run yet and computes nothing."""
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
-"""Places in /proc/<pid>/stat behind the name: times are those of the process, then of its ended children."""
+"""Indices after the name in /proc/<pid>/stat: times of the process, then of its ended children."""
 Key = tuple[int, str]
 """Process id, with start time and name since its last exec to distinguish it from a later process."""
 
@@ -183,13 +183,13 @@ class NodeProcesses:
     """The processes of a node, read repeatedly: command lines are read once per process."""
 
     def __init__(self, folder: Path | None = None, root: Path = ROOT) -> None:
-        """``folder`` is that of the own run: its processes are those that name it, and all that they start."""
+        """``folder`` is the run's own: its processes are those that name it, and all that they start."""
         self.folder = None if folder is None else os.fsencode(folder)
         self.root = root
         self.words: dict[Key, tuple[bytes, ...]] = {}
         self.own: dict[int, _Stat] = {}
         self.above: dict[int, _Stat] = {}
-        """Ancestors of the run's processes that are none themselves."""
+        """Ancestors of the run's processes that do not belong to it."""
         self.ended_s = 0.0
         """CPU time of the run's ended processes whose parent is not one of them."""
         booted = re.search(r"^btime (\d+)", SystemFiles(root=root).text("/proc/stat") or "", re.MULTILINE)
@@ -197,7 +197,7 @@ class NodeProcesses:
         """The time of boot, in Unix time."""
 
     def look(self) -> None:
-        """Read all processes. Of those that end meanwhile nothing is known."""
+        """Read all processes, without those that end during the reading."""
         self.stats = {stat.key[0]: stat for stat in _stats(self.root)}
         words = self.words
         self.words = {stat.key: words.get(stat.key) or _words(self.root, pid) for pid, stat in self.stats.items()}
@@ -209,14 +209,14 @@ class NodeProcesses:
         self._find_above()
 
     def cpu_s(self) -> float | None:
-        """CPU time of the run's processes, and of those that started them; None where no process of the run is seen."""
+        """CPU time of the run's processes, and of those that started them; None if no process of the run is visible."""
         if not self.own:
             return None
         above_s = sum(stat.cpu_time_s for stat in self.above.values())
         return round(self.ended_s + sum(stat.cpu_s for stat in self.own.values()) + above_s, 2)
 
     def others(self) -> tuple[OtherRun, ...]:
-        """Other runs, by what they began with; the processes of one run count once."""
+        """Other runs, by their first process; the processes of one run count once."""
         runs: dict[tuple[str, str | None], OtherRun] = {}
         for pid, stat in sorted(self.stats.items(), key=lambda item: item[1].began_s):
             if pid not in self.own and pid not in self.above and (program := _llmb_program(self.words[stat.key])):
@@ -243,7 +243,7 @@ class NodeProcesses:
         return {pid: self.stats[pid] for pid in pids}
 
     def _find_above(self) -> None:
-        """Processes that end are kept as they were: CPU time only grows."""
+        """Ended processes stay in the sum: CPU time only grows."""
         self.above = {pid: self.stats.get(pid, stat) for pid, stat in self.above.items()}
         for member in self.own.values():
             parent = self.stats.get(member.parent)

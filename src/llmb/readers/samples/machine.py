@@ -33,16 +33,16 @@ AREAS = {
 }
 """The areas' names for display."""
 DECISIVE = ("gpu", "rdma")
-"""Areas without which a node is not called clean."""
+"""Areas that must be readable for a node to count as clean."""
 ENDED_EARLY = "it was not read at the end: the sampler was killed, or the node was lost"
 MOST_EVENTS = 200
 """The number of events that a record keeps, the worst first."""
 MOST_NAMED, MOST_NODES = 3, 2
-"""Kinds, and nodes of each, that a verdict names."""
+"""Number of kinds, and of nodes of each, in a verdict."""
 
 
 class CounterRule(Record):
-    """The meaning of a rise of the counters that fit one of the patterns."""
+    """The meaning of a rise of counters that match one of the patterns."""
 
     keys: tuple[str, ...]
     kind: str
@@ -65,7 +65,7 @@ class CounterRule(Record):
 
 
 class KernelLogRule(Record):
-    """The meaning of a line of the kernel's log that the pattern is found in."""
+    """The meaning of a line in the kernel's log that matches the pattern."""
 
     pattern: str
     kind: str
@@ -124,7 +124,7 @@ class MachineReport(Record):
     """The events on the nodes of a run from its start to its end."""
 
     state: State
-    """``unknown`` if nothing happened as far as could be read, and too little could be."""
+    """``unknown`` if no readable source shows an event, and too few were readable."""
     events: tuple[MachineEvent, ...]
     """The worst first."""
     events_left_out: int = 0
@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """``nodes`` are all of the run, if they are known, and ``count`` at least how many they are."""
+    """``nodes`` are all nodes of the run, if known, and ``count`` is the least possible number of them."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):
@@ -245,7 +245,7 @@ def _said(node: str, lines: Iterable[str]) -> Iterator[MachineEvent]:
 
 
 def _merged(events: Iterable[MachineEvent]) -> Iterator[MachineEvent]:
-    """Lines of the kernel of one kind as one event."""
+    """Return lines of the kernel of one kind as one event."""
     by_text: dict[tuple[str, str], MachineEvent] = {}
     for event in events:
         if event.counter != KERNEL:

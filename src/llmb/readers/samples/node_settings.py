@@ -24,7 +24,7 @@ SET_OR_NOT = "variables."
 
 
 FILE_ENDING = ".settings.json"
-"""The ending of the files that samplers leave for the record of a run, one a node."""
+"""Suffix of the files that samplers write for the record of a run, one per node."""
 
 
 class NodeSettings(Record):
@@ -32,19 +32,19 @@ class NodeSettings(Record):
 
     values: dict[str, str]
     missing: dict[str, str]
-    """The reason why keys that begin so could not be read, if there are none."""
+    """The reasons for unreadable keys with these prefixes."""
 
 
 class NodesSettings(Record):
-    """Settings of several nodes: what most have once, and of each node what differs."""
+    """Settings of several nodes: the common values once, and the differences of each node."""
 
     nodes: tuple[str, ...]
     usual: dict[str, str]
     """The value that most nodes have."""
     unlike: dict[str, dict[str, str | None]] = Field(default_factory=dict)
-    """The values by node that differ from the usual ones; None where the node has none."""
+    """The values by node that differ from the usual ones; None if the node has none."""
     missing: dict[str, str]
-    """The reason why keys that begin so could not be read on some node."""
+    """The reasons for keys that are unreadable on some node, by prefix."""
     unread: dict[str, str] = Field(default_factory=dict)
     """The reason why other nodes have no settings at all."""
 
@@ -65,7 +65,7 @@ class NodesSettings(Record):
         return self.model_copy(update={"usual": usual, "unlike": unlike, "missing": missing})
 
     def of_all(self) -> dict[str, str]:
-        """The value of all nodes, else all that occur."""
+        """Return the common value, or all values."""
         every: dict[str, set[str]] = {}
         for node in self.nodes:
             for key, value in self.unlike.get(node, {}).items():
@@ -102,7 +102,7 @@ def together(by_node: Mapping[str, NodeSettings]) -> NodesSettings:
 
 
 LIMIT_S = 1.0
-"""The time limit of all of it at the start of a run; a device that is slow to answer must not hold it up."""
+"""The time limit of all readings at the start of a run, which a slow device must not delay."""
 SYSCTLS = (
     *("vm.zone_reclaim_mode", "vm.swappiness", "vm.overcommit_memory", "vm.nr_hugepages", "vm.dirty_ratio"),
     *("vm.dirty_background_ratio", "vm.min_free_kbytes", "vm.vfs_cache_pressure", "vm.compaction_proactiveness"),
@@ -124,7 +124,7 @@ BOOT_WORDS = re.compile(
     r"|tsc|clocksource|pci|pcie_aspm|pcie_acs_override|init_on_alloc|init_on_free|skew_tick|nmi_watchdog|nowatchdog"
     r"|audit|crashkernel|nvidia\S*|mlx\S*)(?:=.*)?"
 )
-"""Words of the kernel's command line that matter; others name disks, consoles and the like."""
+"""Relevant words of the kernel's command line; others name disks, consoles and the like."""
 DRIVER_OPTIONS = (
     *("EnablePCIERelaxedOrderingMode", "EnableResizableBar", "EnableGpuFirmware", "EnableStreamMemOPs", "EnableMSI"),
     *("DmaRemapPeerMmio", "InitializeSystemMemoryAllocations", "PreserveVideoMemoryAllocations", "RegistryDwords"),
@@ -133,7 +133,7 @@ DRIVER_OPTIONS = (
 LOADED = {"nvidia_peermem": "peermem", "gdrdrv": "gdrcopy"}
 """Modules whose absence means something."""
 VERSIONED = ("mlx5_core", "ib_core", "efa", "nvidia_fs", "lustre", "bnxt_re", "irdma")
-"""Modules that are built apart from the kernel, whose version is their own."""
+"""Modules built separately from the kernel, with their own versions."""
 FABRIC_VARIABLES = ("NCCL_", "UCX_", "FI_", "NVSHMEM_")
 OF_ONE_RUN = re.compile(r"_(?:FILE|DIR|PATH|HOME|ID|HOSTID)$|^NCCL_DEBUG|^NCCL_COMM_ID$|_LOG_LEVEL$")
 """Variables that name files and jobs, or control logging."""
@@ -147,7 +147,7 @@ Settings = Iterator[tuple[str, str | int | None]]
 
 
 class SettingsGroup(NamedTuple):
-    """Keys that begin with ``name`` and are read together; ``missing`` is why there are none."""
+    """Keys with the prefix ``name`` that are read together; ``missing`` is the reason if there are none."""
 
     name: str
     read: Callable[[SystemFiles, Mapping[str, str]], Settings]
@@ -155,7 +155,7 @@ class SettingsGroup(NamedTuple):
 
 
 def read_settings(files: SystemFiles, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> NodeSettings:
-    """Never raises. What takes longer than ``limit_s`` is left out, with that as the reason."""
+    """Never raises. Areas beyond ``limit_s`` are skipped, with that as the reason."""
     values, missing = dict[str, str](), dict[str, str]()
     due_s = time.monotonic() + limit_s
     for group in GROUPS:
@@ -275,7 +275,7 @@ def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Devices of a kind together; the speed of a GPU's link is lower while it computes nothing, so its width alone."""
+    """Devices by kind; a GPU link slows down while it is idle, so only its width counts."""
     kinds: dict[str, list[str]] = {"gpus": [], "nics": []}
     for name in files.names(PCI):
         kind = (files.text(f"{PCI}/{name}/class") or "")[:6]
@@ -297,7 +297,7 @@ def _link(files: SystemFiles, device: str, which: str) -> str | None:
 
 
 def _read_request(files: SystemFiles, device: str) -> str | None:
-    """Bytes of the largest read that the device asks for; the kernel shows this part of the registers to root alone."""
+    """Size in bytes of the device's largest read request; the kernel shows these registers only to root."""
     try:
         registers = files.path(f"{device}/config").read_bytes()
     except OSError:
@@ -320,12 +320,12 @@ def _variables(_: SystemFiles, environ: Mapping[str, str]) -> Settings:
 
 
 def _together(values: Iterable[str | None]) -> str | None:
-    """The value of all, or all that occur."""
+    """Return the common value, or all values."""
     return ", ".join(sorted({value for value in values if value})) or None
 
 
 def _counted(values: Iterable[str | None]) -> str | None:
-    """Format likewise, with the number of each where they differ."""
+    """Format with the number of each value if they differ."""
     texts = [value for value in values if value]
     each = sorted(set(texts))
     return each[0] if len(each) == 1 else ", ".join(f"{value} on {texts.count(value)}" for value in each) or None

@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class Nvml:
-    """All GPUs that NVML shows. What a GPU does not support is asked once, and is None from then on."""
+    """All GPUs visible to NVML. Values that a GPU does not support are queried once, and then None."""
 
     def __init__(self, package: Any) -> None:  # noqa: ANN401 (a module without types)
         self.package = package
@@ -69,7 +69,7 @@ class Nvml:
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
 
     def counters(self) -> Iterator[tuple[str, int]]:
-        """Counters that should not rise, as ``index/name``; without what a GPU does not support.
+        """Counters that should not rise, as ``index/name``, without unsupported ones.
 
         Raises OSError where no GPU shows any.
         """
@@ -86,7 +86,7 @@ class Nvml:
             raise OSError(errno.ENOTSUP, "NVML has no error counters")
 
     def _others(self, run_pids: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
-        """Inside of a container the driver may tell ids of the host: then not even the run's own are among them."""
+        """In a container the driver may report ids of the host: then not even the run's own are among them."""
         processes = self.processes()
         if not any(pid in run_pids for pids in processes for pid in pids or ()):
             return (None,) * len(processes)

@@ -125,7 +125,7 @@ def _gpu_processes(
 
 
 def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]:
-    """Without names: a page is sent to people whom the work of others does not concern; ``nodes`` have them."""
+    """Names are omitted: readers of a page need not know about other users' work; ``nodes`` have them."""
     for node in nodes:
         on = f" on {node.node}" if len(nodes) > 1 else ""
         if _is_more(node.other_cores, node.cores, rules().other_cores_pct[device]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a node, as its sampler writes them line by line, and what a run used of its GPUs and nodes."""
+"""Samples of a node, as written by its sampler line by line, and the run's use of GPUs and nodes."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from llmb.base.record import Record
 
 FINITE = {"allow_inf_nan": False}
-"""Pydantic's mode to read a line: numbers that no sampler writes are damage."""
+"""Pydantic's mode for reading a line: numbers that no sampler writes are damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class OtherRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerStart:
-    """The first line of a sampler. ``missing`` has the reason by name of what it cannot read."""
+    """The first line of a sampler. ``missing`` has the reasons for unreadable values, by name."""
 
     __pydantic_config__ = FINITE
     node: str
@@ -49,7 +49,7 @@ class SamplerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """A node at one moment; None is unknown. Seconds of all cores since the boot, energy since the sampler began."""
+    """A node at one moment; None is unknown. Seconds of all cores since boot, energy since the sampler started."""
 
     __pydantic_config__ = FINITE
     cpu_busy_s: float | None = None
@@ -84,7 +84,7 @@ class GpuSamples:
     memory_used_bytes: tuple[int | None, ...] = ()
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
     other_pids: tuple[tuple[int, ...] | None, ...] = ()
-    """Processes that compute on the GPU and are not of the run; None where the run's own are not seen either."""
+    """Processes that compute on the GPU and do not belong to the run; None if not even the run's own are visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +108,11 @@ class CounterReading:
     """Unix time by the node's clock."""
     counters: dict[str, int]
     read: tuple[str, ...]
-    """Areas that the counters are all of."""
+    """Areas with complete counters."""
     unread: dict[str, str]
     """The reason why other areas could not be read; areas that the node lacks are omitted."""
     kernel: tuple[str, ...] = ()
-    """The kernel's messages on hardware since the reading before."""
+    """The kernel's messages about hardware since the previous reading."""
 
 
 Line = SamplerStart | Sample | CounterReading
@@ -133,7 +133,7 @@ REASONS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""Bits of the reasons that are active, as NVML's documentation names them."""
+"""Bits of the active reasons, with the names in NVML's documentation."""
 
 
 def reasons_of(bits: int) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ class GpuUse(Record):
     temperature_c_max: float | None
     memory_used_gib_max: float | None
     throttled: dict[str, float] | None
-    """Share of the samples in which a reason lowered the clocks, by reason."""
+    """Fraction of the samples in which a reason lowered the clocks, by reason."""
 
 
 class HostUse(Record):
@@ -168,7 +168,7 @@ class HostUse(Record):
     node: str
     samples: int
     cpu_pct_mean: float | None
-    """Use of all cores, as are the next two."""
+    """Utilization of all cores, like the next two fields."""
     iowait_pct_mean: float | None
     steal_pct_mean: float | None
     """Time in which another virtual machine had the core."""
@@ -187,18 +187,18 @@ class ResourceUse(Record):
     power_w_mean: float | None
     power_w_max: float | None
     total_power_w_mean: float | None
-    """Power of what ``energy_j`` counts."""
+    """Power of the devices in ``energy_j``."""
     energy_j: float | None
-    """Energy of all GPUs, or of all CPU packages if the run computes on CPUs."""
+    """Energy of all GPUs, or of all CPU packages if the run is on CPUs."""
     energy_j_per_token: float | None
-    """The energy by the tokens that ``tokens_per_s`` counts."""
+    """The energy divided by the tokens of ``tokens_per_s``."""
     energy_source: EnergySource | None
     sm_clock_mhz_mean: float | None
     sm_clock_mhz_min: float | None
     temperature_c_max: float | None
     memory_used_gib_max: float | None
     throttled: dict[str, float] | None
-    """Mean share of the samples, by reason."""
+    """Mean fraction of the samples, by reason."""
     gpus: tuple[GpuUse, ...] | None
     hosts: tuple[HostUse, ...]
     reasons: dict[str, str]
@@ -212,31 +212,31 @@ class NodeOtherWork(Record):
     cores: int | None
     sampled_s: float
     other_cores: float | None
-    """Mean number of cores that processes used which are not of the run."""
+    """Mean number of cores used by processes outside the run."""
     run_cores: float | None
     stolen_cores: float | None
-    """The cores that other virtual machines had."""
+    """The cores taken by other virtual machines."""
     cpu_limit_cores: float | None
     """Limit of the run's control group; None without a limit."""
     throttled_cores: float | None
-    """The cores on which that limit stopped the run."""
+    """The number of cores by which that limit throttled the run."""
     load_before: float | None
-    """Mean number of runnable processes in the minute before the run trained, with its own start."""
+    """Mean number of runnable processes in the minute before training, including the run's start."""
     runs: tuple[OtherRun, ...]
     gpu_processes: dict[str, tuple[int, ...]] | None
-    """Others that compute on the run's GPUs, by the id of the GPU."""
+    """Other processes that compute on the run's GPUs, by the id of the GPU."""
     reasons: dict[str, str]
     """The reason for each figure that is None, by name."""
 
 
 def _without_names(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Records of before have programs and folders of other runs in them."""
+    """Earlier versions record programs and folders of other runs in them."""
     return tuple(text.partition(": llmb.")[0] for text in texts)
 
 
 class OtherWork(Record):
-    """Other work on all nodes that were sampled."""
+    """Other work on all sampled nodes."""
 
     disturbing: Annotated[tuple[str, ...], AfterValidator(_without_names)]
-    """The parts beyond the harmless amounts of ``other_work.yaml``; empty if nothing is."""
+    """The parts beyond the harmless amounts of ``other_work.yaml``; empty if there are none."""
     nodes: tuple[NodeOtherWork, ...]

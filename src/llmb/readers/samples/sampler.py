@@ -31,12 +31,12 @@ OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
 LAST_SAMPLE_S = 5.0
 """The time limit of the last sample; without persistence mode a GPU's driver is slow."""
 KILLED_S = 5.0
-"""The time that a killed sampler has to be gone."""
+"""Time for a killed sampler to disappear."""
 LOWEST_PRIORITY = 19
 SAMPLES_PER_INTERVAL = 1800
 """The number of samples after which the interval doubles, so that the file of a long run stays small."""
 LONGEST_INTERVAL_S = 30.0
-"""Shorter than it takes a counter of CPU energy to wrap around."""
+"""Shorter than the time in which a counter of CPU energy wraps around."""
 
 
 class NodeSampler:
@@ -77,12 +77,12 @@ class NodeSampler:
         )
 
     def counters(self) -> CounterReading:
-        """Counters that should not rise, as they are now."""
+        """Return the present values of counters that should not rise."""
         return read_counters(self.kernel, self.gpus.counters if self.gpus else None, self._no_gpus)
 
 
 def interval_after(samples: int, first_s: float) -> float:
-    """Seconds until the next sample, after so many."""
+    """Return the seconds until the next sample, after this many samples."""
     doubled: int = 1 << min(samples // SAMPLES_PER_INTERVAL, 32)
     return min(first_s * doubled, max(first_s, LONGEST_INTERVAL_S))
 
@@ -118,7 +118,7 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
 
 
 class Sampler:
-    """A sampler that runs. It ends with the process that started it, if ``end`` is not called."""
+    """A running sampler. It ends with the process that started it, unless ``end`` is called before."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = process
@@ -138,7 +138,7 @@ class Sampler:
 
 
 def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Sampler | None:
-    """None if no process can be started, which the run does without."""
+    """Return None if no process can be started; the run continues without it."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, str(file), node, str(interval_s), device, str(os.getpid())],

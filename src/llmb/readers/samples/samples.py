@@ -33,9 +33,9 @@ from llmb.readers.samples.sample_records import (
 )
 
 MOST_BYTES = 1 << 28
-"""The largest file of samples that is read: those of a GPU node for weeks are smaller."""
+"""Size limit of a file of samples: those of a GPU node for weeks are smaller."""
 LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
-"""The wait for the last counters of a node, if its file is still written."""
+"""The wait for the last counters of a node whose file is still being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Sampled:
 
 
 def read_samples(folder: Path) -> tuple[Sampled, ...]:
-    """All samplers of a run's nodes; a restarted run has several of a node. Empty without a folder.
+    """All samplers of a run's nodes; a restarted run has several per node. Empty without a folder.
 
     Lines that were truncated by a crash or a full disk are left out. Raises OSError if a file cannot be read.
     """
@@ -61,7 +61,7 @@ def read_samples(folder: Path) -> tuple[Sampled, ...]:
 
 
 def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
-    """Samples of a run that ended. The last ones of ranks that died are written after them."""
+    """Samples of an ended run. Those of ranks that died may be written after the end."""
     until = time.monotonic() + LAST_COUNTERS_S
     try:
         samples = read_samples(folder)
@@ -84,7 +84,7 @@ def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | Non
 
 
 def discard_settings(folder: Path) -> None:
-    """Remove what the record has, or is of an earlier start on other nodes."""
+    """Remove files that the record replaces, or that belong to an earlier start on other nodes."""
     for file in folder.glob(f"*{FILE_ENDING}"):
         with suppress(OSError):
             file.unlink()
@@ -218,20 +218,20 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledWork:
-    """The steps that are summarized: when they ran and with how many tokens, and what should have been sampled."""
+    """The steps to summarize: their times and tokens, and the expected nodes and GPUs."""
 
     spans: tuple[TimeSpan, ...]
     tokens: int
     device: Literal["cpu", "cuda"]
     nodes: tuple[str, ...] = ()
-    """All of the run; empty if they are not known."""
+    """All nodes of the run; empty if they are unknown."""
     gpus: Mapping[str, Collection[str]] | None = None
-    """The ids by node of the GPUs that train; None for all that were sampled."""
+    """The ids of the training GPUs by node; None for all sampled ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """One sampler of a node, and what it sampled in the spans."""
+    """One sampler of a node, with its samples in the spans."""
 
     sampled: Sampled
     inside: tuple[Sample, ...]
@@ -242,7 +242,7 @@ class _Node:
 
 
 def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | Missing:
-    """Missing if no sample was taken while the steps ran."""
+    """Missing if no sample was taken during the steps."""
     spans = merged(work.spans)
     nodes = _nodes(sampled, spans)
     if not nodes:
@@ -322,7 +322,7 @@ def _gpus(node: _Node, spans: Sequence[TimeSpan], ids: Mapping[str, Collection[s
 
 
 def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -> list[str]:
-    """Nodes without samples, and those without the samples of a GPU: sums lack them."""
+    """Nodes without samples, and those with an unsampled GPU: sums lack them."""
     names, counts = {node.name for node in nodes}, {node.name: 0 for node in nodes}
     for gpu in gpus:
         counts[gpu.node] += 1
@@ -334,7 +334,7 @@ def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -
 def _energy(
     hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
 ) -> tuple[float | None, EnergySource | None]:
-    """Energy of all that trains and how it was measured, if all of it is known."""
+    """Energy of all devices that train, and its source, if it is completely known."""
     measured = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
     energies = present(measured)
     if not measured or len(energies) < len(measured):
@@ -372,7 +372,7 @@ def _reasons(
 
 
 def _no_host(nodes: Sequence[_Node], name: str) -> str:
-    """A counter may be known, but not all through the window."""
+    """A counter may be known for only a part of the window."""
     field = {"cpu_pct_mean": "cpu_busy_s", "iowait_pct_mean": "cpu_iowait_s", "steal_pct_mean": "cpu_steal_s"}.get(name)
     counted = field and any(getattr(sample.host, field) is not None for node in nodes for sample in node.inside)
     return NOT_COVERED if counted else UNREADABLE
@@ -386,7 +386,7 @@ def summarize_gpu(
     inside: Sequence[Sample],
     spans: Sequence[TimeSpan],
 ) -> GpuUse:
-    """``place`` is its place in the samples, ``inside`` are those of ``samples`` that were taken in the spans."""
+    """``place`` is its index in the samples, ``inside`` are the samples in the spans."""
 
     def values(column: Callable[[GpuSamples], Sequence[Value | None]]) -> list[Value]:
         return present(_at(column(sample.gpus), place) for sample in inside if sample.gpus)
@@ -419,7 +419,7 @@ def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
 
 
 def points(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> list[Point]:
-    """The values that are known, over time."""
+    """Return the known values, in order of time."""
     return [(sample.time_s, number) for sample in samples if (number := value(sample)) is not None]
 
 

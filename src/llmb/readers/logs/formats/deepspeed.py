@@ -45,7 +45,7 @@ STEP = re.compile(rb"(?:%s|%s|%s)" % (_TIMERS, _RATE, _PIPE) + LINE_ENDS_SOON)
 MOST_SAMPLES = 1e9
 """Upper bound of the samples of a step."""
 SAMPLES_ERROR = 0.05
-"""Relative, of a rate times a time, which are both rounded."""
+"""Relative error of a rate times a time, which are both rounded."""
 
 
 class DeepSpeedReader:
@@ -56,9 +56,9 @@ class DeepSpeedReader:
         """Start with the configuration that a run logs first."""
         self.batch = batch
         self.done = 0
-        """The last step that was read."""
+        """The last step read."""
         self.announced: int | None = None
-        """The step that the next timers are of, if it was logged."""
+        """The step of the next timers, if it was logged."""
         self.skipped, self.skipped_before = 0, 0
         self.has_timers = False
 

@@ -11,13 +11,13 @@ from typing import Protocol
 from llmb.readers.logs.step_line import StepLine
 
 MAX_LINE_BYTES = 4096
-"""A longer line is not read."""
+"""Longer lines are not read."""
 NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
 """A number as Python and C print it; bounded, and without a group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
-"""The rest of a line whose text need not end it: only the end of a longer line is read."""
+"""The rest of a line after the matched text: only the end of a longer line is read."""
 LEAST_PRINTED_S = 0.01
-"""A shorter time that is printed in thousandths of a second is known to less than 5 %: it is not read."""
+"""Shorter times, printed in thousandths of a second, have less than 5 % precision and are not read."""
 NOT_FINITE = (b": nan", b": inf", b": -inf")
 """Python's forms of values that are not finite: faster to find than any pattern."""
 _BAD = (*NOT_FINITE, b": NAN", b": INF", b": -INF", b"=nan", b"=inf", b"=-inf")
@@ -36,13 +36,13 @@ class Reader(Protocol):
     """Reads one log. Its methods are called with consecutive parts of the log, in order."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
-        """The steps in ``text[start:end]``, which consists of complete lines; each ends with CR or LF.
+        """Return the steps in ``text[start:end]``, which consists of complete lines; each ends with CR or LF.
 
         What only introduces a step, such as a header with the number of steps, is kept for it.
         """
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
-        """The steps in a file's last line, which has no line end, and whether a step line was truncated there.
+        """Return the steps in a file's last line, which has no line end, and whether a step line was truncated there.
 
         Called once, last; steps that were kept back are returned, too.
         """
@@ -59,17 +59,17 @@ class Format:
     """Text of which some is found in every line that the reader needs: other text is not searched. One of the first
     ``step_marks`` is found in every step line, and one of the others in what ``resumed`` fits."""
     step: re.Pattern[bytes]
-    """Found in a line that logs a step. The format of a log is that whose step line comes first."""
+    """Matches a line that logs a step. The log's format is that of its first step line."""
     reader: Callable[[], Reader]
     first_number: int = 0
     """The number of a run's first step, as printed."""
     mean_of_interval: bool = False
-    """True if the step time is the mean of the n steps of a logged interval; else it is of the logged step alone."""
+    """True if the step time is the mean of the n steps of a logged interval; otherwise it is the logged step's."""
     resumed: re.Pattern[bytes] | None = None
-    """Found before the first step of a run that resumes from a checkpoint."""
+    """Occurs before the first step of a run that resumes from a checkpoint."""
     step_marks: int = 1
     unless: re.Pattern[bytes] | None = None
-    """Found before the first step of logs whose steps are those of another format."""
+    """Occurs before the first step of logs whose steps have another format."""
 
     def find_step_mark(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> int:
         """Return the first place in ``text[start:end]``, in the first step line at the latest; -1 without one."""
@@ -109,11 +109,11 @@ def moment_before(stamp: re.Pattern[bytes], text: bytes, at: int, start: int = 0
 
 
 def find_bad_loss(text: bytes) -> float | None:
-    """A loss of the training that is not finite, whatever its name, in a line; None if all are."""
+    """Return a non-finite training loss in a line, whatever its name; None if all are finite."""
     losses = _BAD_LOSS.findall(text) if has_any(text, _BAD) else ()
     return next((float(value) for before, value in losses if _EVALUATED not in before.lower()), None)
 
 
 def number_or_none(text: bytes | None) -> float | None:
-    """The value of text that matches ``NUMBER``, with thousands separators or without."""
+    """Return the value of text that matches ``NUMBER``, with or without thousands separators."""
     return float(text.replace(b",", b"")) if text else None

@@ -46,17 +46,17 @@ _EPOCH = re.compile(_FIELD % (b"epoch", NUMBER))
 _RATE_ERROR = 0.0005
 """Error of ``train_steps_per_second``, which has three decimals."""
 _DIGITS_ERROR = 0.001
-"""Relative, of two numbers of four digits, which transformers 5 prints."""
+"""Relative error of two four-digit numbers, as printed by transformers 5."""
 _CLOCK_S = 1.0
 _MOST_TOTALS = 20
 _MOST_PENDING = 10_000
 _DAMAGED = 1e9
-"""No run takes so many seconds, or does so many steps in one."""
+"""Upper bound of the seconds of a run, and of its steps per second."""
 _ALIKE = 2.0
 """Two figures of the step time of one training differ by less: what is done before, between and after steps counts for
 one of them."""
 _ALIKE_PACES = 1.25
-"""Paces of two parts of one training, of which neither has a pause or a slow step, differ by less."""
+"""Two parts of one training without a pause or a slow step have paces that differ by less."""
 _ALIKE_RATES = 3.0
 """A bar's own rate, a moving mean to which the first step may count twice, differs by less from that of its clock."""
 
@@ -65,7 +65,7 @@ class _State(NamedTuple):
     done: int
     clock_s: int
     step_s: float | None
-    """The time by the bar's own rate."""
+    """The time from the bar's own rate."""
 
 
 class HuggingFaceReader:
@@ -79,15 +79,15 @@ class HuggingFaceReader:
         self.held: list[StepLine] = []
         """The steps of ``other``."""
         self.other_totals: set[int] = set()
-        """Lengths of bars that are of an evaluation, or of another training."""
+        """Lengths of bars that belong to an evaluation, or to another training."""
         self.epochs: list[float] = []
         """The first two that the training logged."""
         self.values = b""
-        """The last logged values, unless they belong to a step that was shown."""
+        """The last logged values, unless they belong to a displayed step."""
         self.evaluations_s = 0.0
         """Their time in this training, as logged."""
         self.whole: StepLine | None = None
-        """The mean of a run that ended before any bar of it was shown."""
+        """The mean of a run that ended before it showed any bar."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
         for match in _ANY.finditer(text, start, end):
@@ -257,33 +257,33 @@ class _Bar:
         """The step from which on steps are timed."""
         self.done = 0
         self.clock_s = 0
-        """The time that the bar showed last."""
+        """The time last shown by the bar."""
         self.seen = False
         self.timed = False
-        """A step was timed."""
+        """True if a step was timed."""
         self.is_ended = False
-        """The training logged that it ended."""
+        """True if the training logged its end."""
         self.is_over = False
-        """It was the bar of an evaluation that ended."""
+        """True if it was the bar of an ended evaluation."""
         self.whole: StepLine | None = None
         """The mean of the run, if it was logged before all bars."""
         self.pauses = _Pauses()
         self.steps_s = 0.0
         """Sum of the step times."""
         self.rated_s = 0.0
-        """Their sum by the bar's own rate."""
+        """Their sum from the bar's own rate."""
         self.contradiction: str | None = None
         self.pending: StepLine | None = None
-        """The step of the last bar, which may be printed again with what was logged."""
+        """The step of the last bar, which may be printed again with logged values."""
         self.is_leap = False
-        """``kept`` stands for all steps from 0 on, or for one of a run that resumed: the next bar shows which."""
+        """``kept`` stands for all steps from 0, or for one step of a resumed run: the next bar decides."""
 
     @property
     def is_complete(self) -> bool:
         return self.seen and self.done == self.total
 
     def move(self, state: _State) -> Iterator[StepLine]:
-        """Bars begin at 0 whatever was done before, and are usually printed at every step that takes 0.1 s. If the
+        """Bars begin at 0 even in resumed runs, and are usually printed at every step that takes 0.1 s. If the
         first one leaps within a second, the run has resumed, or its steps are fast: steps are timed from there."""
         if self.seen and state.done == self.done:
             return
@@ -356,7 +356,7 @@ class _Bar:
             self.pending = None
 
     def compare(self, runtime_s: float) -> None:
-        """Note what contradicts the step times: the runtime of all steps, or the bar's own rate."""
+        """Note contradictions of the step times: the runtime of all steps, or the bar's own rate."""
         steps = self.done - self.anchor
         if not self.pending or self.is_leap or not self.is_complete or steps <= 0:
             return
@@ -389,13 +389,13 @@ class _Pauses:
         """Since the last bar of the training."""
         self.clock_s = 0
         self.is_open = False
-        """The bar of an evaluation is shown."""
+        """True while the bar of an evaluation is shown."""
         self.past_s = 0.0
-        """The most that the bar of the last evaluation shows."""
+        """The highest position of the last evaluation's bar."""
         self.guessed = 0
         """The number of steps known only from the bar, whose clock shows whole seconds."""
         self.pause_s = 0.0
-        """All that was left out of step times."""
+        """The total time excluded from step times."""
 
     def is_past(self, done: int, clock_s: int) -> bool:
         """Return whether the bar of an evaluation that is over was printed again."""
@@ -459,7 +459,7 @@ def _seconds(clock: bytes) -> int:
 
 
 def _step_s(rate: bytes | None, unit: bytes) -> float | None:
-    """Seconds of a step by a rate such as ``5.00s/it`` or ``2.31it/s``."""
+    """Seconds per step from a rate such as ``5.00s/it`` or ``2.31it/s``."""
     value = float(rate) if rate else 0.0
     if not value:
         return None

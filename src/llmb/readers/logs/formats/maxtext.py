@@ -54,7 +54,7 @@ class MaxTextReader:
         return list(self._before(text, 0, len(text))), STEP_HEAD in text
 
     def _before(self, text: bytes, start: int, end: int) -> Iterator[StepLine]:
-        """The number of steps, and steps without a time, between two with one."""
+        """The number of steps, and of steps without a time, between two with one."""
         for match in _STEPS.finditer(text, start, end):
             self.steps = int(match[1])
         for match in _PROFILED.finditer(text, start, end) if text.find(PROFILER_HEAD, start, end) >= 0 else ():
@@ -84,7 +84,7 @@ class MaxTextReader:
 
 
 def find_loss(rest: bytes) -> float | None:
-    """One that is not finite before the others."""
+    """A non-finite value precedes the others."""
     loss, bad = _LOSS.search(rest), find_bad_loss(rest)
     return number_or_none(loss and loss[1]) if bad is None else bad
 

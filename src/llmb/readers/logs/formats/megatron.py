@@ -51,7 +51,7 @@ _RATE = re.compile(
 )
 _GRAD_NORM = re.compile(rb" grad norm: (%s) \|" % NUMBER, re.IGNORECASE)
 _SKIPPED = re.compile(rb" number of (?:skipped|nan) iterations: {1,9}(\d{1,9}) \|")
-"""An iteration that is skipped because its loss is not finite is counted in both."""
+"""An iteration skipped because of a non-finite loss is counted in both."""
 _CLOCK = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] {1,4}\Z")
 _CLOCK_ERROR_S, _CLOCK_ERROR = 1.0, 0.05
 """The tolerance between time stamps, some of whole seconds, and a sum of step times."""
@@ -64,7 +64,7 @@ _INTERRUPTIONS = (
 )
 _MOST_WAITING = 4
 _LEAST_S = 0.5
-"""Hundredths of seconds are 1 % of it."""
+"""Below it, hundredths of a second are more than 1 %."""
 
 
 class _Utilization(NamedTuple):
@@ -77,7 +77,7 @@ class _Utilization(NamedTuple):
 
 
 class MegatronReader:
-    """Pairs each iteration with the throughput that was logged before it.
+    """Pairs each iteration with the throughput logged before it.
 
     Two ranks write these lines, so that two of one kind may come in a row: each waits for the iteration that took as
     long.
@@ -86,11 +86,11 @@ class MegatronReader:
     def __init__(self) -> None:
         self.waiting: deque[_Utilization] = deque(maxlen=_MOST_WAITING)
         self.loaded: int | None = None
-        """The iteration that a checkpoint was loaded of, since the last line."""
+        """The iteration of the loaded checkpoint, since the last line."""
         self.first: StepLine | None = None
         """The line of the first iteration after a start, if it was the last line."""
         self.interrupted = False
-        """An evaluation or a checkpoint came since the last line."""
+        """True after an evaluation or a checkpoint."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
         place, end = start, min(end, len(text))

@@ -23,7 +23,7 @@ _HEAD = rb"Training epoch (\d{1,9}), iteration (\d{1,9})/(\d{1,9}) \|"
 _LINE = re.compile(_HEAD + rb"([^\r\n]{0,%d}+)(?:[\r\n]|\Z)" % MAX_BODY_BYTES)
 _FIELD = re.compile(rb" (%s): ([^ |\r\n]+)" % b"|".join((*_MEASURED, GBS, GLOBAL_STEP, SAMPLES)))
 MOST_DIGITS = 15
-"""A number of steps or samples has no more."""
+"""Maximum digits of a number of steps or samples."""
 
 
 class Nemo2Reader:
@@ -63,7 +63,7 @@ class Nemo2Reader:
         return all(len(names) < len(other) and other[: len(names)] == names for other in map(_names, self.before))
 
     def note(self, body: bytes) -> None:
-        """Take a line for the next to be compared with."""
+        """Take a line for comparison with the next."""
         self.before = self.before[1], body
 
 
@@ -93,7 +93,7 @@ def _fields_of(body: bytes) -> dict[bytes, bytes]:
 
 
 def _read(match: "re.Match[bytes]", fields: dict[bytes, bytes], rank: int | None) -> StepLine | None:
-    """None if the line has no step time, or a value that is not a number."""
+    """Return None if the line has no step time, or a value that is not a number."""
     if STEP_TIME not in fields:
         return None
     epoch, iteration, declared = map(int, match.group(1, 2, 3))

@@ -44,9 +44,9 @@ _HEADER = re.compile(
 )
 _SIZE = re.compile(rb"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=([1-9]\d{0,6})\b")
 _REPLICAS = "dp"
-"""Beginning of the names of a mesh's dimensions along which the tokens of a step are divided."""
+"""Prefixes of the mesh dimensions that divide the tokens of a step."""
 _VALIDATION = re.compile(rb"validate step: ")
-"""Its time is between the time stamps, and not in ``tps``."""
+"""True if its time is between the time stamps, and not in ``tps``."""
 _BEGUN = re.compile(rb"(?<!validate )step: {1,9}\d{1,9}  loss: ")
 
 
@@ -58,14 +58,14 @@ class TorchtitanReader:
         self.own: int | None = None
         """Tokens of one data-parallel rank in one step."""
         self.sizes: dict[str, int] = {}
-        """Batch sizes and the length of sequences, if the header has both batch sizes."""
+        """Batch sizes and sequence length, if the header has both batch sizes."""
         self.parallelism: dict[str, int] = {}
-        """The sizes by name, with the expert-parallel size, along which no tokens are divided."""
+        """The sizes by name, with the expert-parallel size, which divides no tokens."""
         self.mesh: list[tuple[str, int]] = []
         self.validated = False
-        """There was a validation since the line before."""
+        """True after a validation since the line before."""
         self.previous: tuple[int, float | None] = (0, None)
-        """The step that was logged before, and when."""
+        """Step and time of the previous step line."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
         place = start
@@ -113,7 +113,7 @@ class TorchtitanReader:
 
     @property
     def tokens_per_gpu(self) -> float | None:
-        """Tokens of a GPU in one step, as ``tps`` counts them."""
+        """Tokens per GPU and step, as counted by ``tps``."""
         gpus = math.prod(size for _, size in self.mesh) * self.replica_groups
         return self.tokens / gpus if self.tokens and self.mesh else None
 
@@ -145,7 +145,7 @@ class TorchtitanReader:
 
 
 def layout_of(head: bytes) -> dict[str, int]:
-    """Sizes of a run's layout by the header of its log, by the names that layouts have."""
+    """Return the sizes of a run's layout in its log's header, under the layout's names."""
     reader = TorchtitanReader()
     reader.find_header(head)
     values, sizes = dict(reader.sizes), reader.parallelism
