@@ -84,7 +84,7 @@ class CheckpointReport:
     slowest_save_rank: int | None = None
     """The rank with the longest transfer in that save."""
     load_gb_per_s: float | None = None
-    """The same for the load; recently verified files may come from memory."""
+    """Values of the load; recently verified files may come from memory."""
     slowest_load_rank: int | None = None
 
 

@@ -85,7 +85,7 @@ def limit_s(nodes: int, per_node: int) -> float:
 
 
 def expected_s(nodes: int, per_node: int) -> float:
-    """The same without hanging nodes."""
+    """The time if no node hangs."""
     return USUAL_S["begin"] + USUAL_S["node"] * nodes + USUAL_S["phase"] * len(phases(nodes, per_node))
 
 
