@@ -70,13 +70,13 @@ def test_nothing_is_wider_than_the_window(opened: Callable[..., Any], pages: Pat
 
 
 @TRAINED
-def test_notes_of_results_are_read_without_scrolling(opened: Callable[..., Any]) -> None:
+def test_results_and_runs_are_read_without_scrolling(opened: Callable[..., Any]) -> None:
     page = opened(width=min(WIDTHS))
     notes = page.locator(".tables .noted td:last-child:not(:empty)")
     ends = notes.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().right)")
     assert len(ends) > 10
     assert max(ends) <= min(WIDTHS)
-    assert page.locator(".tables .scroll").evaluate_all(
+    assert page.locator(".tables .scroll, .scroll:has(#runs-table)").evaluate_all(
         "(all) => all.every((one) => one.scrollWidth <= one.clientWidth)"
     )
 
