@@ -5,6 +5,7 @@
 # pip's choice.
 # LLMB_TORCH overrides what pip is asked for, for example LLMB_TORCH="torch==2.11.0".
 set -euo pipefail
+case ${1:-} in -*) echo "usage: scripts/setup.sh [VENV [EXTRAS]]" >&2; exit 2 ;; esac
 venv=${1:-$(dirname "$0")/../.venv}
 extras=${2:-}
 python=${PYTHON:-python3}
@@ -12,6 +13,10 @@ case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
 case $python in /*) ;; */*) python=$PWD/$python ;; esac
 cd "$(dirname "$0")/.."
 
+if ! command -v "$python" >/dev/null; then
+    echo "there is no '$python'. Try: make PYTHON=python3.12 ..." >&2
+    exit 3
+fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "llmb needs Python 3.11 or newer; '$python' is $("$python" -V 2>&1). Try: make PYTHON=python3.12 ..." >&2
     exit 3

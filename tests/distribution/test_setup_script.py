@@ -86,6 +86,13 @@ def test_a_python_for_which_there_is_no_torch_is_told_from_a_failure(tmp_path, s
     assert ("there is no torch" in done.stderr) is (code == 4)
 
 
+@pytest.mark.parametrize(("first", "python", "code"), [("--help", sys.executable, 2), ("venv", "python9", 3)])
+def test_a_wrong_argument_makes_no_environment(tmp_path, first, python, code):
+    command = ["bash", SCRIPT, first]
+    assert subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHON": python}, check=False).returncode == code
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_torch_of_a_virtual_environment_is_used(tmp_path):
     packages = tmp_path / "packages"
     packages.mkdir()
