@@ -69,6 +69,9 @@ def test_columns_are_left_out_in_their_order_where_a_terminal_is_too_narrow() ->
     narrow, narrowest = shown_lines(table, 45), shown_lines(table, 24)
     assert (narrow[1].split(), narrow[-2]) == (["job", "nodes", "state"], "without data, for which the terminal is too")
     assert narrowest[1].split() == ["job", "state"]
+    table.columns += [Column("reason")]
+    table.rows[0] = ("4711", "node1", "no steps", "ran out", "the first rank was killed by signal 9")
+    assert shown_lines(table, 40)[2].split() == ["4711", "node1", "ran", "out", "the", "first", "rank", "was"]
 
 
 @pytest.mark.parametrize(

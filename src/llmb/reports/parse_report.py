@@ -208,7 +208,7 @@ def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[Anal
         Column("run", lambda run: names[run.log_path]),
         Column("recipe", lambda run: run.recipe_text or report.name(run)),
         *texts("GPUs: gpus", right=True, optional=True),
-        Column("layout", VALUES["layout"], optional=True),
+        Column("layout", VALUES["layout"], optional=True, drop=2),
         Column("time (s)", _time_cell, right=True),
         Column("CV %", VALUES["time_cv"], lambda cv: short(cv and 100 * cv), right=True, optional=True),
         *numbers("TFLOPS: outcome.tflops_per_gpu.mean", optional=True),

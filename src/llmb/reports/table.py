@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic_core import to_jsonable_python
@@ -276,14 +276,14 @@ MOST_LINES = 10**6
 def terminal_lines(table: Table, width: int) -> list[str]:
     """Lines of at most ``width``, where title and headers are bold.
 
-    Cells are wrapped between words. Where that is not enough, columns are left out; where that is not enough either,
-    names are broken.
+    Columns are left out where only the last, if it is text, is wrapped then. Otherwise cells are wrapped between words; where that is not
+    enough, columns are left out; where that is not enough either, names are broken.
     """
     droppable = sorted((column for column in table.columns if column.drop), key=lambda column: column.drop)
-    for count in range(len(droppable) + 1):
+    for is_whole, count in product((True, False), range(len(droppable) + 1)):
         left_out = droppable[:count]
         part = table.without(left_out)
-        if widths := fitting_widths(part, width):
+        if widths := fitting_widths(part, width, is_whole=is_whole):
             break
     else:
         part, left_out, widths = table, [], None
@@ -325,8 +325,10 @@ def _colored(text: Text) -> Text:
     return text
 
 
-def fitting_widths(table: Table, width: int) -> list[int] | None:
-    """Widths that break no word; None if there are none. A last column that is text may break the longest words."""
+def fitting_widths(table: Table, width: int, *, is_whole: bool = False) -> list[int] | None:
+    """Widths that break no word; None if there are none. A last column that is text may break the longest words, or
+    with ``is_whole`` is, beside headers, the only one that is wrapped.
+    """
     columns = table.columns
     texts = list(zip_longest((column.header for column in columns), *table.rows, fillvalue=""))
     shown = [[printable_lines(text) for text in cells] for cells in texts]
@@ -336,11 +338,13 @@ def fitting_widths(table: Table, width: int) -> list[int] | None:
         natural = min(width, longest, column.max_width or longest)
         words = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
         widths.append(natural)
-        least.append(max(column.min_width or 0, words) if column.wrap else natural)
+        lines = max((cell_len(line) for cell in cells[1:] for line in cell.split("\n")), default=0) if is_whole else 0
+        whole = min(natural, lines, LEAST_LAST if column is columns[-1] else width)
+        least.append(max(column.min_width or 0, words, whole) if column.wrap else natural)
     if widths[0] <= LONGEST_LABEL and columns[0].label:
         least[0] = widths[0]
     available = width - len(GAP) * (len(columns) - 1)
-    if not columns[-1].right:
+    if not columns[-1].right and not is_whole:
         rest = available - sum(least[:-1])
         least[-1] = min(least[-1], max(rest, columns[-1].min_width or LEAST_LAST))
     return None if sum(least) > available else _shrunk(widths, least, available)

@@ -124,7 +124,7 @@ def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
         by_recipe.setdefault(one.title, []).append(one)
     columns: list[Column[list[Judged]]] = [
         *texts("recipe: 0.title"),
-        Column("runs", lambda row: listed(run.id for one in row for run in _counted_runs(one))),
+        Column("runs", lambda row: listed(run.id for one in row for run in _counted_runs(one)), drop=1),
         Column("step s", lambda row: _span(row, "compared_s", number), right=True),
         Column("reference", lambda row: _span(row, "verdict.reference.step_time_s", number), right=True),
         Column("change %", lambda row: _span(row, "verdict.delta_pct", "{:+.1f}".format), right=True),
