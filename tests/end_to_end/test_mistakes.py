@@ -16,9 +16,10 @@ PRETENDED = f"{TINY} --pretend-scale 2"
 
 MISTAKES = [
     # Commands.
-    ("shw", 2, "No such command 'shw'. Did you mean 'show'?"),
+    ("shw", 2, "unknown command 'shw'; did you mean 'show'?"),
     ("jobs lst", 2, "  valid: list, show, log, wait, cancel, refresh, rebuild, nodes"),
-    ("help rnu", 2, "No such command 'rnu'. Did you mean 'run'"),
+    ("help rnu", 2, "unknown command 'rnu'; did you mean 'run'?"),
+    ("bisect", 2, "unknown command 'bisect'\n"),
     # What is missing.
     ("run", 2, "the workload is not specified"),
     (f"metrics {RECIPE}", 2, "Missing option '--step-time'"),
@@ -33,6 +34,7 @@ MISTAKES = [
     ("run 8b", 2, "'8b' is a size, and its workload is missing"),
     ("show pretrain_deepseek 671b", 2, "there is no recipe of deepseek"),
     (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tried on AMD Instinct MI300X"),
+    ("run my_sweep.yaml", 2, "'llmb bulk FILE' queues or makes the runs of a file"),
     ("result lattest", 2, "valid: latest"),
     ("show llama3.2 8b", 2, "there is no recipe of llama3.2"),
     (f"show {RECIPE} --scale eight", 2, "valid integer"),

@@ -20,6 +20,7 @@ MOST_ITEMS = 20
 LIMITS = {
     "GPU type": "the catalogue has these; others: 'llmb docs what-llmb-does-not-do', or add one with --hardware",
     "workload": "there is no recipe of {}: 'llmb docs what-llmb-does-not-do'; to add one: 'llmb docs add-a-model'",
+    "file": "'llmb bulk FILE' queues or makes the runs of a file",
 }
 """Hints for unknown values, by their kind."""
 
@@ -41,14 +42,9 @@ class LlmbError(Exception):
         super().__init__(self.text())
 
     def text(self) -> str:
-        lines = [self.what]
-        if self.where:
-            lines.append(f"  where: {self.where}")
-        if self.choices:
-            lines.append(f"  valid: {', '.join(self.choices)}")
-        if self.do:
-            lines.append(f"  do:    {self.do}")
-        return printable_lines("\n".join(lines))
+        parts = {"where:": self.where, "valid:": ", ".join(self.choices), "do:": self.do}
+        lines = [f"  {name:6} {value}" for name, value in parts.items() if value]
+        return printable_lines("\n".join((self.what, *lines)))
 
     def document(self) -> dict[str, Any]:
         """The error for programs; its keys are a contract."""
@@ -129,7 +125,7 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
     model = str(value).lower().removeprefix("pretrain_").removeprefix("finetune_").partition("_")[0]
     meant = did_you_mean(value, names)
     if not meant and kind in LIMITS and not any(model in name for name in names):
-        do = LIMITS[kind].format(model)
+        do = LIMITS["file" if str(value).endswith((".yaml", ".yml", ".txt")) else kind].format(model)
     return UsageError(f"unknown {kind} '{value}'{meant}", choices=names, do=do)
 
 

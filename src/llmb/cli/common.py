@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from llmb.base.errors import EnvironmentProblem, UsageError, closest
+from llmb.base.errors import EnvironmentProblem, UsageError, closest, unknown
 from llmb.base.shown_text import printable_lines
 
 PANEL = "Output"
@@ -252,13 +252,13 @@ def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the clas
     path = error.ctx.command_path if error.ctx else "llmb"
     if not hasattr(error, "possibilities"):
         what = error.format_message().removesuffix(".").replace("Value error, ", "")
-        commands = error.ctx.command.list_commands(error.ctx) if what.startswith("No such command") else ()
-        return UsageError(what, where=path, choices=commands, do=f"see '{path} --help'")
+        if what.startswith("No such command"):  # typer suggests 'list' for 'bisect'
+            return unknown("command", what.split("'")[1], error.ctx.command.list_commands(error.ctx))
+        return UsageError(what, where=path, do=f"see '{path} --help'")
     known = [name for item in error.ctx.command.params for name in (*item.opts, *item.secondary_opts)]
     meant = meant_option(error.option_name, known)
-    question = f"; did you mean {' or '.join(meant)}?" if meant else ""
-    do = f"see '{path} --help-all' for every option"
-    return UsageError(f"no such option: {error.option_name}{question}", where=path, do=do)
+    what = f"no such option: {error.option_name}" + (f"; did you mean {' or '.join(meant)}?" if meant else "")
+    return UsageError(what, where=path, do=f"see '{path} --help-all' for every option")
 
 
 def meant_option(given: str, known: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt, see
 from llmb.base.processes import Interrupted
 from llmb.base.trust import STATE_FOLDER
 from llmb.catalogue.catalogue import Catalogue
@@ -258,14 +258,14 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
 
 def raise_unless_successful(run: EndedRun) -> None:
     """Raise InvalidRun or RunFailed; of a run that failed by itself with the end of the log."""
-    folder, result = run.folder, run.result
+    log, result = run.folder.log, run.result
     if result.status == "invalid":
-        raise InvalidRun(f"the run is invalid: {result.reason}", where=str(folder.log))
+        raise InvalidRun(f"the run is invalid: {result.reason}", where=str(log))
     if result.status == "cancelled":
-        raise RunFailed(f"the run was cancelled: {result.reason}", where=str(folder.log))
+        raise RunFailed(f"the run was cancelled: {result.reason}", where=str(log))
     if result.status == "failed":
-        lines = "\n".join(f"  | {line}" for line in last_lines(tail(folder.log), LAST_LINES))
-        raise RunFailed(f"the run failed: {result.reason}\n{lines}", where=str(folder.log))
+        what = "\n  | ".join((f"the run failed: {result.reason}", *last_lines(tail(log), LAST_LINES)))
+        raise RunFailed(what, where=str(log), do=see("when-a-run-hangs-or-dies"))
 
 
 class Turn(NamedTuple):

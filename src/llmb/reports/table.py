@@ -276,13 +276,12 @@ MOST_LINES = 10**6
 def terminal_lines(table: Table, width: int) -> list[str]:
     """Lines of at most ``width``, where title and headers are bold.
 
-    Columns are left out where only the last, if it is text, is wrapped then. Otherwise cells are wrapped between words; where that is not
-    enough, columns are left out; where that is not enough either, names are broken.
+    Columns are left out where only a last text is wrapped then. Elsewhere all are wrapped between words; where that is
+    not enough, columns are left out; where that is not enough either, names are broken.
     """
     droppable = sorted((column for column in table.columns if column.drop), key=lambda column: column.drop)
     for is_whole, count in product((True, False), range(len(droppable) + 1)):
-        left_out = droppable[:count]
-        part = table.without(left_out)
+        part = table.without(left_out := droppable[:count])
         if widths := fitting_widths(part, width, is_whole=is_whole):
             break
     else:
@@ -326,20 +325,17 @@ def _colored(text: Text) -> Text:
 
 
 def fitting_widths(table: Table, width: int, *, is_whole: bool = False) -> list[int] | None:
-    """Widths that break no word; None if there are none. A last column that is text may break the longest words, or
-    with ``is_whole`` is, beside headers, the only one that is wrapped.
-    """
+    """Widths that break no word but those of a last text, or with ``is_whole`` no other cell; None if there are none."""
     columns = table.columns
     texts = list(zip_longest((column.header for column in columns), *table.rows, fillvalue=""))
     shown = [[printable_lines(text) for text in cells] for cells in texts]
     widths, least = [], []
     for column, cells in zip(columns, shown, strict=True):
-        longest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
-        natural = min(width, longest, column.max_width or longest)
+        sizes = [max(map(cell_len, cell.split("\n"))) for cell in cells]
+        natural = min(width, max(sizes), column.max_width or max(sizes))
         words = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
         widths.append(natural)
-        lines = max((cell_len(line) for cell in cells[1:] for line in cell.split("\n")), default=0) if is_whole else 0
-        whole = min(natural, lines, LEAST_LAST if column is columns[-1] else width)
+        whole = is_whole and min(natural, max(sizes[1:], default=0), LEAST_LAST if column is columns[-1] else width)
         least.append(max(column.min_width or 0, words, whole) if column.wrap else natural)
     if widths[0] <= LONGEST_LABEL and columns[0].label:
         least[0] = widths[0]

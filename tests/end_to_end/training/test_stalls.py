@@ -46,6 +46,7 @@ def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: G
     assert time.monotonic() - began < SOON_S
     assert run.process.returncode == 4
     assert f"the run failed: rank 2 on {HOST} was killed by signal 9 (SIGKILL), after " in talk
+    assert "see 'llmb docs when-a-run-hangs-or-dies'" in talk
     assert re.search(r"iteration \d+/99999", talk)  # the last lines; how many steps went by is up to the machine
     assert "torch/distributed/elastic" not in talk
     assert str(folder) in talk
