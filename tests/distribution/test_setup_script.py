@@ -88,9 +88,8 @@ def test_a_python_for_which_there_is_no_torch_is_told_from_a_failure(tmp_path, s
 
 @pytest.mark.parametrize(("first", "python", "code"), [("--help", sys.executable, 2), ("venv", "python9", 3)])
 def test_a_wrong_argument_makes_no_environment(tmp_path, first, python, code):
-    command = ["bash", SCRIPT, first]
-    assert subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHON": python}, check=False).returncode == code
-    assert not [*tmp_path.iterdir()]
+    done = subprocess.run(["bash", SCRIPT, first], cwd=tmp_path, env={**os.environ, "PYTHON": python}, check=False)
+    assert (done.returncode, [*tmp_path.iterdir()]) == (code, [])
 
 
 def test_the_torch_of_a_virtual_environment_is_used(tmp_path):
@@ -98,12 +97,9 @@ def test_the_torch_of_a_virtual_environment_is_used(tmp_path):
     packages.mkdir()
     makes = 'mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; cp "$0-pip" "$4/bin/pip"'
     script = f'#!/bin/sh\ncase "$1 $2" in\n"-m venv") {makes};;\n"-c "*) echo {packages};;\nesac\n'
-    for path, text in (
-        (tmp_path / "python", script),
-        (tmp_path / "python-pip", '#!/bin/sh\necho "$@" >>"$0.called"\n'),
-    ):
-        path.write_text(text)
-        path.chmod(0o755)
+    for name, text in {"python": script, "python-pip": '#!/bin/sh\necho "$@" >>"$0.called"\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     environ = {**os.environ, "PYTHON": "./python"}
     done = subprocess.run(
         ["bash", SCRIPT, "venv"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True

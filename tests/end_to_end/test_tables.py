@@ -13,25 +13,18 @@ from llmb.reports.table import Column, Table, plain_lines, rows_table
 
 
 def numbers() -> Table:
-    table = rows_table("Nodes: 2", ("node", "runs", "reason"), right=("runs",))
-    table.add_row("node[1-2]", "7", "[red]not markup[/red] :smile:")
-    table.add_row("n", "1,234", "日本語 é é")
-    return table
+    rows = [("node[1-2]", "7", "[red]not markup[/red] :smile:"), ("n", "1,234", "日本語 é é")]
+    return rows_table("Nodes: 2", ("node", "runs", "reason"), rows, right=("runs",))
 
 
 def with_caption() -> Table:
-    table = rows_table("Campaign", ("what it is that is counted", "jobs"), right=("jobs",))
-    table.add_row("all", "20")
-    table.caption = "Two kinds of job."
-    return table
+    headers = ("what it is that is counted", "jobs")
+    return rows_table("Campaign", headers, [("all", "20")], right=("jobs",), caption="Two kinds of job.")
 
 
 def without_headers() -> Table:
-    table = rows_table("Run", ("", ""))
-    table.add_row("state", "failed\nfor a reason of two lines")
-    table.add_row("alone")
-    table.add_row("more", "cells", "than columns")
-    return table
+    rows = [("state", "failed\nfor a reason of two lines"), ("alone",), ("more", "cells", "than columns")]
+    return rows_table("Run", ("", ""), rows)
 
 
 def empty() -> Table:
@@ -45,8 +38,7 @@ def test_a_pipe_and_a_wide_terminal_get_the_same_lines(make: Callable[[], Table]
 
 @pytest.mark.parametrize("width", [3, 40])
 def test_a_narrow_terminal_folds_and_loses_nothing(width: int) -> None:
-    table = rows_table("Long", ("name", "words"))
-    table.add_row("one", "two words", "x" * 200)
+    table = rows_table("Long", ("name", "words"), [("one", "two words", "x" * 200)])
     lines = shown_lines(table, width)
     assert "".join(lines).count("x") == 200
     assert max(map(len, lines)) <= width
@@ -79,13 +71,11 @@ def test_columns_are_left_out_in_their_order_where_a_terminal_is_too_narrow() ->
     [
         (None, "n/a"),
         ((0.5, 1.25), "0.5 to 1.25"),
-        ((-0.15, 0.88), "n/a (too few steps)"),
-        ((0.0, 1.0), "n/a (too few steps)"),
+        ((-0.15, 0.9), "n/a (too few steps)"),
+        ((0, 1), "n/a (too few steps)"),
     ],
 )
-def test_an_interval_of_times_that_includes_0_says_why_it_is_none(
-    interval: tuple[float, float] | None, text: str
-) -> None:
+def test_an_interval_that_includes_0_says_why_it_is_none(interval: tuple[float, float] | None, text: str) -> None:
     assert interval_of(interval) == text
 
 
