@@ -257,7 +257,7 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
     assert [row.split()[:2] for row in rows] == [["1234567", "success"], ["1234568", "success:"]]
     assert "TIMEOUT" in text
     assert "COMPLETED" not in text
-    assert "last step" in text
+    assert "after the last" in text
 
 
 def test_a_job_is_shown_with_its_verdict(tmp_path: Path) -> None:
