@@ -33,7 +33,7 @@ Entry = TypeVar("Entry", LayoutTable, JobEntry)
 
 
 def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
-    """The workload with every GPU type by name: those that ``gpus_with`` describes, and the types each borrows from."""
+    """The workload with every GPU type by name: those described by ``gpus_with``, and the types each borrows from."""
     jobs = workload.jobs.model_copy(
         update={name: _applicable(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
     )
@@ -216,7 +216,7 @@ def _read_models(path: Path) -> Mapping[str, Model]:
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
-    """A file has the name of its content, so that it is found without reading the others."""
+    """A file has the name of its content, which is then found without reading the others."""
     if name != path.stem:
         problem = f"{key}: '{name}' must be '{path.stem}', like the name of its file"
         raise CatalogueError([located(path, (key,), problem)])

@@ -26,14 +26,14 @@ _AS_WRITTEN = {
 }
 """Numbers that keep their spelling when they are converted to text again."""
 MOST_LEVELS = 50
-"""The loaders recurse: 30,000 levels end the process, and time grows with the square of the levels."""
+"""The loaders recurse: 30,000 levels end the process, and time grows with the square of the depth."""
 MOST_VALUES = 200_000
-"""Values of a file, with those that aliases repeat: a few lines of aliases can stand for billions."""
+"""Limit of values in a file, including those repeated by aliases: a few lines of aliases can stand for billions."""
 _STRING_TAG = "tag:yaml.org,2002:str"
 Shape = TypeVar("Shape", bound=BaseModel)
 Key = str | int
 MOST_PROBLEMS = 50
-"""Problems of a file that are listed."""
+"""Number of a file's problems to list."""
 # pydantic's messages for these mention its classes.
 _MESSAGES = {
     "extra_forbidden": "unknown key",
@@ -64,7 +64,7 @@ FOREIGN_LOADER: Any = _foreign_loader()
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping that has not ended."""
+    """An open list or mapping."""
 
     anchor: str | None
     values: int = 1

@@ -114,7 +114,7 @@ def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
 
 
 def _custom_split(layout: Layout) -> Iterator[str]:
-    """The layout gives the layers of the first or the last stage; the others hold the rest evenly."""
+    """True if the layout gives the layers of the first or the last stage; the others share the rest evenly."""
     if layout.pp == 1:
         yield "a first or last stage with a given number of layers needs PP above 1"
         return

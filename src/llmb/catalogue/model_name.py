@@ -8,7 +8,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_workload, sized_workload, sizes_of
 
 FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
-"""The workload that a size means which every workload has."""
+"""The workload meant by a size that every workload has."""
 
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
@@ -20,7 +20,7 @@ def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
 
 
 def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """The workload and the size, which ``name`` may have, or be given by itself.
+    """The workload and the size, which may be in ``name`` or separate.
 
     Raises UsageError for an unknown name, and if there are two sizes or none.
     """

@@ -48,7 +48,7 @@ def longest_document(mean: int, kind: DocumentLengths = "uniform") -> int:
 
 
 def scaled_mean(seq_len: int) -> int:
-    """The mean length of documents that are to a sequence what SQuAD's are to one of 4096 tokens."""
+    """The mean length of documents that relate to a sequence as SQuAD's relate to one of 4096 tokens."""
     squad = squad_lengths()
     return max(SHORTEST_MEAN, round(squad.mean_tokens * seq_len / squad.seq_len))
 

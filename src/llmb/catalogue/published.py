@@ -18,18 +18,18 @@ class DocumentProfile(Record):
 
 
 class DocumentResults(Record):
-    """The places where a document's launch script leaves a run, as templates of paths below the install root."""
+    """The places of a run by a document's launch script, as templates of paths below the install root."""
 
     experiment: str
     folders: tuple[str, ...]
-    """Folders of the log; the first one also holds what follows."""
+    """Folders of the log; the first one also contains the files below."""
     nsys_profile: str | None = None
     checkpoint: str | None = None
     """The folder above ``weights``."""
 
 
 class Document(Record):
-    """A source of published figures: the steps it takes them from, and the steps it profiles."""
+    """A source of published figures: the steps behind them, and the profiled steps."""
 
     document: str
     title: str
@@ -40,11 +40,11 @@ class Document(Record):
     nccl_trace_in_log: bool = False
     """True if the log of a traced run has NCCL's lines."""
     results: DocumentResults | None = None
-    """None if it names the folders as llmb does."""
+    """None if it names the folders like llmb."""
     averaged_steps: int = 1
     """The number of steps that each printed step time averages."""
     experiments: tuple[str, ...] = ()
-    """Workloads, or workloads and sizes, that names of its experiments begin with."""
+    """Workloads, or workloads and sizes, as prefixes of its experiments' names."""
     convention: str
     framework: str
     """The software that trained there."""
@@ -54,7 +54,7 @@ class Document(Record):
 
 
 class PublishedCondition(Record):
-    """The training of a published run, where a run here may train in another way."""
+    """The training of a published run, if a run here may train differently."""
 
     key: str
     """A key of the verdict's conditions."""
@@ -72,7 +72,7 @@ class Figures(Record):
 
     step_time_s: float
     step_time_std_s: float | None = None
-    """Standard deviation of the window's steps, of a population as the document's script prints it."""
+    """Standard deviation of the window's steps, over the population, as printed by the document's script."""
     tokens_per_s: float | None
     mfu_pct: float | None = Field(gt=0, le=100)
     days_per_1t_tokens: float | None
@@ -85,7 +85,7 @@ class Expectation(Figures):
     kind: Literal["table", "example"]
     convention: str
     peak_tflops: float | None
-    """The peak that the document's MFU column was computed with."""
+    """The peak behind the document's MFU column."""
     source: str
     line: int
     release: str
@@ -102,9 +102,9 @@ class PublishedFlops(Record):
 
     formula: Literal["full", "causal", "two thirds of causal"]
     as_published: dict[str, int] = Field(default_factory=dict)
-    """Sizes that are wrong in the document, used only for its own formula."""
+    """Wrong sizes in the document, used only for its own formula."""
     printed_flops: float | None
-    """The value that the document prints for this depth and sequence length, if any."""
+    """The document's printed value for this depth and sequence length, if any."""
     source: str
     line: int | None
     notes: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class Source(Record):
     page: str | None
     """The page to request access to the repository; None for a model that is not on the hub."""
     dataset: Literal["squad", "squad-tiny"]
-    """Folder below ``datasets/``. That of a tiny model is its own: its few samples are never taken for SQuAD."""
+    """Folder below ``datasets/``. A tiny model has its own: its few samples are never taken for SQuAD."""
     document: str | None = None
     line: int | None = None
     notes: tuple[str, ...] = ()

@@ -21,12 +21,12 @@ from llmb.catalogue.published import (
 
 DEFAULT = "default"
 MIG = " MIG"
-"""The mark in the device name of a part of a GPU."""
+"""The mark in the device name of a GPU slice."""
 OPEN_CHOICES = {"gpu_type": "GPU type", "scale": "scale", "dtype": "dtype", "release": "release"}
-"""The fields of a request that may be left open, and their names in messages."""
+"""Optional fields of a request, and their names in messages."""
 
 MOST_OTHERS = 5
-"""Other values that a line names."""
+"""Number of other values to list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Gpu(Record):
     borrows: tuple[str, ...] = ()
     """Types whose published layouts it uses if a workload has none for it, the closest first."""
     nvlink_c2c: bool = False
-    """NVLink also connects it with the CPU of its host."""
+    """True if NVLink also connects it with its host's CPU."""
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
 
@@ -220,14 +220,14 @@ class Model(Record):
     mlp: Mlp
     rotary_pairs: RotaryPairs = "halves"
     qk_norm: Literal["rmsnorm"] | None = None
-    """A norm of each query and key head, before the rotary embedding."""
+    """True for a norm of each query and key head, before the rotary embedding."""
     qkv_bias: bool = False
-    """Query, key and value have biases."""
+    """True if query, key and value have biases."""
     attention_output_bias: bool = False
     mlp_bias: bool = False
-    """Every matrix of dense feed-forward layers has a bias."""
+    """True if every matrix of dense feed-forward layers has a bias."""
     tied_embeddings: bool = False
-    """The embedding and the head share one matrix."""
+    """True if the embedding and the head share one matrix."""
     layers: Size
     hidden_size: Size
     ffn_hidden_size: Size
@@ -274,7 +274,7 @@ class ParallelSizes(Record):
 
 
 PARALLEL = tuple(ParallelSizes.model_fields)
-"""The names of the sizes, in the order in which they are shown."""
+"""The names of the sizes, in display order."""
 
 
 class Layout(ParallelSizes):
@@ -286,13 +286,13 @@ class Layout(ParallelSizes):
     seq_len: Size
     layers: Size
     counts_embedding_and_loss: bool = False
-    """The pipeline split counts the embedding and the loss as one layer each."""
+    """True if the pipeline split counts the embedding and the loss as one layer each."""
     first_stage_layers: Count | None = None
     """Layers of the first of the PP x VP stages, if it differs; the embedding is then not counted."""
     last_stage_layers: Count | None = None
-    """Likewise of the last stage; the loss is then not counted."""
+    """Layers of the last stage, if it differs; the loss is then not counted."""
     sequence_parallel: bool = True
-    """Between tensor parallel layers, each TP rank holds a part of the sequence; without it, each holds all of it."""
+    """With it, each TP rank holds a part of the sequence between tensor parallel layers; otherwise all of it."""
 
     @property
     def sequence_shards(self) -> int:
@@ -316,13 +316,13 @@ class Layout(ParallelSizes):
 
     @property
     def pipeline_layers(self) -> int:
-        """Layers as the pipeline split counts them."""
+        """Number of layers as counted by the pipeline split."""
         counted = self.counts_embedding_and_loss and self.pp > 1 and not self.has_custom_split
         return self.layers + (2 if counted else 0)
 
     @property
     def has_custom_split(self) -> bool:
-        """The layout gives the number of layers of the first or the last stage."""
+        """True if the layout gives the number of layers of the first or the last stage."""
         return self.first_stage_layers is not None or self.last_stage_layers is not None
 
 
@@ -362,7 +362,7 @@ class Packing(Record):
 
 
 class Window(Record):
-    """The steps that statistics are taken over, numbered from 0, both ends included."""
+    """The steps of the statistics, numbered from 0, both ends included."""
 
     first: Count
     last: Count
@@ -421,12 +421,12 @@ class Recipe(Record):
     expectations_reason: str | None
     """The reason if there is no expectation."""
     conditions: tuple[PublishedCondition, ...] = ()
-    """The training by the code of its document, where a run here may train in another way."""
+    """The training by the code of its document, if a run here may train differently."""
     checkpoint: Checkpoint | None
     peak_tflops: Positive | None
     notes: tuple[str, ...]
     full_layers: Size
-    """Layers of the model, which a proxy stands for."""
+    """Layers of the model that a proxy stands for."""
     gpu_memory_gb: Positive | None = None
     """Memory of one GPU, in 10^9 bytes; None if unknown."""
     unspecified: tuple[Unspecified, ...] = ()
@@ -439,7 +439,7 @@ class Recipe(Record):
 
     @property
     def model_name(self) -> str:
-        """Workload and size, and what runs in their place, so that it is never taken for the model or all its ranks."""
+        """Workload and size, and their substitute, so that it is never taken for the model or all its ranks."""
         return " ".join(filter(None, (self.workload, self.size, self.stand_in)))
 
     @property
@@ -472,7 +472,7 @@ class Recipe(Record):
         return f"{self.model_name} {dtype or self.dtype} on {self.scale} x {self.gpu_type}"
 
     def published_way(self, key: str) -> str | None:
-        """The value of one of the conditions; None if it is not known."""
+        """The value of one of the conditions; None if unknown."""
         return next((condition.value for condition in self.conditions if condition.key == key), None)
 
     @property
@@ -481,5 +481,5 @@ class Recipe(Record):
 
     @property
     def documented_window(self) -> str | None:
-        """The steps that the document of the recipe takes its figures from, such as ``35-44`` or ``last``."""
+        """The steps behind the figures of the recipe's document, such as ``35-44`` or ``last``."""
         return self.document.window if self.document else None

@@ -20,7 +20,7 @@ from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 def published_flops(
     catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
 ) -> PublishedFlops | None:
-    """The document's own count: its printed value if that is for this shape, else its formula."""
+    """The document's own count: its printed value for this shape, or its formula."""
     entries = [
         entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
     ]
@@ -59,7 +59,7 @@ _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
 
 class LayoutSizes(Record):
-    """Sizes of a layout, as far as they are stated."""
+    """Sizes of a layout, as far as stated."""
 
     tp: Annotated[int | None, _size(help="Tensor parallel size.")] = None
     pp: Annotated[int | None, _size(help="Pipeline parallel size.")] = None
@@ -145,7 +145,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """The row for a scale, and how it was changed for it."""
+    """The row for a scale, and its changes for that scale."""
 
     choice: _Choice
     row: LayoutRow
@@ -190,7 +190,7 @@ def resolve(
 def _unspecified(
     recipe: Recipe, request: Request, found: Mapping[str, str], possible: Mapping[str, Sequence[str]]
 ) -> Iterator[Unspecified]:
-    """Every choice that was not given, unless only one value is possible; that may have words in brackets behind it."""
+    """Return every default, unless only one value is possible; a value may be followed by words in brackets."""
     for field_name, name in OPEN_CHOICES.items():
         value = getattr(recipe, field_name)
         if value is None or (getattr(request, field_name) is not None and field_name not in found):
@@ -343,7 +343,7 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
 
 
 def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
-    """The layout of a scale that no row has, where the document's rule gives its batch."""
+    """The layout of a scale without a row, if the document's rule gives its batch."""
     for choice in choices:
         rule = choice.table.batch_rule
         if rule and scale > rule.gpus and scale * rule.gbs % rule.gpus == 0:

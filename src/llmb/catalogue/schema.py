@@ -31,7 +31,7 @@ class StepRate(Record):
 
 
 class ExpectedError(Record):
-    """Within how many percent of a prediction 95 % of steps are."""
+    """95 % of steps are within this percentage of their prediction."""
 
     pct: float = Field(gt=0)
     source: str
@@ -45,7 +45,7 @@ class RatesFile(Record):
 
 
 class ModelFile(Record):
-    """``models/<model>.yaml``: each size consists of ``common`` and its own keys, which win."""
+    """``models/<model>.yaml``: each size consists of ``common`` and its own keys, which take precedence."""
 
     model: str
     source: str
@@ -99,7 +99,7 @@ class LayoutTable(Record):
 
     size: str
     model_size: str | None = None
-    """Size of the model that the document trains under this name, if that is another one."""
+    """Size of the model that the document trains under this name, if that differs."""
     release: str | None = None
     document: str | None = None
     gpu_types: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class FlopsEntry(Record):
     line: int | None = None
     formula: Literal["full", "causal", "two thirds of causal"]
     as_published: dict[str, int] = Field(default_factory=dict)
-    """Sizes that are wrong in the document, used only for its own formula."""
+    """Wrong sizes in the document, used only for its own formula."""
     notes: tuple[str, ...] = ()
 
 
@@ -218,7 +218,7 @@ class VariablesEntry(JobEntry):
 
 
 class VboostEntry(JobEntry):
-    """The level of ``nvidia-smi boost-slider`` that the published jobs asked for, on nodes that allow it."""
+    """The level of ``nvidia-smi boost-slider`` of the published jobs, on nodes that allow it."""
 
     level: int
 
@@ -258,7 +258,7 @@ class WorkloadFile(Record):
     published_flops: tuple[FlopsEntry, ...]
     checkpoints: dict[str, CheckpointEntry]
     sources: dict[str, Source] = Field(default_factory=dict)
-    """The sources by size, of a workload that starts from prepared weights and data."""
+    """The sources by size for a workload that starts from prepared weights and data."""
     jobs: JobsEntry
     layouts: tuple[LayoutTable, ...]
 

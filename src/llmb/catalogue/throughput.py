@@ -141,7 +141,7 @@ def model_flops(
 
 
 def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float:
-    """The count of the source document: the value it prints, else the value of its formula, errors included."""
+    """The count of the source document: its printed value, or the value of its formula, including errors."""
     if source.printed_flops is not None:
         return source.printed_flops
     as_published = model.model_copy(update=source.as_published)
@@ -151,7 +151,7 @@ def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float
 
 
 def _layer_weights(model: Model, layer: int) -> int:
-    """Weights of one layer that a token is multiplied with (without the router, which is under 0.5 %, as is usual)."""
+    """Weights of one layer that multiply a token (without the router, which is under 0.5 %, as is usual)."""
     router = model.hidden_size * model.moe.experts if model.moe and model.is_moe_layer(layer) else 0
     return _attention_matrices(model) + _feed_forward(model, layer)[1] - router
 
@@ -181,10 +181,10 @@ class Throughput:
     """The metrics that follow from a step time. Each None has its reason in ``reasons`` under the same name."""
 
     tokens_per_s: float
-    """Rate of all places, with padding."""
+    """Rate of all places, including padding."""
     tokens_per_s_per_gpu: float
     real_tokens_per_s: float
-    """Rate of the places that documents take; the same if sequences are not packed."""
+    """Rate of the places filled by documents; the same if sequences are not packed."""
     flops_per_sequence: dict[str, float | None]
     tflops_per_gpu: dict[str, float | None]
     mfu_pct: dict[str, float | None]

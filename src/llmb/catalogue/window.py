@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a run that its statistics are taken over."""
+"""The steps behind the statistics of a run."""
 
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ WINDOW_RULES = ("reference", "auto", "last", "all", "A-B")
 DEFAULT_RULE = "reference"
 LAST = "last"
 STEADY = "auto"
-"""The steps in which the run turns out to be steady: known only once it ended."""
+"""The steps in which the run is steady, which are known only after its end."""
 DOCUMENTED_STEPS = 50
 """Steps of the runs that documents publish figures of."""
 

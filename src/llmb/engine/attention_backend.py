@@ -56,12 +56,12 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
 )
 RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of values")
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
-"""The largest distance, relative to the exact values' norm. In bf16 rounding takes 0.003 of it."""
+"""The largest distance, relative to the norm of the exact values. Rounding in bf16 alone yields 0.003 of it."""
 MOST_SCORES = 2**26
-"""The most scores in memory at a time: in fp32, with their gradients, 1 GiB."""
+"""Maximum number of scores in memory at a time: in fp32, with their gradients, 1 GiB."""
 WARM_UPS, TIMED = 3, 10
 FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
-"""The errors that torch raises for inputs that a backend does not take, or for a backend that is not installed."""
+"""The errors that torch raises for inputs that a backend does not support, or for a missing backend."""
 
 
 class BackendTrial(NamedTuple):
@@ -92,7 +92,7 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
 
 @contextmanager
 def flash_attention_3() -> Iterator[None]:
-    """Put FlashAttention 3 in the place of torch's flash attention, or raise one of ``FAILURES``."""
+    """Use FlashAttention 3 for torch's flash attention, or raise one of ``FAILURES``."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that kernels are replaced
         nn.attention.activate_flash_attention_impl("FA3")
     try:
@@ -165,13 +165,13 @@ def try_layers(
 
 
 Measure = Callable[[bool], BackendTrial]
-"""Computes attention, whether with repeated heads."""
+"""Computes attention, with or without repeated heads."""
 
 
 def try_kernel(
     backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool, timed: bool
 ) -> list[Trial]:
-    """Try the heads as they are; of grouped ones also repeated ones if these are needed, or may be faster."""
+    """Try the heads as they are, and grouped ones also repeated if that is needed, or may be faster."""
     trial = try_heads(backend, measure, ranks, repeats_heads=False)
     if not grouped or (trial.problem is None and not timed):
         return [trial]
@@ -284,7 +284,7 @@ def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float
 
 
 def forget_memory(device: torch.device) -> None:
-    """Memory used by the trials is not part of what the run needs."""
+    """Free the memory of the trials, which the run does not need."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

@@ -17,7 +17,7 @@ c10d = torch.ops._c10d_functional
 
 
 class Context(FunctionCtx):
-    """The attributes that autograd sets on the context of any function. None is saved and restored as None."""
+    """The attributes that autograd sets on a function's context. None is saved and restored as None."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -79,7 +79,7 @@ def rank_sum(summand: Tensor, group: Group) -> Tensor:
 
 
 def gradient_sum(tensor: Tensor, group: Group) -> Tensor:
-    """The input, which is the same on all ranks. Its gradients, which differ, are summed over the ranks."""
+    """Return the input, which is the same on all ranks. Its gradients, which differ, are summed over the ranks."""
     same: Tensor = _GradientSum.apply(tensor, group)
     return same
 
@@ -203,7 +203,7 @@ def start_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def start_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
-    """Begin to reduce and scatter along ``dim``, likewise."""
+    """Begin to reduce and scatter along ``dim``, without a gradient; the result is for ``finish``."""
     rows = full.movedim(dim, 0).contiguous()
     started: Tensor = c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name)
     return started

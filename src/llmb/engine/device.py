@@ -23,7 +23,7 @@ class Memory:
 
 
 class Moment:
-    """The time at which all work queued on the device so far is done; without a queue, now."""
+    """Record when all work queued on the device so far is done; without a queue, now."""
 
     def __init__(self, device: torch.device) -> None:
         self.time_s = time.perf_counter()
@@ -37,7 +37,7 @@ class Moment:
             self.event.synchronize()
 
     def seconds_since(self, earlier: "Moment") -> float:
-        """Both moments must have passed."""
+        """Both events must have completed."""
         if self.event and earlier.event:
             milliseconds: float = earlier.event.elapsed_time(self.event)
             return milliseconds / 1000

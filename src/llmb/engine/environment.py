@@ -63,7 +63,7 @@ def describe_environment(ranks: Ranks) -> Environment:
 
 
 def gpus_after(ranks: Ranks) -> tuple[GpuState, ...] | None:
-    """The run's GPUs as they are now. A collective on GPUs."""
+    """The present state of the run's GPUs. A collective on GPUs."""
     return _gpus_of_run(ranks).gpus or None
 
 
@@ -76,7 +76,7 @@ def cudnn_text(version: int | None) -> str | None:
 
 
 def node_gpus(node: str) -> NodeGpus:
-    """All GPUs that nvidia-smi shows on this node; none if it is not here or fails."""
+    """All GPUs that nvidia-smi shows on this node; none if it is missing or fails."""
     for fields in QUERIES:
         said = ask_program(command(fields), QUERY_S)
         if said.code is None:
@@ -87,7 +87,7 @@ def node_gpus(node: str) -> NodeGpus:
 
 
 def _gpus_of_run(ranks: Ranks) -> NodeGpus:
-    """The GPUs of all ranks, which the first rank of each node describes. A collective on GPUs."""
+    """The GPUs of all ranks, described by the first rank of each node. A collective on GPUs."""
     if ranks.device.type != "cuda":
         return NodeGpus(None, ())
     own = node_gpus(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else NodeGpus(None, ())
@@ -114,7 +114,7 @@ def cudnn_version() -> str | None:
 
 
 def assembler_version(device: torch.device) -> str | None:
-    """Version of what assembles Triton's kernels, such as 12.8.93; None without Triton."""
+    """Version of the assembler for Triton's kernels, such as 12.8.93; None without Triton."""
     if find_spec("triton") is None:
         return None
     from triton import knobs
@@ -137,7 +137,7 @@ def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def active_ports(node: str, devices: Path = RDMA_DEVICES) -> tuple[RdmaPort, ...]:
-    """Ports of InfiniBand, RoCE and EFA cards that this process may see, by name; empty where the kernel shows none."""
+    """Ports of InfiniBand, RoCE and EFA cards visible to this process, by name; empty if the kernel shows none."""
     return tuple(_port(node, path) for path in sorted(devices.glob("*/ports/*")) if "ACTIVE" in (_text(path, "state")))
 
 

@@ -31,11 +31,11 @@ Shape = tuple[int, ...]
 Parts = Iterator[tuple[Tensor, Tensor]]
 """Yield the results of a kernel and of torch in parts, so that few are in memory as fp32 at a time."""
 MOST_VALUES = 2**26
-"""The most values of a part."""
+"""Maximum number of values in a part."""
 MOST_EXPERTS = 2
-"""The most matrices of a stack that are compared: each is cast like any other."""
+"""Maximum number of matrices of a stack to compare: each is cast like any other."""
 SCALE = 100.0
-"""Casts of values that are normally distributed then clamp a few to the range of e4m3, and take bits of a few."""
+"""With this scale, casts of normally distributed values clamp a few to the range of e4m3, and round a few."""
 
 
 class KernelTrial(NamedTuple):
@@ -171,7 +171,7 @@ def cast_parts(values: Values, shape: Shape, dtype: torch.dtype) -> Parts:
 
 
 def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
-    """A cast of what ``stored`` has in bf16, [rows, columns] or several such."""
+    """A cast of the bf16 tensor in ``stored``, [rows, columns] or several such."""
     yield casts[2], elementwise.largest_value(stored)
     columns = stored.shape[-1]
     for values, transposed, source in zip(

@@ -178,7 +178,7 @@ def load_start(
 
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:
-    """True if a step's figures must be known before anything else is done.
+    """True if a step's figures must be known before it continues.
 
     A saved checkpoint must have finite values, and the step after a profile starts when the profile is written.
     """
@@ -224,7 +224,7 @@ def reduce_gradients(stages: Stages) -> None:
 def with_token_keys(
     batches: Iterable[MicroBatch], stages: Stages, plan: EnginePlan, number: int, ranks: Ranks
 ) -> Iterator[MicroBatch]:
-    """A step's micro-batches; before each, dropout learns which tokens it has. The passes take them one by one."""
+    """Yield a step's micro-batches one by one; before each, dropout gets its tokens."""
     layout = plan.recipe.layout
     keys = token_keys(stages[0].model) if plan.lora else None
     if keys is None:

@@ -68,7 +68,7 @@ def _rank() -> int:
 
 
 def nccl_setting(name: str, default: str = "") -> str:
-    """Look a setting up as NCCL does: a variable, else a line of its configuration files."""
+    """Look up a setting as NCCL does: a variable, else a line of its configuration files."""
     if name in os.environ:
         return os.environ[name]
     own = os.environ.get("NCCL_CONF_FILE") or Path(os.environ.get("HOME", "/"), ".nccl.conf")
@@ -85,7 +85,7 @@ def nccl_setting(name: str, default: str = "") -> str:
 
 
 def _with(subsystems: str, more: Iterable[str]) -> str:
-    """A list that begins with ``^`` is of those that are not logged."""
+    """A list that begins with ``^`` excludes its members."""
     listed = [name for name in subsystems.removeprefix("^").split(",") if name]
     names = {name.upper() for name in listed}
     if not subsystems.startswith("^"):

@@ -23,7 +23,7 @@ RUN, MOST_RUNS = 2**18, 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A parameter and what its update writes; all tensors but ``steps`` are sharded alike.
+    """A parameter and the tensors that its update writes; all tensors but ``steps`` are sharded alike.
 
     part: the elements of it that this rank updates; None for all of its shard. master: fp32 values, the parameter's own
     or what it is rounded from. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the
@@ -45,13 +45,13 @@ class Trained:
 
     @property
     def weight(self) -> Tensor | None:
-        """The tensor that the master is rounded to."""
+        """The tensor with the rounded master."""
         if self.part is not None:
             return self.part.weight
         return None if self.master is self.parameter else local_tensor(self.parameter)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Master, gradient and moments; FSDP may replace a parameter's local shard, so they are not kept."""
+        """Return master, gradient and moments; FSDP may replace a parameter's local shard, so they are not cached."""
         assert self.gradient is not None
         master, gradient = local_tensor(self.master), local_tensor(self.gradient)
         return master, gradient, local_tensor(self.first), local_tensor(self.second)
@@ -195,7 +195,7 @@ def squared_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def ranks_with_a_copy(tensor: Tensor) -> int:
-    """The number of ranks of its mesh that hold the same shard of a tensor as this one."""
+    """The number of ranks of its mesh that hold the same shard of a tensor."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)

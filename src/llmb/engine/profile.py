@@ -34,7 +34,7 @@ class StepProfiler:
         self.ranks = ranks
         self.progress = progress
         self.recorder: NsysRecorder | TorchRecorder | None = None
-        """Started before the first profiled step and stopped after the last, once each."""
+        """Started before the first profiled step, and stopped after the last."""
         if plan.profile is not None and ranks.rank in plan.profile.ranks:
             of_torch = plan.profile.profiler != "nsys"
             trace = profile_file(folder, plan, ranks.rank)
@@ -135,7 +135,7 @@ class NsysRecorder:
 
 
 class NcclTrace:
-    """NCCL's log of this rank, with its size where each step begins and ends: NCCL itself does not know the steps.
+    """NCCL's log of this rank, with its size at the beginning and end of each step: NCCL does not know the steps.
 
     NCCL writes a collective's line when it is called, on the calling thread, and flushes each line.
     """

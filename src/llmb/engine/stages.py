@@ -83,7 +83,7 @@ def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> li
 
 
 class Exchange(NamedTuple):
-    """Routed experts are held by other ranks than everything else."""
+    """True if routed experts are held by other ranks than everything else."""
 
     dense: Peers
     experts: Peers
@@ -140,7 +140,7 @@ def place_parameters(
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters that have buffers of their own: the block that they are in, if any, and which ranks hold them too."""
+    """Parameters with separate buffers: their block, if any, and the ranks that also hold them."""
 
     layer: str | None
     peers: Peers | None
@@ -164,7 +164,7 @@ def parameter_groups(stage: Decoder, exchange: Exchange | None) -> Iterator[Para
 
 
 def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[torch.dtype, bool], list[nn.Parameter]]:
-    """The parameters of each dtype, by whether they are trained, which makes it ``dtype``."""
+    """Group the parameters by dtype, and by whether they are trained, which makes it ``dtype``."""
     groups: dict[tuple[torch.dtype, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
         trained = parameter.requires_grad
@@ -173,20 +173,20 @@ def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[
 
 
 def empty(parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device, pieces: int = 1) -> Tensor:
-    """A buffer for the local shards of the parameters, padded for so many pieces of equal size."""
+    """Allocate a buffer for the local shards of the parameters, padded for this many pieces of equal size."""
     return torch.empty(padded_size(sum(sizes_of(parameters)), pieces), dtype=dtype, device=device)
 
 
 @torch.no_grad()
 def views(parameters: Sequence[nn.Parameter], flat: Tensor) -> list[Tensor]:
-    """A tensor for each of the parameters, sharded like it; their local shards follow each other in ``flat``."""
+    """Return a tensor for each of the parameters, sharded like it; their local shards are adjacent in ``flat``."""
     shapes = [local_tensor(parameter).shape for parameter in parameters]
     parts = map(Tensor.view, split_flat(flat, sizes_of(parameters)), shapes)
     return [sharded_like(*each) for each in zip(parameters, parts, strict=True)]
 
 
 def adjacent_weights(layers: Sequence[Linear]) -> Tensor:
-    """The local shards of the weights of layers that follow each other as one matrix, [sum of outputs, inputs].
+    """Return the local shards of the weights of adjacent layers as one matrix, [sum of outputs, inputs].
 
     A view. Raises ValueError if the layers do not follow each other.
     """
@@ -209,12 +209,12 @@ def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
 
 
 def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:
-    """Some kernels give the gradient of a norm in fp32."""
+    """Some kernels return the gradient of a norm in fp32."""
     return gradient if gradient.dtype is dtype else gradient.to(dtype).to(gradient.dtype)
 
 
 def _to_fp32(parameter: Tensor) -> None:
-    """After the first micro-batch; the others are added in place."""
+    """Run after the first micro-batch; the others are added in place."""
     assert parameter.grad is not None
     if parameter.grad.dtype is not torch.float32:
         parameter.grad = parameter.grad.float()
@@ -255,7 +255,7 @@ def is_replicated(weight: Tensor) -> bool:
 
 
 def overlap_exchange(stages: Sequence[TrainedStage]) -> None:
-    """Make blocks send their gradients, and wait for what other ranks updated, when a pass comes to them."""
+    """Make blocks send their gradients, and wait for other ranks' updates, when a pass reaches them."""
     reduction = Reduction()
     for stage in stages:
         stage.reduction = reduction

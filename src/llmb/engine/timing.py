@@ -50,7 +50,7 @@ class LayerSeconds(NamedTuple):
 
 
 class LayerTimes:
-    """Times the layers of ``stages``, whose forward passes it wraps: after everything else that does."""
+    """Times the layers of ``stages`` by wrapping their forward passes, after all other wrappers."""
 
     def __init__(self, stages: Sequence[Decoder], device: torch.device) -> None:
         self.device = device
@@ -75,7 +75,7 @@ class LayerTimes:
 
 
 def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
-    """``began`` is the step's beginning. All moments must have passed."""
+    """``began`` is the step's beginning. All events must have completed."""
     own = [ended.seconds_since(start) for spans in stages for start, ended in spans]
     first = [spans[0][0].seconds_since(began) for spans in stages if spans]
     waits = [later[0].seconds_since(earlier[1]) for spans in stages for earlier, later in pairwise(spans)]
@@ -101,7 +101,7 @@ class ExpertLoadCounter:
     def _count(
         self, number: int, layer: MoELayer, _router: Router, _inputs: object, choice: tuple[Tensor, Tensor]
     ) -> None:
-        """Choices of this rank's tokens; with recomputation all of them count twice."""
+        """Return the choices of this rank's tokens; with recomputation each counts twice."""
         _, chosen = choice
         counts = count_choices(chosen, layer.moe.experts)
         self.columns[number, :-1] += counts
@@ -189,7 +189,7 @@ class CompleteStep(NamedTuple):
 
 
 class StepReader:
-    """Called when a step begins and ends; returns a step when its values are known. All ranks call it alike."""
+    """Called when a step begins and ends; returns a step once its values are known. All ranks make the same calls."""
 
     def __init__(self, plan: Plan, ranks: Ranks, load: ExpertLoadCounter, layers: LayerTimes) -> None:
         self.plan = plan
@@ -205,14 +205,14 @@ class StepReader:
         self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures") if exchanges else None
 
     def begin(self, number: int, *, saving: bool) -> None:
-        """A step begins where the one before ends, if that is still running. ``saving`` is as in ``Step``."""
+        """A step begins at the end of the previous one, if that is still running. ``saving`` is as in ``Step``."""
         self.number, self.saving = number, saving
         self.pause_s = time.perf_counter() - self.read_s if self.read_s is not None else 0.0
         self.layers.begin()
         self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
 
     def end(self, loss: Tensor | None, norm: Tensor, data: StepData, fp8: Tensor | None = None) -> None:
-        """Called when all of the step is queued: this rank's loss, if any, the norm, 0-d fp64, and FP8 counts, [2]."""
+        """Called when the whole step is queued: this rank's loss, if any, the norm, 0-d fp64, and FP8 counts, [2]."""
         load = self.load.of_step()
         parts = [torch.zeros_like(norm) if loss is None else loss, norm]
         parts += [value for values in (load, fp8) if values is not None for value in values]
@@ -224,7 +224,7 @@ class StepReader:
         )
 
     def read(self, *, all_steps: bool) -> Iterator[CompleteStep]:
-        """The steps to read now: ``all_steps``, or those that need no waiting."""
+        """The steps to read now: ``all_steps``, or those that need no wait."""
         left = 1 if self.queues and not all_steps else 0
         while len(self.pending) > left:
             yield self._read(self.pending.popleft())

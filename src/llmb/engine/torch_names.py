@@ -19,7 +19,7 @@ def _names(module: str, names: str) -> Iterator[str]:
 
 
 TRIED = ("2.11", "2.13")
-"""Versions of torch that trained: 2.11 on an H200, 2.13 on CPUs."""
+"""Versions of torch tested by training: 2.11 on an H200, 2.13 on CPUs."""
 ENGINE = (
     *_names("torch._C._distributed_c10d", "FakeWork FileStore PrefixStore Store TCPStore _resolve_process_group"),
     *_names("torch._dynamo", "mark_dynamic"),
@@ -45,7 +45,7 @@ ENGINE = (
     *_names("torch.utils._pytree", "tree_leaves tree_map"),
     *_names("torch.utils.checkpoint", "_CachedTorchDispatchMode _CachingTorchDispatchMode"),
 )
-"""Names that training uses."""
+"""Names for training."""
 ACCOUNT = (
     *_names("torch._dynamo.backends.common", "aot_autograd"),
     *_names("torch._functorch._aot_autograd.utils", "make_boxed_func"),

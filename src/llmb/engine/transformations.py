@@ -37,7 +37,7 @@ from llmb.engine.precision.experts import expert_products
 from llmb.runs.plan import EnginePlan
 
 CompilerBackend = str | Callable[..., Any]
-"""The name of one of torch's backends, or a function that is one."""
+"""The name of one of torch's backends, or a backend function."""
 INDUCTOR = "inductor"
 
 
@@ -60,7 +60,7 @@ SAVED = frozenset(
         torch.ops._c10d_functional.wait_tensor.default,
     }
 )
-"""The operators whose results ``selective`` keeps if they are needed again: the most expensive ones for their size.
+"""The operators whose results ``selective`` saves for the backward pass: the most expensive ones for their size.
 
 What is reduced and scattered is a fraction of the products that are summed. An exchange of rows is kept as what waits
 for it is: begun again, nothing would wait for it."""

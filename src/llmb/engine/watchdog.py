@@ -44,7 +44,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""One for gloo, one for NCCL if the build has it."""
+"""One for gloo, and one for NCCL if the build has it."""
 DISTRIBUTED = str(Path(dist.__file__).parent)
 PROJECT = str(Path(__file__).parents[1])
 CHECKPOINT_GROUP = "checkpoint"
@@ -77,7 +77,7 @@ def pending_collectives(*, saving: bool) -> Collectives:
 
 
 def _members(group: str) -> list[int]:
-    """Ranks of a group, by the name that torch gave it."""
+    """Return the ranks of a group, by torch's name for it."""
     try:
         return dist.get_process_group_ranks(c10d._resolve_process_group(group))  # type: ignore[arg-type]
     except RuntimeError:  # it is destroyed, or not yet registered
@@ -126,7 +126,7 @@ class Progress:
 
 
 LONGEST_TICK_S = 5.0
-"""A thread that slept much longer than intended was itself stopped or starved, and must not blame others for it."""
+"""A thread that slept much longer than intended was itself stopped or starved, and must not blame others."""
 VERDICT = "llmb/verdict"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An acceptance as a table: what was tried, and what was found."""
+"""An acceptance as a table: the measurements and their outcome."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ OUTCOMES: dict[str, Outcome] = {
 
 
 def accept_table(result: AcceptanceResult) -> Table:
-    """The parts, one a row."""
+    """The parts, one per row."""
     columns: list[Column[AcceptancePart]] = [
         *texts("part: name", "status", "value"),
         *texts("compared with: reference", optional=True),
@@ -28,7 +28,7 @@ def accept_table(result: AcceptanceResult) -> Table:
 
 
 def planned_table(planned: Sequence[PlannedPart], minutes: float) -> Table:
-    """List the parts, and how long each may take."""
+    """List the parts with their maximum times."""
     columns = [*texts("part: name"), *texts("about: seconds", form=duration), *texts("command")]
     total = sum(part.seconds for part in planned)
     caption = f"more repeats if a verdict is not settled, for {minutes:g} minutes in all"

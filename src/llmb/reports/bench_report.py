@@ -26,7 +26,7 @@ NOTES = {
 }
 """Explanations of the figures of a benchmark."""
 SCATTERED = 2.0
-"""A median this many times the fastest repetition is not caused by the device."""
+"""If the median is this many times the fastest repetition, the device is not the cause."""
 MOST_DEVICES = 64
 """Number of devices above which only slow ones are listed."""
 
@@ -58,7 +58,7 @@ def not_measured_table(rows: Sequence[NotMeasured]) -> Table:
 
 
 def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
-    """One line a row. A column that is empty for all rows is left out."""
+    """One line per row. A column that is empty for all rows is omitted."""
     unit, seconds = _unit(rows)
     columns: list[Column[Measurement]] = [
         *texts("device", common=True),
@@ -91,7 +91,7 @@ def _notes(rows: Sequence[Measurement]) -> str | None:
 
 
 def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
-    """One for all rows of a table, in which the middle one is at least 1."""
+    """The common factor for all rows of a table, for which the middle value is at least 1."""
     middle = median(row.time_s for row in rows)
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
 
@@ -135,7 +135,7 @@ def _history_table(found: Sequence[FigureChange], title: str) -> Table:
 
 
 def gpus_tables(parts: Parts, rule: OutlierRule) -> Iterator[Table]:
-    """The devices, or of many only the slow ones; then those that failed, and nodes that reported nothing."""
+    """The devices, or only the slow ones of many; then those that failed, and nodes that reported nothing."""
     if parts.measured:
         yield _devices(parts, rule)
     if parts.failed or parts.missing_nodes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of nodes, and which of their settings have changed, as tables and JSON."""
+"""Checks of nodes, and changes of their settings, as tables and JSON."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from llmb.runs.conditions import rule_of as condition_rule
 LONGEST_TITLE = 26
 """The maximum width of a check, which leaves space for the advice."""
 MOST_NAMES = 5
-"""Checks of one area that are named, if they are all that is left of it."""
+"""Number of checks of one area to name if the rest of it has another result."""
 HostList = Callable[[Sequence[str]], str]
 """Names of nodes as a list in the scheduler's syntax."""
 EVERYWHERE = "(all)"
@@ -122,7 +122,7 @@ def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dic
 
 
 def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Iterator[Table]:
-    """A row per node, the worst first; then the lists. Of a single node everything."""
+    """A row per node, the worst first; then the lists. For a single node all details."""
     if len(result.reports) == 1:
         yield from node_tables(result.reports[0])
     else:
@@ -145,7 +145,7 @@ def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Itera
 
 
 def node_lists_table(lists: Mapping[str, Sequence[str]], host_list: HostList, caption: str) -> Table:
-    """The number of nodes of each kind and their names; of another kind than fit and unfit if there are any."""
+    """The number of nodes of each kind with their names, including kinds other than fit and unfit."""
     rows = (
         (name, str(len(nodes)), printable(host_list(nodes)) or "none")
         for name, nodes in lists.items()
@@ -164,7 +164,7 @@ def _wrong(checks: Collection[Check]) -> list[Check]:
 
 
 def _text(checks: Collection[Check], given: set[str]) -> str:
-    """Format the advice on checks, without any that is already in ``given``, and add it there."""
+    """Format the advice on checks that is not yet in ``given``, and add it there."""
     lines = []
     for check in checks:
         mark = "" if check.name == ANSWER else f"{title_of(check.name)}: "
@@ -190,7 +190,7 @@ class DriftReport(Record):
 
 
 def drift_tables(report: DriftReport, host_list: HostList) -> Iterator[Table]:
-    """The important changes first, and why they are; nodes with the same change are a row."""
+    """The important changes first, with the reason; nodes with the same change share a row."""
     important = [one for one in report.drift if one.important]
     others = [one for one in report.drift if not one.important]
     since = printable(f"since {report.against}{f', {report.saved_at}' if report.saved_at else ''}")

@@ -40,7 +40,7 @@ QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", 
 """Disable the telemetry of both libraries."""
 MLFLOW_STATUSES = {"success": "FINISHED", "cancelled": "KILLED"}
 METRICS_AT_ONCE = 1000
-"""The limit of MLflow in one call."""
+"""MLflow's limit for one call."""
 
 
 def write_mlflow(runs: RunSource, folder: Path) -> Iterator[Path]:
@@ -195,7 +195,7 @@ class ExportForm(NamedTuple):
     """A format for runs, with the libraries that it needs and the extra that installs them."""
 
     write: Callable[[RunSource, Path], Iterator[Path]]
-    """Yields each file when it is complete."""
+    """Yields each file once it is complete."""
     extra: str = ""
     libraries: tuple[str, ...] = ()
 
@@ -212,7 +212,7 @@ FORMS = {
 
 
 def exported_run(folder: RunFolder) -> ExportedRun:
-    """A run that has ended, with its steps. Raises UsageError, or EnvironmentProblem if it cannot be read."""
+    """An ended run with its steps. Raises UsageError, or EnvironmentProblem if it cannot be read."""
     run = read_ended_run(folder)
     job = read_job_if_whole(folder)
     return ExportedRun(run, job.campaign if job else None, read_steps(folder.steps))

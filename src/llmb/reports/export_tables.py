@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and steps as tables, of one list of columns: CSV, JSON lines, Parquet, OpenMetrics."""
+"""Results and steps as tables from one list of columns: CSV, JSON lines, Parquet, OpenMetrics."""
 
 import json
 import math
@@ -27,7 +27,7 @@ Scalar = str | int | float | bool
 _RECIPE, _RECORD, _RESULT = "run.plan.recipe.", "run.record.", "run.result."
 _TIMES = f"{_RESULT}step_time_s."
 ROWS_AT_ONCE = 100_000
-"""Rows of a Parquet file that are in memory, and one of its row groups."""
+"""Number of rows of a Parquet file in memory, which form a row group."""
 PREFIX = "llmb_"
 LABELS = ("run", "label", "campaign", "workload", "size", "dtype", "gpu_type", "scale")
 """Labels of every metric."""
@@ -69,7 +69,7 @@ def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
 
 
 def _columns(kind: type[Scalar], record: str, *names: str) -> list[Column[Any]]:
-    """Values of the record at a path, named as texts are; the name has the unit."""
+    """Values of the record at a path, named like texts; the name has the unit."""
     return [replace(column, value=f"{record}{column.value}") for column in texts(*names, kind=kind)]
 
 
@@ -108,7 +108,7 @@ RESULTS: tuple[Column[ExportedRun], ...] = (
 
 
 def _of_step(kind: type, prefix: str = "") -> Iterator[Column[StepRow]]:
-    """The fields of a step, and those of the records in it, with the record's name before them."""
+    """The fields of a step, and those of its nested records, prefixed with the record's name."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         hint = hints[field.name]
@@ -131,7 +131,7 @@ STEPS: tuple[Column[StepRow], ...] = (
 def write_tables(
     ending: str, write: Callable[[Path, Sequence[Column[Any]], Iterator[Any]], None], runs: RunSource, folder: Path
 ) -> Iterator[Path]:
-    """Two files of a form, ``results`` and ``steps``; yields each when it is complete."""
+    """Write two files of a form, ``results`` and ``steps``; yield each once it is complete."""
     for name, columns, rows in (("results", RESULTS, runs()), ("steps", STEPS, step_rows(runs()))):
         path = folder / f"{name}.{ending}"
         with new_file(path) as partial:
@@ -140,7 +140,7 @@ def write_tables(
 
 
 def write_csv(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
-    """A value that is not known is empty; a number that is not finite is ``nan``, ``inf`` or ``-inf``."""
+    """An unknown value is empty; a non-finite number is ``nan``, ``inf`` or ``-inf``."""
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         write_csv_rows(file, columns, rows)
 
@@ -163,7 +163,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas
 
 
 def write_jsonl(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
-    """JSON has no NaN: as in ``metrics.jsonl`` such a value is null, and ``not_finite`` has it as text."""
+    """JSON has no NaN: as in ``metrics.jsonl`` such a value is null, and ``not_finite`` has its text."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows_of(columns, rows):
             numbers = ((name, value) for name, value in row.items() if isinstance(value, float))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # every command can print, and few have a use for records
     from llmb.runs.steps import Step
 
 LONGEST_VALUE = 60
-"""Lists of nodes and GPUs can be long."""
+"""Limit of characters: lists of nodes and GPUs can be long."""
 _COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 
 
@@ -85,13 +85,13 @@ def crop(text: str, most: int) -> str:
 Value = TypeVar("Value")
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = str.maketrans(BLOCKS, "12345678")
-"""The height as a digit, for an output without block characters."""
+"""The height as a digit, for output without block characters."""
 MOST_CELLS = 32
 CHART_CELLS, CHART_ROWS = 64, 8
 LEAST_SPAN = 0.1
-"""The full height is at least this share of the step time, so that ordinary noise looks like what it is."""
+"""The full height is at least this fraction of the step time, so that ordinary noise looks small."""
 LEAST = 3
-"""Fewer values are no series."""
+"""Fewer values are not a series."""
 NOT_FINITE = "?"
 
 
@@ -111,7 +111,7 @@ def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[
 
 
 def window_sparkline(steps: Sequence["Step"], window: "Window", cells: int = MOST_CELLS) -> str:
-    """The step times of a run, scaled by those of its window, which is in brackets; empty without a step."""
+    """The step times of a run, scaled to its window, which is in brackets; empty without a step."""
     groups: list[list[float]] = [[], [], []]
     for step in steps:
         groups[0 if step.step < window.first else 1 if step.step <= window.last else 2].append(step.step_time_s)
@@ -126,7 +126,7 @@ def window_sparkline(steps: Sequence["Step"], window: "Window", cells: int = MOS
 def step_chart(
     steps: Sequence["Step"], window: "Window", cells: int = CHART_CELLS, rows: int = CHART_ROWS
 ) -> list[str]:
-    """Lines with the step times of a run as columns, from the least to the largest of its window, which is underlined.
+    """Lines with the step times of a run as columns, scaled to the range of its window, which is underlined.
 
     As in ``sparkline``, the slowest of the steps that share a column is shown, and what is beyond has the full height.
     """

@@ -159,7 +159,7 @@ def local_time(time_s: float) -> str:
 
 
 def short_time(time_s: float) -> str:
-    """Format for a table: without the year if it is the current one, else without the time of day."""
+    """Format for a table: without the year if it is the current one, otherwise without the time of day."""
     at = datetime.fromtimestamp(time_s)
     return at.strftime("%m-%d %H:%M" if at.year == datetime.now().year else "%Y-%m-%d")
 
@@ -180,7 +180,7 @@ def script_document(order: Order, script: str) -> dict[str, Any]:
 
 
 def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Jobs that were queued, of any kind."""
+    """Queued jobs of any kind."""
     return {
         "jobs": [
             {
@@ -331,7 +331,7 @@ def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] |
 
 
 def _step_document(step: StepNews) -> dict[str, Any]:
-    """JSON has no NaN: a value that is not finite is null."""
+    """JSON has no NaN: a non-finite value is null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in step._asdict().items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as JUnit XML, which CI systems show. What could not be decided is skipped, with the reason, and never passes.
+"""Results as JUnit XML for CI systems. Undecided cases are skipped, with the reason, and never pass.
 
 The form is that of https://github.com/testmoapp/junitxml.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # each command has its own of these, and need not load the ot
 
 Outcome = Literal["pass", "failure", "error", "skipped"]
 NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 cannot have, such as those that color text on terminals."""
+"""Characters that XML 1.0 does not allow, such as those that color text on terminals."""
 VERDICTS: dict[VerdictName, Outcome] = {
     "pass": "pass",
     "improved": "pass",

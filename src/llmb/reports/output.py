@@ -22,7 +22,7 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None:
-    """Print a result by its type: a document as JSON, text as it is, tables with an empty line between them, as wide
+    """Print a result by its type: a document as JSON, text unchanged, tables with an empty line between them, as wide
     as the terminal, or as wide as needed if the output is not a terminal.
     """
     match result:
@@ -71,7 +71,7 @@ def print_line(text: str) -> None:
 
 
 def print_markdown(text: str) -> None:
-    """Format a page for the terminal. Links name the page that 'llmb docs' prints; code is as it is to be copied."""
+    """Format a page for the terminal. Links become names for 'llmb docs'; code is unchanged for copying."""
     from rich.console import Console  # few outputs are pages
     from rich.markdown import Markdown
 

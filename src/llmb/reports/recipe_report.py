@@ -211,7 +211,7 @@ def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
 
 
 def scales_table(recipes: Sequence[Recipe]) -> Table:
-    """One line for each scale of a dtype, as wide as a terminal of 80 columns."""
+    """One line per scale of a dtype, for a terminal of 80 columns."""
     first = recipes[0]
     figures = [recipe.figure for recipe in recipes if recipe.figure]
     what = "published figures" if figures else "layouts; no figure is published"
@@ -275,7 +275,7 @@ def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
 
 
 def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str]) -> Table:
-    """``gpu_types`` are all that the catalogue has."""
+    """``gpu_types`` are all GPU types of the catalogue."""
     groups: dict[tuple[str, str, str, str, str], list[str]] = {}
     for workload in workloads:
         for size in sizes_of(workload):

@@ -33,7 +33,7 @@ STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 
 
 def machine_table(machine: MachineReport) -> Table:
-    """An event a row, then what could not be read."""
+    """One event per row, then the unreadable sources."""
     kinds = machine_rules().kinds
     rows = [
         *((one.node, kinds[one.kind].title, one.state, event_text(one), one.advice) for one in machine.events),
@@ -64,12 +64,12 @@ def run_document(run: EndedRun) -> dict[str, Any]:
 
 
 Row = tuple[str, ...]
-"""A metric, what was measured, what is published, and a note."""
+"""A metric with its measured and published values, and a note."""
 DETAILS = re.compile(
     "(weights|data|dataset|sequences|parameters|.* s, (median|std)|TFLOPS .*|days .*|GPU power W|host CPU %|energy .*|"
     "nodes meanwhile|attention backend|busiest .*|experts .*|dropped .*|FP8 .*): |(non-finite|skipped) steps: 0$"
 )
-"""Metrics that only some readers need; in counter metrics, the values."""
+"""Metrics that only some readers need; the counter metrics' values."""
 ORIGIN = ("weights", "data", "dataset", "sequences")
 """Rows about the weights and data of fine-tuning."""
 
@@ -122,7 +122,7 @@ def run_table(
 
 
 def add_other_runs(table: Table, result: Result) -> None:
-    """Add the programs and folders of other users, which no page shows."""
+    """Add the programs and folders of other users, which pages omit."""
     for node in result.other_work.nodes if result.other_work else ():
         for run in node.runs:
             table.add_row("other run", *[""] * (len(table.columns) - 2), f"{run_text(run)}, on {node.node}")
@@ -334,7 +334,7 @@ def _host_notes(host: HostUse) -> Iterator[str]:
 
 
 def repeats_document(recipes: Sequence[Sequence[EndedRun]]) -> dict[str, Any]:
-    """The JSON of several runs; its keys are a contract. Recipes without a run are left out."""
+    """The JSON of several runs; its keys are a contract. Recipes without a run are omitted."""
     labels = {run.record.label for runs in recipes for run in runs}
     return {
         "label": labels.pop() if len(labels) == 1 else None,
@@ -350,7 +350,7 @@ def repeats_document(recipes: Sequence[Sequence[EndedRun]]) -> dict[str, Any]:
 
 
 def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
-    """One table for each recipe that has a run."""
+    """One table for each recipe with a run."""
     columns: list[Column[EndedRun]] = [
         *texts("run: record.id", "status: result.status"),
         *numbers("step s: mean_s", form=cell),

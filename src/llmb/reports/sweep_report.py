@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of several recipes that were made in turn, one row each: what differs between them, and how fast each was."""
+"""Runs of several recipes made in turn, one row each: their differences, and the speed of each."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def _with(title: str, varied: str) -> str:
 
 
 def sweep_rows(recipes: Sequence[Sequence[EndedRun]]) -> list[dict[str, Any]]:
-    """One row for each recipe that has a run; means are over its successful runs. The keys are a contract."""
+    """One row for each recipe with a run; means are over its successful runs. The keys are a contract."""
     some = [runs for runs in recipes if runs]
     names = varied_names([runs[0].plan for runs in some])
     rows = [

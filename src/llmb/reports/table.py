@@ -49,7 +49,7 @@ def getter(path: str) -> Callable[[Any], Any]:
 
 
 def fields_of(record: object, *names: str) -> dict[str, Any]:
-    """Values of a record for a document, each named by its path, or by what is before a colon."""
+    """Values of a record for a document, each named by its path, or by the text before a colon."""
     return {name: getter(path)(record) for name, path in _named(names)}
 
 
@@ -77,18 +77,18 @@ class Column(Generic[Row]):
     right: bool = False
     wrap: bool = True
     optional: bool = False
-    """Left out if no row has a value."""
+    """Omitted if no row has a value."""
     common: bool = False
     """Move it to the title if all rows have the same value."""
     min_width: int | None = None
     max_width: int | None = None
     """Wider cells are wrapped on every terminal."""
     drop: int = 0
-    """Its place in the order in which columns are left out on a narrow terminal; 0 for one that always stays."""
+    """Its place in the order of omission on a narrow terminal; 0 for a permanent column."""
     label: bool = True
     """A label, as the first column, is wrapped only if it is very wide."""
     kind: type = str
-    """The type of its values in files that have types."""
+    """The type of its values in files with typed columns."""
     of: Callable[[Row], Any] = field(init=False, repr=False)
     """Return the value of a row."""
 
@@ -99,7 +99,7 @@ class Column(Generic[Row]):
 
 @dataclass(slots=True)
 class Table:
-    """Cells are plain text, never markup; control characters in them are shown."""
+    """Cells are plain text, never markup; control characters in them are visible."""
 
     title: str
     columns: list[Column[Any]]
@@ -158,17 +158,17 @@ def rows_table(
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, object]]) -> Table:
-    """Names and values, without those that are None."""
+    """Names and values, without None."""
     return rows_table(title, ("", ""), ((name, str(value)) for name, value in facts if value is not None))
 
 
 def texts(*names: str, form: Callable[[Any], str] = as_text, **options: Any) -> list[Column[Any]]:  # noqa: ANN401
-    """Columns of text, each with the path of its value as its header, or with what is before a colon."""
+    """Columns of text, each with its value's path as its header, or with the text before a colon."""
     return [Column(header, path, form, **options) for header, path in _named(names)]
 
 
 def numbers(*names: str, form: Callable[[Any], str] = number, **options: Any) -> list[Column[Any]]:  # noqa: ANN401
-    """Columns of numbers, named as those of text."""
+    """Columns of numbers, named like those of text."""
     return texts(*names, form=form, right=True, **options)
 
 
@@ -179,7 +179,7 @@ def csv_text(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> str:
 
 
 def write_csv_rows(file: io.TextIOBase, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
-    """A line of headers and one for each row, with values as they are; an unknown value is an empty field."""
+    """A line of headers and one for each row, with unformatted values; an unknown value is an empty field."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.header for column in columns])
     writer.writerows([csv_value(column.of(row)) for column in columns] for row in rows)
@@ -245,7 +245,7 @@ def markdown_text(text: str) -> str:
 
 
 def plain_lines(table: Table) -> Iterator[str]:
-    """The table as wide as needed."""
+    """The table in its full width."""
     rows = [[printable_lines(cell).split("\n") for cell in row] for row in table.rows]
     if any(headers := [column.header for column in table.columns]):
         rows.insert(0, [[header] for header in headers])
@@ -268,13 +268,13 @@ def _aligned(text: str, width: int, *, right: bool) -> str:
 LONGEST_LABEL = 40
 """A first column up to this width is not wrapped, unless it is not a label."""
 LEAST_LAST = 16
-"""A last column as narrow as this is still read; names in it may be broken."""
+"""The least readable width of a last column; names in it may be broken."""
 MOST_LINES = 10**6
-"""Any height: without one, rich takes a terminal without styles for one of 80 columns."""
+"""Any height: otherwise rich assumes 80 columns for a terminal without styles."""
 
 
 def terminal_lines(table: Table, width: int) -> list[str]:
-    """Lines of at most ``width``, where title and headers are bold.
+    """Lines of at most ``width`` columns, with title and headers in bold.
 
     Columns are left out where only a last text is wrapped then. Elsewhere all are wrapped between words; where that is
     not enough, columns are left out; where that is not enough either, names are broken.
@@ -347,7 +347,7 @@ def fitting_widths(table: Table, width: int, *, is_whole: bool = False) -> list[
 
 
 def _shrunk(natural: Sequence[int], least: Sequence[int], available: int) -> list[int]:
-    """Narrow the widest column that can be narrowed, until all fit."""
+    """Narrow the widest possible column until all fit."""
     widths = list(natural)
     while sum(widths) > available:
         widest = max((place for place in range(len(widths)) if widths[place] > least[place]), key=widths.__getitem__)

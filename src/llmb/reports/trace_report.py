@@ -165,7 +165,7 @@ CHARACTERS = 24
 
 
 def trace_document(summary: TraceSummary) -> dict[str, Any]:
-    """The JSON document; null for what the trace does not have."""
+    """The JSON document; null for values missing from the trace."""
     return {
         "ranks": [
             {
@@ -192,7 +192,7 @@ def step_document(step: StepBreakdown) -> dict[str, Any]:
 
 
 def trace_tables(summary: TraceSummary) -> Iterator[Table]:
-    """Steps, collectives, the longest kernels of the first rank, and those kernels that no rule knows."""
+    """Steps, collectives, the longest kernels of the first rank, and its unclassified kernels."""
     yield _steps_table(summary)
     if any(step.collectives for rank in summary.ranks for step in rank.steps):
         yield _collectives_table(summary)
@@ -351,7 +351,7 @@ def network_text(network: Network) -> str:
 
 
 def network_table(network: Network) -> Table:
-    """A row for each figure; what differs between nodes has a row for each kind of node."""
+    """A row for each figure; figures that differ between nodes have a row per kind of node."""
     rows = []
     plugin = " ".join(filter(None, (network.plugin, network.plugin_version)))
     for name, text, key in (

@@ -82,7 +82,7 @@ def verdict_tables(
 
 
 def notebook_table(verdict: Verdict) -> Table:
-    """A verdict alone: its sentence, the figures behind it, and what differs."""
+    """A single verdict: its sentence, the figures behind it, and the differences."""
     reference, rows = verdict.reference, list[tuple[str, ...]]()
     if reference:
         rows.append(("reference step time s", "", number(reference.step_time_s), reference.source))
@@ -100,7 +100,7 @@ def notebook_table(verdict: Verdict) -> Table:
 
 
 def verdict_table(judged: Judged) -> Table:
-    """The verdict with its sentence first, then recipe and runs, both sides, what differs, and the sources."""
+    """The verdict with its sentence first, then recipe and runs, both sides, the differences, and the sources."""
     verdict = judged.verdict
     title = f"{printable(headline(verdict))}\n{printable(judged.title)}, {_counted(judged)}"
     caption = [f"{name}: {printable(text)}" for name, text in _sources(judged)]
@@ -173,7 +173,7 @@ def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
 
 
 def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Table:
-    """A row per recipe; below, why one does not pass."""
+    """A row per recipe; below, the reasons why some do not pass."""
     passed = [one for one in judged if one.verdict.verdict in ("pass", "improved")]
     title = f"Acceptance {acceptance.name} ({acceptance.title}): {len(passed)} of {len(judged)} recipes pass"
     columns: list[Column[tuple[AcceptanceRecipe, Judged]]] = [
@@ -201,7 +201,7 @@ def left_out_lines(left_out: Sequence[ExcludedRun]) -> list[str]:
 
 
 def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
-    """The runs that are measurements, if any is."""
+    """The runs that are measurements, if any."""
     return [run for run in judged.runs if flaw_of(run) is None] or judged.runs
 
 
@@ -214,7 +214,7 @@ def _counted(judged: Judged) -> str:
 
 
 def explanation_tables(explanation: Explanation) -> list[Table]:
-    """The causes with their commands, and what is not known."""
+    """The causes with their commands, and the unknown ones."""
     tables = [_causes_table(explanation)]
     if explanation.not_known:
         columns = [*texts("cause: title"), *texts("why: reason", "what tells: confirm", min_width=READABLE)]
@@ -253,11 +253,11 @@ CSV_COLUMNS = (
 )
 MOST_DIGITS = 4
 MOST_RUNS = 6
-"""Runs that a table names; the JSON document names all."""
+"""Number of runs that a table names; the JSON document names all."""
 
 
 def compare_tables(comparison: Comparison) -> list[Table]:
-    """The rows; beneath them what differs, what was run on one side only, and what was left out."""
+    """The rows; beneath them the differences, recipes on one side only, and skipped runs."""
     columns: list[Column[Row]] = [
         # A recipe is read in parts, too, and the row has to be one in 80 columns.
         *texts("recipe", label=False),

@@ -14,7 +14,7 @@ from llmb.runs.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
 from llmb.runs.conditions import Value, title_of
 
 NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")
-"""Keys that a log must report for its recipe to be known."""
+"""Keys that a log must report to identify its recipe."""
 _SIZES = tuple(LayoutSizes.model_fields)
 
 
@@ -77,7 +77,7 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
 
 
 def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) -> list[AnalyzedRun]:
-    """Add the figures of a log's recipe in the catalogue; for other logs, an MFU from the FLOP rate that they print."""
+    """Add the figures of a log's recipe in the catalogue; for other logs, an MFU from the printed FLOP rate."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of slowness: their rules, the evidence that they are applied to, and the causes that the measurements of one
+"""Causes of slowness: their rules, the evidence for them, and the causes that the measurements of one
 run show. Unknown figures are None. Pure but for the data file of the rules.
 
 A finder returns the cause, None if the evidence excludes it, or Missing with the reason if neither is known.
@@ -62,13 +62,13 @@ class CauseRule(Record):
     """A command that shows it; ``{run}`` is the run's folder, ``{command}`` the command that runs the recipe."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
-    """A difference changes the time of a step."""
+    """True if a difference changes the time of a step."""
     first: bool = False
-    """The cause is listed before others, whatever their cost, because it may be behind each of them."""
+    """True if the cause is listed before others, whatever their cost, because it may be behind each of them."""
 
 
 class CauseFile(Record):
-    """``causes.yaml``. A difference belongs to the first cause whose patterns fit its key."""
+    """``causes.yaml``. A difference belongs to the first cause with a pattern that matches its key."""
 
     least_share_pct: Threshold
     same_rank_pct: Threshold
@@ -97,32 +97,32 @@ class Work:
     ranks: int
     on_gpu: bool
     layer_passes: float
-    """Forward passes of a layer: layers of a rank times micro-batches."""
+    """Number of forward passes of a layer: layers of a rank times micro-batches."""
     comparable_layers: bool
-    """Layers of all ranks take the same time."""
+    """True if layers of all ranks take the same time."""
     shared_by: int = 1
-    """Ranks that compute the same layers together, and so wait for each other within a layer."""
+    """Number of ranks that compute the same layers together, and so wait for each other within a layer."""
     recompute: str | None = None
     saves: bool = False
-    """The run saves checkpoints while it trains."""
+    """True if the run saves checkpoints while it trains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """A GPU whose clocks were lowered during a run. seconds: for how long; None if that was not counted."""
+    """A GPU with lowered clocks during a run. seconds: for how long; None if that was not counted."""
 
     gpu: str
     reason: str
     seconds: float | None
     share: float | None = None
-    """Share of the samples taken in the window's steps; None if its clocks were not sampled."""
+    """Fraction of the samples in the window's steps; None if its clocks were not sampled."""
     clock_mhz: float | None = None
     """Mean of these samples."""
     max_clock_mhz: float | None = None
 
     @property
     def lost_share(self) -> float:
-        """Share of a step that a sampled GPU loses at most, if all of it depends on the clock."""
+        """Maximum fraction of a step that a sampled GPU loses, if all of it depends on the clock."""
         if self.clock_mhz is None or self.max_clock_mhz is None:
             return self.share or 0.0
         return max(0.0, 1 - self.clock_mhz / self.max_clock_mhz)
@@ -130,13 +130,13 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that is known of one run. ``steps`` are those of its window, in order, without profiled ones."""
+    """All facts about one run. ``steps`` are those of its window, in order, without profiled ones."""
 
     run: AnalyzedRun
     """It has statistics."""
     steps: Sequence[Step] = ()
     work: Work | None = None
-    """None for a run that is known by its log alone."""
+    """None for a run with only a log."""
     trace: StepBreakdown | None = None
     node_of: Mapping[int, str] = field(default_factory=dict)
     """The node of each rank."""
@@ -153,21 +153,21 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceEvidence:
-    """All that is known of the reference, whose step time is for the run's own number of sequences."""
+    """All facts about the reference, with a step time for the run's own number of sequences."""
 
     reference: Reference
     differing: tuple[Condition, ...] = ()
-    """Keys of configuration or conditions with two values."""
+    """Keys of configuration or conditions whose values differ."""
     evidence: Evidence | None = None
     """Evidence of a baseline run."""
     window_mean_s: float | None = None
-    """Mean of the run's own steps in the window of the reference, if that is another one."""
+    """Mean of the run's own steps in the window of the reference, if that is a different one."""
 
 
 Bound = Literal["about", "at least", "at most"]
 MS = 1000
 MOST_STEPS = 5
-"""Numbers of steps that are listed."""
+"""Number of steps to list."""
 NO_STEPS = "the run has no metrics.jsonl with steps of its window"
 
 
@@ -193,7 +193,7 @@ def _fault(run: Evidence, key: str) -> CauseShare | None:
 
 
 def slow_rank(run: Evidence) -> CauseShare | Missing | None:
-    """All ranks wait for the one whose own layers take longer."""
+    """All ranks wait for the rank whose own layers take longest."""
     work = run.work
     if work and work.ranks == 1:
         return None
@@ -341,7 +341,7 @@ def logging(run: Evidence) -> CauseShare | Missing | None:
 
 
 def stalls(run: Evidence) -> CauseShare | Missing | None:
-    """Find steps far above their neighbors, except steps that save and waiting for data, which are other causes."""
+    """Find steps far above their neighbors, except for saving steps and waits for data, which are other causes."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
         return Missing(f"its window has {len(times)} steps, and {FEWEST_STEPS} are needed to identify unusual ones")

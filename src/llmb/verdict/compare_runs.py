@@ -64,7 +64,7 @@ class Row(Record):
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
-    """The number of additional runs, on both sides together, expected to decide; None if runs would not."""
+    """Number of additional runs, on both sides together, expected to settle it; None if runs would not."""
     tolerance_pct: float
     tolerance_source: str
     measure: Measure
@@ -78,7 +78,7 @@ class Row(Record):
 
 
 class Unmatched(Record):
-    """A recipe that was run on one side only."""
+    """A recipe that ran on one side only."""
 
     side: Literal["before", "after"]
     recipe: str
@@ -104,14 +104,14 @@ class Comparison(Record):
     """The worst of all rows."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
-    """Between all runs of the rows, on either side; several values of one side are joined with commas."""
+    """Covers all runs of the rows, on either side; several values of one side are joined with commas."""
     unmatched: tuple[Unmatched, ...]
     left_out: tuple[LeftOutRun, ...]
 
 
 SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
 LEAST_CHANGE_PCT = 2.0
-"""Repeats on the same GPUs differ, too: a smaller change is not listed."""
+"""Repeats on the same GPUs differ, too: smaller changes are not listed."""
 
 
 def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:
@@ -123,7 +123,7 @@ def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[Analyzed
 
 
 def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
-    """Mean of the runs that were sampled."""
+    """Mean over the sampled runs."""
     results = [run.record.result for run in runs if run.record and run.record.result]
     values = [getattr(result.resources, name) for result in results if result.resources]
     known = [value for value in values if value is not None]
@@ -144,7 +144,7 @@ def compare_runs(
     tolerance_pct: float | None = None,
     earlier: Earlier = no_earlier,
 ) -> Comparison:
-    """All with every run that ended. ``after`` is None to compare groups within one selection, which needs ``vary``.
+    """Compare all ended runs. ``after`` is None to compare groups within one selection, which needs ``vary``.
 
     ``earlier`` finds other runs like one, which tell how much repeats differ where a row has one run on each side.
 
@@ -187,7 +187,7 @@ def _left_out(one: ExcludedRun, side: Side) -> LeftOutRun:
 
 
 def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName:
-    """The worst. A recipe that no run after could measure is not passed over: it may be broken by what changed."""
+    """Return the worst. A recipe without a later measurement is not skipped: the change may have broken it."""
     found: list[VerdictName] = [row.verdict for row in rows]
     if not rows or any(one.side == "before" and one.reason for one in unmatched):
         found.append("not comparable")
@@ -239,7 +239,7 @@ def _disturbed(pair: Pair) -> Iterator[str]:
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:
-    """Tokens per step and GPU, or sequences if neither side tells their length; None if it is not known."""
+    """Tokens per step and GPU, or sequences if neither side reports their length; None if unknown."""
     lengths = [side.get("layout.seq_len") for side in (before, after)]
     return _work(before, lengths == [None, None]), _work(after, lengths == [None, None])
 

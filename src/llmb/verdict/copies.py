@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of one run count once: folders that were copied, moved or unpacked again, and logs beside or without them.
+"""Copies of one run count once: folders that were copied, moved or unpacked again, and logs with or without them.
 
 A run is known by the id that its record got when it began, and by its step times, which no two runs share to the last
 digit; a log without a record by its steps. Where copies differ, none of them counts, and every verdict on their recipe
@@ -22,9 +22,9 @@ CHANGED = "copies of one run have different steps, one was truncated or edited: 
 DECIDE = "; remove those that are wrong"
 OTHER_ID = ", under different ids"
 SAME_TIMES = 5
-"""So many different step times are not those of another run to the last digit, step by step."""
+"""With this many different step times, another run cannot match to the last digit, step by step."""
 RECIPE = ("workload", "size", "dtype", "gpu_type", "layout.gpus", "experiment")
-"""Keys of a configuration that are equal for all runs of a recipe, however they differ otherwise."""
+"""Keys of a configuration that are equal for all runs of a recipe, whatever else differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Place:
 
 
 def digest_of(*facts: object) -> str:
-    """Digest of values whose text tells them apart."""
+    """Digest of values that distinguishes them by their text."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def once_in(*found: RunSet) -> tuple[RunSet, ...]:
-    """Each selection with every run once. Of a run whose copies differ, one is kept, as invalid, and the other runs of
+    """Each selection with every run once. Of a run with differing copies, one is kept as invalid, and the other runs of
     the recipe carry the fault.
 
     Logs are read where a run folder may be theirs.
@@ -78,7 +78,7 @@ def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tupl
 
 
 def with_copies(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Parsed runs, those of which another one is a copy marked, and those invalid of which copies contradict it."""
+    """Parsed runs: copies of another run are marked, and runs that contradict their copies are invalid."""
     places = [replace(_place(run), path=run.log_path.absolute()) for run in _known_as_one(runs)]
     why_changed = _changed_copies(places)
     why_copied = _further_copies(places)
@@ -99,7 +99,7 @@ def _place(run: AnalyzedRun) -> Place:
 
 
 def _known_as_one(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """The runs, copies with one source, whatever ids their records have."""
+    """Group copies with the same source, regardless of the ids in their records."""
     every = _with_owners(runs)
     originals = _originals(every)
     return [replace(run, source=originals[run.counted_as]) if run.counted_as in originals else run for run in every]
@@ -122,7 +122,7 @@ def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
 
 
 def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Logs that are those of run folders are known as their runs."""
+    """Logs of run folders get the identity of their runs."""
     folders = [run for run in runs if run.record]
     if not folders or len(folders) == len(runs):
         return list(runs)
@@ -137,7 +137,7 @@ def _log_digest(run: AnalyzedRun) -> str | None:
 
 
 def _by_source(places: Iterable[Place]) -> list[list[Place]]:
-    """Runs that were found in several places, with the folders of a run first."""
+    """Runs found in several places, the folders of a run first."""
     found: dict[str, dict[Path, Place]] = defaultdict(dict)
     for place in places:
         found[place.source][place.path] = place
@@ -147,7 +147,7 @@ def _by_source(places: Iterable[Place]) -> list[list[Place]]:
 
 
 def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
-    """Return, by source, why none of the copies of a run can be chosen. A log beside a folder contains less."""
+    """Return, by source, why no copy of a run can be chosen. A log next to a folder contains less."""
     found = {}
     for copies in _by_source(places):
         alike = [place for place in copies if place.is_log == copies[0].is_log]

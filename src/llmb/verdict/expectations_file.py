@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References beside published figures: step times that a user expects, and acceptance sets."""
+"""References other than published figures: step times that a user expects, and acceptance sets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from llmb.runs.result import Interval, Reference
 from llmb.verdict.judgement import Tolerance, default_tolerance
 
 MOST_RATIO = 4.0
-"""Peaks in FP8 are twice those in BF16; a wrong digit makes ten."""
+"""FP8 peaks are twice those of BF16; a wrong digit makes a factor of ten."""
 
 
 def _window(rule: str) -> str:
@@ -54,12 +54,12 @@ class ExpectedStepTime(Record):
     layout: LayoutSizes = LayoutSizes()
     step_time_s: float = Field(gt=0)
     step_time_s_ci95: Interval | None = None
-    """95 % confidence interval, where it was measured."""
+    """95 % confidence interval, if it was measured."""
     tolerance_pct: float | None = Field(default=None, gt=0)
     window: Annotated[str, AfterValidator(_window)] | None = None
-    """The steps that it is the mean of, such as 35-44."""
+    """The steps that it averages, such as 35-44."""
     runs: int | None = Field(default=None, ge=1)
-    """Number of runs that it was measured in."""
+    """Number of measured runs."""
     source: str | None = None
     note: str | None = None
     conditions: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
@@ -124,7 +124,7 @@ class Expectations:
         return default_tolerance("expectation")
 
     def entry_for(self, known: Values) -> ExpectationEntry | Missing:
-        """Return the most specific entry that agrees with what is ``known`` of a run."""
+        """Return the most specific entry that agrees with the ``known`` facts about a run."""
         if not self.entries:
             return Missing(f"{self.path} has no entries")
         fitting = [entry for entry in self.entries if not list(_contradictions(entry, known))]

@@ -42,9 +42,9 @@ class Cause(Record):
     name: CauseName
     title: str
     share_s: float | None
-    """Seconds per step; None if that is not known."""
+    """Seconds per step; None if unknown."""
     share_pct: float | None
-    """Share in percent of the step time."""
+    """Percentage of the step time."""
     bound: Bound
     in_step: bool
     """False if it lies between steps, and lengthens the run but not the step time."""
@@ -64,13 +64,13 @@ class UnknownCause(Record):
 
 
 class Explanation(Record):
-    """Causes that may be behind all others first, then by share, largest first; last those of unknown share."""
+    """Possible causes of all others first, then by share, largest first; last those of unknown share."""
 
     run: str
     """Its folder, or its log."""
     step_time_s: float
     reference_s: float | None
-    """The step time of the reference for as many sequences; None without a reference."""
+    """The step time of the reference for the same number of sequences; None without a reference."""
     reference: str | None
     gap_s: float | None
     """Seconds by which a step is longer than the reference's."""
@@ -149,7 +149,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
 
 
 def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
-    """``item`` without the share that the baseline has as well."""
+    """Return ``item`` without the share that the baseline has as well."""
     if other is None or other.share_s is None or item.share_s is None:
         return item
     note = f"the baseline has {other.share_s:.3f} s of it, which are not counted"

@@ -92,18 +92,18 @@ DecisionName = Literal["pass", "regressed", "improved", "inconclusive"]
 MOST_MORE_RUNS = 40
 MOST_DIGITS = 4
 POWER = 0.8
-"""Probability that the smallest change shows, and that as many more runs as suggested decide, if the estimates are
+"""Probability that the smallest change shows, and that the suggested number of runs settles it, if the estimates are
 right."""
 REPEATS = 3
-"""Runs of each group that are suggested if the spread between runs is unknown."""
+"""Suggested runs per group if the spread between runs is unknown."""
 FEWEST_EARLIER = 3
-"""Earlier runs from which the spread between repeats is known."""
+"""Minimum number of earlier runs to know the spread between repeats."""
 ASSUMED_SPREAD_PCT = 1.0
-"""Standard deviation between repeats that is assumed if it is unknown: chips of one type, and the same chip warm and
+"""Assumed standard deviation between repeats if it is unknown: chips of one type, and the same chip warm and
 cold, differ by as much."""
 NORMAL_QUANTILE = 1.959963984540054
 SPREAD_POWER = 0.9
-"""Half of what ``POWER`` leaves to chance is left to the spread of the runs."""
+"""Half of the chance of error in ``POWER`` is for the spread of the runs."""
 POWER_QUANTILE = 0.8416212335729143
 """Normal quantile of ``POWER``."""
 SINGLE_RUNS = f"one run on each side: the spread of repeats is unknown, {ASSUMED_SPREAD_PCT:g} % is assumed"
@@ -112,7 +112,7 @@ NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 @dataclass(frozen=True, slots=True)
 class RunSpread:
-    """Spread of the logarithms of run means between repeats, from so many earlier runs."""
+    """Spread of the logarithms of run means between repeats, from this many earlier runs."""
 
     spread: float
     runs: int
@@ -143,7 +143,7 @@ class GroupDifference:
 class Decision:
     verdict: DecisionName
     more_runs: int | None
-    """Runs of both groups, in equal parts if possible; None for a clear verdict, and if runs would not tell."""
+    """Runs of both groups, in equal parts if possible; None for a clear verdict, and if runs would not settle it."""
     reason: str | None
 
 

@@ -41,13 +41,13 @@ MOST_EARLIER = 10
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One verdict, and the run or repeats that it is about."""
+    """One verdict, and the run or repeats that it applies to."""
 
     title: str
     runs: tuple[AnalyzedRun, ...]
     verdict: Verdict
     baseline: tuple[AnalyzedRun, ...] = ()
-    """The runs that they are judged against; empty for a figure."""
+    """The reference runs; empty for a figure."""
 
     @property
     def times(self) -> Statistics | None:
@@ -56,7 +56,7 @@ class Judged:
 
     @property
     def compared_s(self) -> float | None:
-        """The step time that the difference refers to: between groups of runs, the median."""
+        """The step time behind the difference: between groups of runs, the median."""
         if self.times is None:
             return None
         counted = [run for run in self.runs if flaw_of(run) is None]
@@ -227,7 +227,7 @@ def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) ->
 
 
 def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[AnalyzedRun]) -> Judged:
-    """Judge by the mean of the repeats that are most similar to the published run; of equally similar ones the last.
+    """Judge the mean of the repeats that are most similar to the published run; of equally similar ones the last.
 
     If no run of the recipe is a measurement, the last run is judged.
     """

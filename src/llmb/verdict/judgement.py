@@ -162,7 +162,7 @@ def _tolerance(verdict: Verdict, digits: int) -> str:
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
-    """Yield why there is no clear verdict, and what would give one."""
+    """Yield the reasons for an unclear verdict, and the measurements that would settle it."""
     if verdict.more_runs:
         yield f"{counted(verdict.more_runs, 'more run')} would settle it"
     reason = (verdict.reason or "").removeprefix(_unseen(verdict)).removeprefix("; ")
@@ -244,7 +244,7 @@ class ToleranceEntry(Record):
 
     kind: ReferenceKind
     same_nodes: bool = False
-    """Only where the run and its reference have the same nodes."""
+    """Only if the run and its reference used the same nodes."""
     tolerance_pct: float = Field(gt=0)
     source: str
 
@@ -355,7 +355,7 @@ def single_difference(
 
 
 def _allowed(interval: Interval, values: int = 1) -> Interval:
-    """Widen the interval by the assumed spread between repeats of each of the values."""
+    """Widen the interval by the assumed spread between repeats for each of the values."""
     low, high = interval
     half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT * math.sqrt(values))
     return (low + high) / 2 - half, (low + high) / 2 + half

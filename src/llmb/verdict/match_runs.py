@@ -29,12 +29,12 @@ class Mode(Record):
     keys: tuple[str, ...]
     order: tuple[str, ...] = ()
     tolerance_pct: float | None = None
-    """None for that of repeats."""
+    """None for the mode of repeats."""
     tolerance_source: str = ""
 
 
 class ModesFile(Record):
-    """``compare_modes.yaml``, which says what the fields mean."""
+    """``compare_modes.yaml``, which documents the fields."""
 
     work_per_token: tuple[str, ...]
     modes: tuple[Mode, ...]
@@ -54,7 +54,7 @@ class Varied:
     first: str | None = None
     """The key that ``order`` holds for."""
     tolerance: Tolerance | None = None
-    """None for that of repeats."""
+    """None for the mode of repeats."""
 
     def __contains__(self, key: str) -> bool:
         return any(fnmatchcase(key, pattern) for pattern in self.patterns)
@@ -66,7 +66,7 @@ class Varied:
 
 
 def varied(names: Iterable[str], known_keys: Iterable[str]) -> Varied:
-    """``names`` are modes or keys that some of the runs have. Raises UsageError for any other."""
+    """``names`` are modes, or keys of some of the runs. Raises UsageError for any other."""
     modes = {mode.name: mode for mode in modes_file().modes}
     keys = set(known_keys)
     chosen = []
@@ -108,7 +108,7 @@ TITLE_KEYS = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "
 NAMES = ("experiment", ARGUMENTS)
 """Keys that replace an unknown recipe in titles: two sides that the user compares are assumed to have the same."""
 IDENTIFYING = ("workload", "size", "dtype", "layout.gpus")
-"""Keys that a run without a record must have, to find recorded runs of the same recipe."""
+"""Keys that a run without a record must have for recorded runs of the same recipe to be found."""
 Configuration = dict[str, Value]
 
 
@@ -130,7 +130,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """``pairs`` are compared; the other groups have nothing to be compared with."""
+    """``pairs`` are compared; the other groups have no counterpart."""
 
     pairs: tuple[Pair, ...]
     only_before: tuple[MatchedRuns, ...]

@@ -27,7 +27,7 @@ MOST_DIFFERENCES = 3
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Successful runs of one configuration, by the time they began."""
+    """Successful runs of one configuration, by start time."""
 
     runs: tuple[AnalyzedRun, ...]
     run_means_s: Statistics
@@ -47,7 +47,7 @@ class RunGroup:
 
 
 def group_runs(runs: Iterable[AnalyzedRun]) -> tuple[RunGroup, ...]:
-    """Group runs by recipe and number of GPUs. A run without any identity is a group of its own."""
+    """Group runs by recipe and number of GPUs. A run without any identity forms its own group."""
     by_key: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         if run.outcome.status == "success" and run.copy_of is None:

@@ -62,7 +62,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "barrier": ("barrier", "tensor"),
     }
 )
-"""The kind of each operator, and its argument with the whole message that a rank gathers, sends, or reduces."""
+"""The kind of each operator, and its argument with the whole message that a rank gathers, sends or reduces."""
 aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
 """Products of attention; the backward pass computes the scores again (Dao et al., 2022, appendix B)."""
@@ -72,7 +72,7 @@ ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attenti
 
 
 class Message(NamedTuple):
-    """group: torch's name of it. peer: the other rank of a send or a receive, within the group."""
+    """group: torch's name for it. peer: the other rank of a send or a receive, within the group."""
 
     kind: str
     group: str
@@ -110,7 +110,7 @@ def group_names(ranks: Ranks) -> dict[str, str]:
 
 
 def shown_group(name: str, names: Mapping[str, str]) -> str:
-    """A group as the layout calls it, else as it was described when it was made."""
+    """Return the layout's name of a group, or else its description."""
     return names.get(name) or str(group_of(name).group_desc)
 
 
@@ -119,14 +119,14 @@ def group_of(name: str) -> dist.ProcessGroup:
 
 
 def collectives_in(node: torch.fx.Node) -> Iterator[Message]:
-    """The collective of a node of a graph, if it is one."""
+    """Return the collective of a node of a graph, or None."""
     if isinstance(node.target, torch._ops.OpOverload) and is_collective(node.target):
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
         yield collective_of(node.target, args, kwargs, node.meta["val"])
 
 
 def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whatever an operator takes)
-    """``attention``, or the precision of the matrices that a product reads: the lowest."""
+    """Return ``attention``, or the lowest precision of the matrices that a product reads."""
     packet = operator._overloadpacket
     if "attention" in str(packet) or packet in ATTENTION:
         return "attention"
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """0 for operators that multiply no matrices. Those of the engine have to be known."""
+    """Return 0 for operators that multiply no matrices. The engine's own must be known."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -148,7 +148,7 @@ def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resu
 
 
 def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
-    """Groups are parts of the rows, or of the dimension that is summed over."""
+    """Groups divide the rows, or the dimension that is summed over."""
     return 2 * rows.numel() * matrices.shape[-1]
 
 
@@ -198,7 +198,7 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
 """Calls an operator that changes arguments, and returns its results, then the changed arguments."""
 VIEW = torch.ops.aten._unsafe_view.default
-"""A view of a tensor that nothing else uses, and therefore not declared as one."""
+"""A view of a tensor with no other user, and therefore not declared as one."""
 KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
 """Mark of a node within a kernel."""
@@ -219,7 +219,7 @@ class Graph:
 
 
 class Inner(NamedTuple):
-    """The inside of an operator of the engine: the most bytes that it has at a time, results included."""
+    """The inside of an operator of the engine: its peak memory in bytes, including results."""
 
     bytes: int
     flops: Counter[str]
@@ -236,7 +236,7 @@ PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 )
 """The code of operators that do several things, by operator."""
 Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
-"""Gets a graph that is called, and what makes its results."""
+"""Receives each called graph, and creates its results."""
 
 
 def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBackend:
@@ -305,7 +305,7 @@ def is_call(node: fx.Node) -> bool:
 
 
 def call_of(node: fx.Node) -> OperatorCall:
-    """The operator that a node calls, and its arguments."""
+    """Return the operator that a node calls, and its arguments."""
     values: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     args, named = values
     if node.target is not CHANGES:
@@ -331,7 +331,7 @@ def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator
 
 
 def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Fake results, which share memory with arguments and with each other as the real ones would."""
+    """Fake results that share memory with arguments and with each other, as the real ones would."""
     values: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), arguments, strict=True))
     (output,) = module.graph.find_nodes(op="output")
     for node in needed_for(output):
@@ -369,7 +369,7 @@ def makes_view(func: Any) -> bool:  # noqa: ANN401 (an operator)
 
 
 def alike(value: Any) -> Any:  # noqa: ANN401 (a tensor or a number)
-    """Symbols of the compiler mean nothing outside of their graph: the numbers that they stand for."""
+    """The compiler's symbols are meaningless outside their graph: return the numbers that they stand for."""
     if not isinstance(value, Tensor):
         return number_of(value) if isinstance(value, torch.SymInt) else value
     shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))

@@ -73,7 +73,7 @@ class _Storage:
 
 
 class LiveBytes:
-    """Every storage counts from ``add`` until it is freed, with the size that it has; an owner is any name."""
+    """Every storage counts from ``add`` until it is freed, at its present size; an owner is any name."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -85,7 +85,7 @@ class LiveBytes:
         return tensor.untyped_storage()._cdata in self._known
 
     def add(self, tensor: Tensor, owner: str) -> None:
-        """The storage of a tensor that is not known."""
+        """The storage of an unknown tensor."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         self._known[key] = _Storage(weakref.ref(storage, partial(self._freed, key)), owner, size)
@@ -109,7 +109,7 @@ class LiveBytes:
         return True
 
     def note_peak(self, more: Mapping[str, int] | None = None) -> None:
-        """Keep the present use if it is the most so far; ``more`` is in use beside the storages."""
+        """Record the present use if it is the peak so far; ``more`` is in use apart from the storages."""
         total = self.total + sum((more or {}).values())
         if total > self.peak.bytes:
             self.peak = Use(total, {owner: size for owner, size in (self.live + Counter(more)).items() if size})
@@ -141,11 +141,11 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
 )
 """File and function on the stack, and the owner of their allocations; the innermost decides."""
 UNCOUNTED = ("_wrap_tensor_autograd",)
-"""Operators on results of collectives, which send nothing."""
+"""Operators on results of collectives that send nothing."""
 
 
 class Ledger(TorchDispatchMode):
-    """Counts while it is a context. Of real tensors, or above a mode of fake ones.
+    """Counts while it is entered, with real tensors or above a mode of fake ones.
 
     fuses: functions of ``engine.kernels`` run as one kernel each, whose intermediate values take no memory; else their
     torch code does. mode: that of the fake tensors; others, in which torch infers shapes, take no memory.
@@ -166,7 +166,7 @@ class Ledger(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Compiled code runs under it."""
+        """True while compiled code runs under it."""
         return True
 
     def begin(self) -> None:
@@ -185,7 +185,7 @@ class Ledger(TorchDispatchMode):
                     module.register_forward_pre_hook(self._gathered)
 
     def _gathered(self, module: nn.Module, _inputs: object) -> None:
-        """FSDP has put gathered parameters in the place of the module's own, and keeps them, with or without memory.
+        """FSDP has replaced the module's parameters by gathered ones, and keeps them, with or without memory.
 
         In a pipeline those of the blocks within are there before a stage's own.
         """
@@ -251,7 +251,7 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def called(self, graph: Graph, results: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """A compiled graph runs."""
+        """True while a compiled graph runs."""
         self._note_resizes()
         self.flops += graph.flops
         self.collectives.extend(graph.collectives)
@@ -263,7 +263,7 @@ class Ledger(TorchDispatchMode):
         return outputs
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Inner:
-        """Count what runs within an operator of a graph, apart from everything else."""
+        """Count an operator of a graph separately from everything else."""
         own = Ledger(fuses=self.fuses, mode=self.mode)
         with own:
             kept = function(*arguments)
@@ -297,7 +297,7 @@ def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Ten
 
 
 def owner_here() -> tuple[Owner, bool]:
-    """Who owns what is allocated now, and whether it is within a kernel of the engine."""
+    """The owner of new allocations, and whether they are within a kernel of the engine."""
     within_kernel = False
     for path, function in stack():
         within_kernel = within_kernel or KERNELS in path
@@ -316,7 +316,7 @@ def stack() -> Iterator[tuple[str, str]]:
 
 
 HOST = torch.device("cpu")
-"""Stands for the device of the run."""
+"""Stands in for the device of the run."""
 
 
 class SameBatches:
@@ -346,7 +346,7 @@ class Counts(NamedTuple):
     bytes: Counter[MessageKind]
 
     def extended(self, fewer: "Counts", rounds: int) -> "Counts":
-        """Add ``rounds`` times what this step has more than ``fewer``."""
+        """Add ``rounds`` times the difference of this step from ``fewer``."""
         pairs: Any = zip(self, fewer, strict=True)
         return Counts(
             *(Counter({key: size + rounds * (size - less[key]) for key, size in own.items()}) for own, less in pairs)

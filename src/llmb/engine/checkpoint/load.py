@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and verifies checkpoints: all of the state, or the weights that a run starts from."""
+"""Loads and verifies checkpoints: the whole state, or the weights that a run starts from."""
 
 import pickle
 import sys
@@ -52,7 +52,7 @@ MOST_THREADS = 8
 
 
 def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
-    """A collective: all ranks have to call it. ``on_block`` is called for every few MiB that were read.
+    """A collective of all ranks. ``on_block`` is called for every few MiB read.
 
     Raises UsageError, on all ranks, with the files whose content is not what was saved.
     """
@@ -78,7 +78,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Read all parameters of ``stages`` but those of adapters, each converted to its own dtype.
+    """Read all parameters of ``stages`` except those of adapters, each converted to its own dtype.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raises UsageError if a tensor is
     missing or cannot be read.
@@ -188,7 +188,7 @@ class TensorReader(FileSystemReader):
 
     read_bytes = 0
     read_s = 0.0
-    """The transfer of this rank: its reads, with the copy to where they are used."""
+    """The transfer of this rank: its reads, including the copy to their destination."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         began = time.perf_counter()
@@ -207,7 +207,7 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Accepts only ``types``, and members of their enums. ``writer`` is the program whose checkpoints have them."""
+    """Accepts only ``types``, and members of their enums. ``writer`` is the program that writes them."""
 
     types = METADATA_TYPES
     writer = "llmb"

@@ -56,13 +56,13 @@ from llmb.runs.record import now
 
 @dataclass(frozen=True)
 class ChecksummedWrite(WriteResult):
-    """A tensor that was written, with the checksum of its file."""
+    """A written tensor, with the checksum of its file."""
 
     checksum: str
 
 
 class ChecksumFileSystem(FileSystem):
-    """Files on disk, whose checksums are known once they are written."""
+    """Files on disk, with checksums that are known once they are written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ChecksumFileSystem(FileSystem):
 
 
 class Writer(FileSystemWriter):
-    """Writes, or raises the error of the operating system: torch.save hides a full disk behind one of file positions.
+    """Write, or raise the error of the operating system: torch.save hides a full disk behind one of file positions.
 
     The metadata that a save returns lists the written tensors: torch 2.11 adds them only to a copy of it. On the
     coordinator, ``checksums`` are those of all ranks' files, by name, once the save is finished.
@@ -88,7 +88,7 @@ class Writer(FileSystemWriter):
         self.checksums: dict[str, str] = {}
 
     def storage_meta(self) -> StorageMeta:
-        """Leave out the folder, whose type has another name in the pickles of another version of Python."""
+        """Omit the folder, whose type has another name in the pickles of another version of Python."""
         return StorageMeta(save_id=self.save_id)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -140,14 +140,14 @@ def cannot_save(name: str, error: OSError) -> EnvironmentProblem:
 
 @dataclass(frozen=True, slots=True)
 class FolderTrial:
-    """The result of one rank: the name of the file that it left, if it is the first of its node, or its error."""
+    """The result of one rank: the name of its file, if it is the first of its node, or its error."""
 
     file: str | None = None
     problem: str | None = None
 
 
 def check_shared_folder(plan: Plan, folder: Path, ranks: Ranks, hosts: Hosts) -> None:
-    """A collective of ``hosts``: all ranks have to call it. Creates the folder.
+    """A collective of all ranks of ``hosts``. Creates the folder.
 
     Raises EnvironmentProblem, on all ranks, if a node cannot write there or sees another folder, or if the disk is too
     small for the checkpoints of ``plan``.
@@ -249,7 +249,7 @@ class Written:
 
 
 class Saver:
-    """Saves the checkpoints of a plan. Every rank has one and calls it after the same steps.
+    """Saves the checkpoints of a plan. Every rank has one, and calls it after the same steps.
 
     An asynchronous checkpoint is copied to host memory, which training waits for, and written by a thread; the ranks
     synchronize through process groups of their own, which never interfere with the collectives of training. What each
@@ -269,7 +269,7 @@ class Saver:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[SaveLine] | None = None
         self.pieces: SavePlan | None = None
-        """The plan of this rank's writes, once that is settled."""
+        """The plan of this rank's writes, once determined."""
         self.metadata = Metadata({})
         """Metadata of all tensors, on the first rank."""
         self.transfers: tuple[RankTransfer, ...] = ()
@@ -326,7 +326,7 @@ class Saver:
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """Plan the writes of each rank: one rank writes what several have. 512 ranks with 170,000 pieces take 10 s."""
+        """Plan the writes of each rank: one rank writes shared values. 512 ranks with 170,000 pieces take 10 s."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

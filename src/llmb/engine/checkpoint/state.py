@@ -54,7 +54,7 @@ class PartPlace(NamedTuple):
     full: Numbers
 
     def boxes(self, elements: Tensor) -> Iterator[tuple[ChunkStorageMetadata, Tensor]]:
-        """Views of the elements, and where they are in the full tensor."""
+        """Yield views of the elements, and their places in the full tensor."""
         begin = 0
         for first, sizes in boxes(self.shape, self.start, self.stop):
             offset = torch.Size(own + more for own, more in zip(self.offset, first, strict=True))
@@ -77,7 +77,7 @@ def place_of(part: RankPart) -> PartPlace:
 
 
 def boxes(shape: Numbers, start: int, stop: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """Offsets and sizes of the boxes that the elements ``start`` to ``stop`` of a tensor are, in their order."""
+    """Offsets and sizes of the boxes of a tensor's elements ``start`` to ``stop``, in order."""
     rest = shape[1:]
     row = prod(rest)
     if not rest:

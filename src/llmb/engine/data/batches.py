@@ -45,7 +45,7 @@ class TrainingData(Protocol):
     """Samples by number. A sample depends on its number and the seed only, so every layout trains on the same data."""
 
     def longest_document(self) -> int:
-        """The most tokens that a document of any sample can have, or padding."""
+        """The largest number of tokens in a document of any sample, or in padding."""
 
     def micro_batch(self, numbers: range) -> MicroBatch:
         """The samples with these numbers, on the host. The last token of a document has no label."""
@@ -83,7 +83,7 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[M
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for the whole run: torch has 32, which others use, too, and memory that a stream used is kept for it."""
+    """One stream for the whole run: torch has 32, shared with other uses, and caches memory for each."""
     return torch.cuda.Stream(device)
 
 
@@ -110,7 +110,7 @@ def _ready(batch: MicroBatch, stream: torch.cuda.Stream) -> MicroBatch:
 
 
 STEPS_AHEAD = 1
-"""Complete steps that wait to be taken; the thread works on the one after them."""
+"""Number of complete steps to prepare; the thread works on the next one."""
 
 
 class Figures(NamedTuple):
@@ -138,7 +138,7 @@ class StepData(NamedTuple):
 
 
 class StepSource(Protocol):
-    """Returns the data of a step; steps are asked for in order."""
+    """Return the data of a step; steps are requested in order."""
 
     def step(self, number: int) -> StepData: ...
 
@@ -153,7 +153,7 @@ class RankData:
     cp_rank: int
     varlen: bool
     longest: int
-    """The most tokens of a document."""
+    """Maximum tokens of a document."""
 
     def step(self, number: int) -> StepData:
         layout = self.plan.recipe.layout
@@ -221,7 +221,7 @@ class Loader:
                 self.ready.get(timeout=0.01)
 
     def step(self, number: int) -> StepData:
-        """Return the data of the next step. Raises what the thread raised."""
+        """Return the data of the next step. Raises the thread's error."""
         if number != self.next:
             raise ValueError(f"the loader is at step {self.next}, not {number}")
         self.next += 1

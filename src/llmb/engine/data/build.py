@@ -89,7 +89,7 @@ def _generator(name: str) -> torch.Generator:
 
 
 ROUNDS = 4
-"""Each mixes both halves of a place; three already look random (Luby and Rackoff, 1988)."""
+"""Number of rounds, each of which mixes both halves of a place; three already look random (Luby and Rackoff, 1988)."""
 
 
 def shuffled(place: int, count: int, key: str) -> int:
@@ -190,7 +190,7 @@ def build_data(plan: EnginePlan) -> TrainingData:
 
 
 def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
-    """A collective. The first rank checks; raises UsageError on all ranks with all that is wrong."""
+    """A collective. The first rank checks; raises UsageError on all ranks with all problems."""
     if problems := of_first_rank(lambda: list(dataset_problems(plan)), ranks):
         raise UsageError(
             f"the dataset of this run cannot be used:{itemized(problems)}",
@@ -241,7 +241,7 @@ def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[s
 
 
 def _array_problems(arrays: PackedArrays, packed: PackedDataset) -> Iterator[str]:
-    """Yield what the loader cannot use in documents and packs. Reads both, not the tokens."""
+    """Yield problems of documents and packs that the loader cannot use. Reads both, not the tokens."""
     for name, kind in KINDS.items():
         array = getattr(arrays, name)
         if array.dtype != kind or array.ndim != 1:

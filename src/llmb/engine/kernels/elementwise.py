@@ -68,7 +68,7 @@ def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor,
 
 
 def transpose(values: Tensor) -> Tensor:
-    """An FP8 matrix with rows for its columns, contiguous."""
+    """An FP8 matrix with rows and columns exchanged, contiguous."""
     if has_kernel(values):
         # Another copy of the values is written, by rows, which takes less time than copies whose stores are scattered.
         return cast_both_ways(values, torch.ones((), device=values.device), values.dtype)[1]

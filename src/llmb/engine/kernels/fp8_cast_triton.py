@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 ROWS, COLUMNS = 64, 64
-"""Size of a tile. The rows of both outputs have 64 bytes of it, two sectors."""
+"""Size of a tile. The rows of both outputs have 64 bytes in it, two sectors."""
 WARPS = 8
 MAX_STRIDE = 2**24
-"""Elements from one row to the next at most: offsets in tiles of up to 128 rows and columns then have 32 bits."""
+"""Maximum elements from one row to the next: offsets in tiles of up to 128 rows and columns then have 32 bits."""
 
 
 @triton.jit
@@ -178,7 +178,7 @@ def _grid(rows: int, columns: int, matrices: int = 1) -> tuple[int, int]:
 def _launch_cast(
     kernel, source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor, activation: str
 ) -> None:
-    """kernel: ``cast_kernel``, wrapped where the compiler may capture the launch."""
+    """kernel: ``cast_kernel``, wrapped if the compiler may capture the launch."""
     rows, columns = values.shape[-2:]
     if not values.numel():
         return

@@ -20,7 +20,7 @@ ROWS, COLUMNS = 64, 64
 """Size of two tiles: the first and the second elements of pairs. The rows of a transposed output have two sectors of
 it. With fewer pairs a tile has fewer columns, and more rows."""
 HEADS = 4
-"""Heads of a program."""
+"""Number of heads per program."""
 WARPS = 8
 
 
@@ -208,7 +208,7 @@ def _contiguous_heads(part: Tensor) -> Tensor:
 
 
 def _heads_of_pairs(part: Tensor) -> Tensor:
-    """Pairs of elements can be loaded at once."""
+    """True if pairs of elements can be loaded at once."""
     assert part.shape[-1] % 2 == 0
     even = part.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in part.stride()[:3])
     # Not contiguous(): of a tensor that is, and begins at an odd place, it makes no copy.

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class TokenSpan(NamedTuple):
-    """``length`` queries from the index ``query`` on. Their own keys begin at ``own_key``, all they see at ``key``."""
+    """``length`` queries from the index ``query``. Their own keys begin at ``own_key``, all visible ones at ``key``."""
 
     query: int
     length: int
@@ -99,7 +99,7 @@ def _spans(numbers: Sequence[int]) -> list[TokenSpan]:
 
 
 def _parts(span: TokenSpan) -> Iterator[SpanPart]:
-    """The square, which every query sees a key of, and the rectangle before it, if there is one."""
+    """Yield the square, in which every query sees a key, and the rectangle before it, if there is one."""
     queries = slice(span.query, span.query + span.length)
     yield SpanPart(queries, slice(span.own_key, span.own_key + span.length), causal=True)
     if span.key < span.own_key:

@@ -55,7 +55,7 @@ class FusedAdapter(nn.Module):
         self.dropout: nn.Module = nn.Identity()
 
     def forward(self, hidden: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The outputs of the layers, in order, with what the adapter adds to each; they may be split into heads."""
+        """The outputs of the layers, in order, including the adapter's; they may be split into heads."""
         added = self.parts(self.a(self.dropout(hidden)) * self.scale)
         return tuple(output + part.view_as(output) for output, part in zip(outputs, added, strict=True))
 
@@ -82,7 +82,7 @@ class TokenKeys:
         self.value: Tensor | None = None
 
     def set(self, samples: range, positions: Tensor, seq_len: int) -> None:
-        """``samples``: numbers within the training. ``positions``: those of a sequence that this rank has, [seq]."""
+        """``samples``: numbers within the training. ``positions``: this rank's positions of a sequence, [seq]."""
         numbers = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(-1) * seq_len + positions
         keys = mixed(numbers) + (numbers >> 32)
         if self.value is None or self.value.shape != keys.shape:

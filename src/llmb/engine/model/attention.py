@@ -83,7 +83,7 @@ def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], lon
 
 
 def chunks_of(model: Model) -> Reach:
-    """The reach of the layers of ``model`` that do not see their whole document."""
+    """Return the reach of the layers of ``model`` that do not attend to their whole document."""
     return Reach() if model.chunked_attention is None else Reach(model.chunked_attention.chunk_size)
 
 
@@ -205,7 +205,7 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 class SegmentOptions(NamedTuple):
-    """longest: at least the tokens of any segment; a GPU starts work for so many of each. window, scale: see
+    """longest: upper bound of the tokens of a segment; a GPU starts work for that many of each. window, scale: see
     ``CausalAttention``."""
 
     longest: int
@@ -273,7 +273,7 @@ class CausalAttention(nn.Module):
         self.scale = scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        """key, value: of as many places as ``query``, or of the full sequence."""
+        """key, value: with the places of ``query``, or of the full sequence."""
         if isinstance(documents, DocumentSegments):
             return self.by_document(query, key, value, documents)
         if documents is not None or self.reach.within(key.shape[1]).window is not None:
@@ -281,7 +281,7 @@ class CausalAttention(nn.Module):
         return self.whole(query, key, value)
 
     def places(self, key: Tensor) -> Tensor:
-        """The places of the queries in the sequence of the keys."""
+        """Return the places of the queries in the sequence of the keys."""
         return torch.arange(key.shape[1], device=key.device)
 
     def mask(self, key: Tensor, documents: Masks | None) -> Tensor:
@@ -381,7 +381,7 @@ class Attention(nn.Module):
         return output
 
     def attended(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
-        """The input of the last matrix."""
+        """Return the input of the last matrix."""
         query, key, value = self.rotated(hidden, rotary)
         attended: Tensor = self.core(query, key, value, documents).flatten(-2)
         return attended

@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class MoEBlock(Block):
-    """A block with a mixture of experts, in four parts, which are stages of their own.
+    """A block with a mixture of experts, in four parts, each of them a stage.
 
     Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and their
     parameters are gathered separately from the block.
@@ -91,7 +91,7 @@ class MoEBlock(Block):
 
 
 class Decoder(nn.Module):
-    """A model, or one pipeline stage of it: parameter names are those of the full model either way.
+    """A model, or one pipeline stage of it, with parameter names of the full model in both cases.
 
     ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
     a last stage that is not the first has a replica of it, see ``parallel.pipeline``.
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
         return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Computed once for the positions that all micro-batches have, which are one tensor."""
+        """Computed once for the positions that all micro-batches share, which are one tensor."""
         if self.tables is None or self.tables.positions is not positions:
             self.tables = rotary_tables(self.model, positions)
         return self.tables
@@ -202,7 +202,7 @@ def build_norm(model: Model) -> Norm:
 
 
 BLOCK_ELEMENTS = 2**24
-"""Values drawn from one generator: limits the additional memory for a large parameter."""
+"""Number of values drawn from one generator: limits the additional memory for a large parameter."""
 
 
 def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> Tensor:

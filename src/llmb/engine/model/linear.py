@@ -47,7 +47,7 @@ def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's shard of a tensor that needs no gradient."""
+    """This rank's shard of a tensor without a gradient."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -79,7 +79,7 @@ def gathered(shard: Tensor, group: Group) -> Tensor:
 def overlapped(
     shard: Tensor, group: Group, to_input: Callable[[], Tensor], to_weights: Callable[[Tensor], Found]
 ) -> tuple[Tensor, Found]:
-    """The gradient of ``shard``, contiguous, and what ``to_weights`` finds.
+    """Return the gradient of ``shard``, contiguous, and the result of ``to_weights``.
 
     to_input: computes this rank's summand of the gradient of the whole sequence. to_weights: takes the whole sequence.
     """
@@ -305,7 +305,7 @@ class Joined:
 
     @property
     def layers(self) -> tuple[Linear, ...]:
-        """The layers as they are now: transformations replace them."""
+        """Return the present layers: transformations replace them."""
         return tuple(getattr(self.owner, name) for name in self.names)
 
     def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
@@ -331,7 +331,7 @@ class Joined:
         return tuple(layer.adapted(product, hidden) for layer, product in zip(self.layers, products, strict=True))
 
     def split(self, product: Tensor, head_dim: int | None) -> tuple[Tensor, ...]:
-        """The products of the layers, from that of all."""
+        """Split the joint product into the products of the layers."""
         sizes = [len(local_shard(layer.weight)) for layer in self.layers]
         if head_dim is None:
             return torch.split(product, sizes, -1)

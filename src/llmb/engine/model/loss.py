@@ -89,7 +89,7 @@ def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor
 
 
 def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """``to_gradient`` bit by bit, for operations that each pass over memory: an eighth of the time on a CPU."""
+    """``to_gradient`` bit by bit, in operations that each pass over memory: an eighth of the time on a CPU."""
     into = logits if logits.dtype == log_sums.dtype else None
     gradient = torch.sub(logits, log_sums.unsqueeze(-1), out=into).exp_()
     of_label = (places < 0).float() - 1
@@ -99,7 +99,7 @@ def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, sha
 
 
 class Softmax:
-    """Both functions process some rows at a time, because their intermediate values are in memory.
+    """Both functions process some rows at a time, which limits the memory of intermediate values.
 
     Compiled, they process all rows at once: intermediate values then stay in registers.
     """
@@ -220,7 +220,7 @@ def _total(losses: Tensor, shares: Tensor) -> Tensor:
 
 
 def within(places: Tensor, columns: int) -> Tensor:
-    """-1 for places outside these columns."""
+    """Returns -1 for places outside these columns."""
     return places.masked_fill((places < 0) | (places >= columns), -1)
 
 
@@ -228,7 +228,7 @@ def within(places: Tensor, columns: int) -> Tensor:
 def _from_columns(
     head: Head, hidden: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor, weight: Tensor
 ) -> Tensor:
-    """The weight's gradient from recomputed logits, some columns at a time."""
+    """Compute the weight's gradient from recomputed logits, some columns at a time."""
     rows, columns = len(hidden), len(weight)
     length = chunk_length(columns, rows, hidden.itemsize, chunk_bytes(rows, columns, head.smallest_bytes))
     sliced = chunk_length(rows, length, 4, slice_bytes(rows, columns))

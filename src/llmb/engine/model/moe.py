@@ -134,7 +134,7 @@ class Experts(nn.Module):
         return self.products(self, rows, host_counts)
 
     def complete(self, outputs: Tensor) -> Tensor:
-        """Wait until the result of ``forward`` has all values."""
+        """Wait until the result of ``forward`` is complete."""
         return outputs
 
     def matrices(self, name: str) -> Tensor:
@@ -220,7 +220,7 @@ class MoELayer(nn.Module):
 
     @property
     def balances(self) -> bool:
-        """True if experts get the same numbers of rows whatever the tokens are, so that the host knows them."""
+        """True if experts get the same numbers of rows for any tokens, so that the host knows them."""
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
@@ -277,7 +277,7 @@ class MoELayer(nn.Module):
 
 
 def count_choices(chosen: Tensor, experts: int) -> Tensor:
-    """Count how often each expert is chosen: [experts]. Unlike ``bincount``, its shape does not depend on the data."""
+    """Return how often each expert is chosen: [experts]. Unlike ``bincount``, its shape does not depend on the data."""
     return (chosen.reshape(-1, 1) == torch.arange(experts, device=chosen.device)).sum(0)
 
 

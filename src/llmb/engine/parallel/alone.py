@@ -23,7 +23,7 @@ from llmb.runs.plan import EnginePlan
 
 
 def pretend_others(plan: EnginePlan) -> Ranks:
-    """The rank that ``plan`` has pretend the others, in this process."""
+    """The rank for which ``plan`` simulates the others in this process."""
     rank, device = plan.recipe.pretended_rank, local_device(plan.device)
     assert rank is not None, "all ranks are there"
     stand_in(device.type)
@@ -31,7 +31,7 @@ def pretend_others(plan: EnginePlan) -> Ranks:
 
 
 def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
-    """Works once in a process: torch keeps meshes, and takes equal ones for the same. Their groups stay."""
+    """Works once in a process: torch caches meshes, and treats equal ones as the same. Their groups stay."""
     recipe = plan.recipe
     dist.init_process_group("fake", rank=rank, world_size=recipe.layout.gpus, store=FakeStore())
     replicas = plan.parallelism.replicas(recipe.layout)
@@ -40,7 +40,7 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # it ends with the result
 def stand_in(device: str) -> torch.library.Library:
-    """Make the results of this process's collectives have values from here on, copied by few kernels.
+    """Make the results of this process's collectives valid values from here on, copied by few kernels.
 
     torch leaves some as they are, which ones depends on its version, and fills the others by a kernel for each rank.
     """

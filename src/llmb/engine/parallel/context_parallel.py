@@ -46,7 +46,7 @@ def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) ->
 
 
 def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
-    """The queries at ``positions``, the first of which has the index ``query``, split where attention chunks end."""
+    """Yield the queries at ``positions``, the first with the index ``query``, split where attention chunks end."""
     size = chunk or positions.stop
     starts = range(positions.start - positions.start % size, positions.stop, size)
     ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]

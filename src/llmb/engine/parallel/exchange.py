@@ -129,7 +129,7 @@ class Bucket:
 
     @torch.no_grad()
     def finish_reduction(self) -> None:
-        """Give the parts, or the parameters, the mean of their gradients."""
+        """Return the mean of the gradients to the parts, or to the parameters."""
         gradient = c10d.wait_tensor(self.reduced)
         self.reduced = None
         pieces, replicas, *_ = self.peers
@@ -151,14 +151,14 @@ class Bucket:
 
     @torch.no_grad()
     def begin_gather(self) -> None:
-        """Gather what each rank updated, without waiting for it."""
+        """Gather each rank's updates, without waiting for it."""
         if self.peers.pieces is not None:
             name, size, _ = self.peers.pieces
             own = self._piece(self.peers.pieces)
             self.gathered = c10d.all_gather_into_tensor_out(own, size, name, out=self.flat)
 
     def finish_gather(self) -> None:
-        """Before the parameters are read; does nothing if they are complete."""
+        """Wait until the parameters are complete, before they are read."""
         if self.gathered is not None:
             c10d.wait_tensor(self.gathered)
             self.gathered = None
@@ -192,14 +192,14 @@ class Reduction:
             unit.passes = micro_batches
 
     def count_pass(self, unit: Unit) -> None:
-        """After a backward pass of the unit. All ranks that share it send the gradients of the last one here."""
+        """Run after a backward pass of the unit. All ranks that share it then send its last gradients."""
         if unit.passes is not None:
             unit.passes -= 1
             if unit.passes == 0:
                 self._send(unit)
 
     def finish(self) -> None:
-        """After the passes of a step: sends what no pass has sent, such as of a block whose input has no gradient."""
+        """Run after the passes of a step: send the rest, such as the gradients of a block whose input has none."""
         for unit in self.units:
             if unit.passes is not None:
                 self._send(unit)
@@ -221,7 +221,7 @@ class Reduction:
 
 @dataclass(eq=False, slots=True)
 class TrainedStage:
-    """A stage of the model, which only computes, and the memory that training has for its parameters.
+    """A stage of the model, which only computes, and the memory of its parameters in training.
 
     masters: the fp32 values of parameters that are rounded from them, and sharded like them. buckets: trained
     parameters that other ranks hold, too. gradient_sums: the gradients that products add to. reduction: what sums the
@@ -275,7 +275,7 @@ def await_updates(buckets: Iterable[Bucket]) -> None:
 
 
 def enter(unit: Unit, reduction: Reduction, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Before the forward pass of the module that has the unit: for a block, also marks where its backward pass ends."""
+    """Run before the forward pass of the unit's module; for a block, also mark the end of its backward pass."""
     await_updates(unit.buckets)
     return (BlockEntry.apply(inputs[0], unit, reduction), *inputs[1:]) if unit.buckets[0].layer else inputs
 
@@ -286,7 +286,7 @@ class _BlockEntryContext(FunctionCtx):
 
 
 class BlockEntry(torch.autograd.Function):
-    """The hidden states that a block takes. Autograd computes all gradients of the block before theirs, as it prefers
+    """Return the hidden states for a block. Autograd computes all gradients of the block before theirs, as it prefers
     what was recorded later, and gradients of parameters to all else."""
 
     @staticmethod
@@ -312,7 +312,7 @@ def sizes_of(parameters: Iterable[nn.Parameter]) -> list[int]:
 
 
 def padded_size(elements: int, pieces: int) -> int:
-    """Return the number of elements with padding for so many pieces of equal size; one piece has no padding."""
+    """Return the number of elements, padded for this many pieces of equal size; one piece has no padding."""
     whole = pieces * ALIGNED
     return ceil(elements / whole) * whole if pieces > 1 else elements
 

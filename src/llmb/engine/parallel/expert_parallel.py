@@ -32,7 +32,7 @@ def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
-    """The places of the ranks of ``mesh`` among those that choose experts in turn; any if all ranks' rows are even."""
+    """The places of the ranks of ``mesh`` that choose experts in turn; any if all ranks' rows are even."""
     own = router.place if isinstance(router, BalancedRouter) else mesh.get_rank()
     return mesh.mesh.cpu() - (mesh.get_rank() - own)
 
@@ -109,7 +109,7 @@ class ParallelExperts(Experts):
         return plan_dispatch(by_etp, self.ep, self.etp)
 
     def balance(self, places: Tensor, rows: Tensor) -> Dispatch:
-        """Return the exchange of so many rows by ranks at these places, whose experts get equal numbers."""
+        """Return the exchange of this many rows by ranks at these places, whose experts get equal numbers."""
         key = len(rows), rows.device
         if key not in self.balanced:
             by_place = [balanced_counts(place, len(rows), self.experts) for place in places.T.flatten().tolist()]
@@ -134,6 +134,6 @@ def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> Dispatch:
 
 
 def _split(numbers: list[int], *sizes: int) -> list[list[int]]:
-    """Parts of these sizes, and the rest."""
+    """Split into parts of these sizes, and the rest."""
     ends = [0, *accumulate(sizes), len(numbers)]
     return [numbers[start:end] for start, end in pairwise(ends)]

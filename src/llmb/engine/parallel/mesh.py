@@ -46,7 +46,7 @@ class Ranks:
     expert_fsdp: DeviceMesh
     """``fsdp`` of routed experts: the ranks of edp."""
     alone: bool = False
-    """The other ranks are not there."""
+    """True if the other ranks do not exist."""
 
     @property
     def dp_rank(self) -> int:
@@ -130,7 +130,7 @@ def along(ranks: Tensor, *dims: int) -> Parts:
 
 
 def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
-    """This rank's group, newly made. A collective of all ranks."""
+    """Return this rank's new group. A collective of all ranks."""
     world = dist.distributed_c10d._get_default_group()
     own: dist.ProcessGroup | None
     if world.bound_device_id is None:

@@ -87,7 +87,7 @@ class Accumulation:
 
 @torch.no_grad()
 def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
-    """Give both copies of a tied matrix the sum of their gradients. All ranks of ``pp`` have to call it."""
+    """Give both copies of a tied matrix the sum of their gradients. A collective of all ranks of ``pp``."""
     for stage in stages:  # of which at most one is an end of the pipeline
         embedding = stage.embed_tokens
         if not stage.model.tied_embeddings or embedding is None or not embedding.weight.requires_grad:
@@ -114,7 +114,7 @@ def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
 
 
 class Lanes(NamedTuple):
-    """Groups of a pipeline's ranks for what goes from a stage to the next, and back; ``lane`` says which.
+    """Groups of a pipeline's ranks for transfers from a stage to the next, and back; ``lane`` selects one.
 
     What is sent and received in a group is done in order: a receive would hold up a send that follows it.
     """
@@ -130,7 +130,7 @@ def lane(stage: int, ranks: int) -> int:
 
 
 def connect_lanes(layout: Layout, pp: DeviceMesh) -> Lanes:
-    """Make the groups. A collective of all ranks."""
+    """Create the groups. A collective of all ranks."""
     apart = layout.gpus // layout.pp
     parts = tuple(tuple(range(first, layout.gpus, apart)) for first in range(apart))
     numbers = sorted({lane(stage, layout.pp) for stage in range(layout.pp * layout.vp - 1)})
@@ -141,7 +141,7 @@ def connect_lanes(layout: Layout, pp: DeviceMesh) -> Lanes:
 
 
 class Stage(PipelineStage):
-    """Gives the model also what the schedule cannot split by micro-batch, and has a group for each lane.
+    """Passes the model the inputs that the schedule cannot split by micro-batch, and has a group for each lane.
 
     What is received has memory from then on until it was used. torch's stages have it for all micro-batches of a step:
     15 GiB on a rank of Llama 3.1 405b on 512 GPUs. new_hidden: makes hidden states of a micro-batch, without values.

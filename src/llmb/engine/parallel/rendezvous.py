@@ -48,13 +48,13 @@ FOLDER = "run_folder"
 HARMLESS = re.compile(r"OMP_NUM_THREADS|GOMP_SPINCOUNT|MALLOC_[A-Z_]+|PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_NCCL_[A-Z_]+")
 UNTIL_REMOVED = -1
 BACKLOG = 4096
-"""Connections of ranks that come at once."""
+"""Maximum number of simultaneous connections of ranks."""
 FILES_PER_RANK = 4
 """Open files of the rank that hosts the store: connections of a rank's groups, heartbeat and NCCL, and a spare."""
 
 
 def host_store() -> Store:
-    """This rank's store, which rank 0 keeps for the others, or torchrun's agent does."""
+    """Return this rank's store, which rank 0, or torchrun's agent, hosts for the others."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     return connect(PATIENCE, hosts=os.environ["RANK"] == "0" and not agent)
 
@@ -115,7 +115,7 @@ def store_host() -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """On ``address`` alone; on all interfaces only where this node does not know it as its own: it is translated, or
+    """Listen on ``address``, or on all interfaces if this node does not have the address: it is translated, or
     its name means loopback to the node itself, as on Debian. Raises EnvironmentProblem if the port is in use."""
     try:
         family, _, _, _, (host, *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
@@ -216,7 +216,7 @@ class Hosts:
         return answer
 
     def _gather(self, value: object) -> list[Any] | None:
-        """The values of all ranks, on the first one."""
+        """Return the values of all ranks, on the first one."""
         of_node = _gather_objects(value, self.node)
         if self.nodes is None or of_node is None:
             return of_node if self.rank == 0 else None
@@ -260,7 +260,7 @@ def _group(ranks: range, description: str, timeout: timedelta | None) -> dist.Pr
 
 
 def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa: ANN401 (torch does not export its type)
-    """Create a group as torch itself does for ``gloo``, but for the number of threads."""
+    """Create a group like torch's own for ``gloo``, except for the number of threads."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = _devices(os.environ.get("GLOO_SOCKET_IFNAME", ""))
@@ -274,7 +274,7 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
 
 @cache
 def _devices(interfaces: str) -> list[Any]:
-    """Devices of the interfaces named, with commas between them; torch's choice where none is."""
+    """Return devices of the named interfaces, separated by commas; torch's choice if there are none."""
     gloo: Any = dist.ProcessGroupGloo
     named = [gloo.create_device(interface=name) for name in interfaces.split(",") if name]
     return named or [gloo.create_default_device()]

@@ -117,7 +117,7 @@ def joined_of(module: nn.Module) -> dict[str, Joined]:
 
 
 def join_casts(block: nn.Module) -> None:
-    """Casts and multiplies once what several layers take."""
+    """Cast and multiply the common input of several layers once."""
     for module in block.modules():
         for name, joined in joined_of(module).items():
             setattr(module, name, Fp8Joined(module, *joined.names))
@@ -166,7 +166,7 @@ def caching_layers(block: nn.Module) -> list[Fp8Linear | Fp8Joined | Fp8Stack]:
 
 
 def drop_cast_weights(stages: Iterable[nn.Module]) -> None:
-    """After the passes of a step: weights change."""
+    """Run after the passes of a step: weights change."""
     for stage in stages:
         for layer in (*fp8_layers([stage]), *caching_layers(stage)):
             layer.kept = None
@@ -209,7 +209,7 @@ def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
 
 
 def rank_weights(stages: Sequence[TrainedStage], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
-    """The weights of layers. Of those that ranks update in parts this rank's: the others may still be on their way."""
+    """The weights of layers; this rank's part if ranks update parts, because the others may still be in transit."""
     held: dict[Tensor, RankPart | None] = {each.parameter: each.part for one in stages for each in one.held()}
     weights: list[Tensor] = []
     for weight in (layer.weight for layer in layers):

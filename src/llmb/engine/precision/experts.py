@@ -82,7 +82,7 @@ def _(rows, _rows_inverse, gradients, _gradients_inverse, counts, _product_dtype
 
 
 def _multiply_into(result: Tensor, left: Scaled, right: Scaled, *, fast: bool, product_dtype: str) -> None:
-    """``multiply`` of operands that may be columns of larger matrices: only where it must are they copied."""
+    """``multiply`` with operands that may be columns of larger matrices: copies them only if necessary."""
     column_major = right.values.t()
     if product_dtype == "fp8" and result.numel() and all(map(_fits, (left.values, column_major, result))):
         torch._scaled_mm(

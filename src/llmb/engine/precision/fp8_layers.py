@@ -87,7 +87,7 @@ class Fp8Context(Context):
 
 
 def apply_to(function: type[Function], operands: Operands, *more: object) -> Any:  # noqa: ANN401 (what its ``forward`` returns)
-    """Call ``function`` with one argument per operand: autograd finds no tensors within records.
+    """Call ``function`` with one argument per operand: autograd does not find tensors within records.
 
     Two operands that are the same tensor would break the compiler's graph.
     """
@@ -96,7 +96,7 @@ def apply_to(function: type[Function], operands: Operands, *more: object) -> Any
 
 
 def restore(arguments: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
-    """The operands of ``apply_to``, and what follows them."""
+    """Return the operands of ``apply_to``, and the remaining arguments."""
     hidden, probe, kind, *rest = arguments
     weights, (values, transposed, amax, *rest) = rest[: len(kind.outputs)], rest[len(kind.outputs) :]
     factors, (matrix, matrix_transposed, *more) = Factors.of(rest[:6]), rest[6:]
@@ -142,7 +142,7 @@ def forward(operands: Operands) -> Tensor:
 
 
 def save(ctx: Fp8Context, operands: Operands, more: Sequence[Tensor] = ()) -> None:
-    """Keep what ``backward`` needs."""
+    """Save the tensors for ``backward``."""
     kind, kept, rows = operands.kind, operands.kept, operands.transposed
     ctx.kind, ctx.keeps = kind, kept is not None
     if needed_gradients(ctx)[1]:
@@ -155,7 +155,7 @@ def save(ctx: Fp8Context, operands: Operands, more: Sequence[Tensor] = ()) -> No
 
 
 def load_saved(ctx: Fp8Context) -> Saved:
-    """Return what ``save`` kept. To be called once in a backward pass: recomputation permits no more."""
+    """Return the tensors from ``save``. To be called once in a backward pass: recomputation allows no more."""
     rows, amax, *rest = ctx.saved_tensors
     matrices = 1 if ctx.keeps else len(ctx.kind.outputs)
     return Saved(rows, amax, Factors.of(rest[:6]), rest[6 : 6 + matrices], rest[6 + matrices :])
@@ -202,7 +202,7 @@ def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_in
 def _cast_product(
     transposed: Tensor, inverse: Tensor, rows: Tensor, scale: Tensor, rows_inverse: Tensor, dtype: str
 ) -> Tensor:
-    """``gradient_product`` of ``transposed`` with ``rows``, which are cast.
+    """``gradient_product`` of ``transposed`` with ``rows``, after casting them.
 
     Compiled code has it as one operator: the compiler would cast in the forward pass, and keep the cast.
     """
@@ -256,7 +256,7 @@ def _(*arguments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_bytes(rows: Tensor, batch: int) -> Tensor:
-    """[rows, columns] in FP8, which not every collective knows, as [batch, seq, columns]."""
+    """[rows, columns] in FP8, which not every collective supports, as [batch, seq, columns]."""
     return torch.unflatten(rows.view(torch.uint8), 0, (batch, -1))
 
 
@@ -271,7 +271,7 @@ def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:
 
 
 def without_values(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Stands for a result that is only cast: it has a gradient, and takes no memory."""
+    """Stands for a result that is only cast: it has a gradient, but no memory."""
     return like.new_zeros(()).expand(shape)
 
 
@@ -299,7 +299,7 @@ class ProductFunction(torch.autograd.Function):
 
 
 class Fp8Activated(torch.autograd.Function):
-    """The product, and what stands for its activation: only the latter has a gradient, and no values.
+    """The product, and the placeholder of its activation: only the latter has a gradient, and no values.
 
     So the gradient of the product is never stored in bf16. For trained weights and delayed scaling.
     """
@@ -457,13 +457,13 @@ def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tens
 
 
 def as_sequences(rows: Tensor, hidden: Tensor | CastInput) -> Tensor:
-    """[..., seq, columns] as ``hidden`` is, of which ``rows`` may have whole sequences where it has shards."""
+    """[..., seq, columns] with the shape of ``hidden``; ``rows`` may have whole sequences instead of shards."""
     shape = hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
     return torch.unflatten(rows, 0, (*shape[:-2], -1))
 
 
 def cast_activation(first: Fp8Linear | Fp8Joined, last: nn.Module, hidden: Tensor, activation: Activation) -> CastInput:
-    """The input of ``last``, cast: what the activation makes of the product of ``first``."""
+    """Return the input of ``last``, cast: the activation of the product of ``first``."""
     assert isinstance(last, Fp8Linear)
     product, activated = apply_to(Fp8Activated, operands(first, hidden, activation))
     scale, inverse = last.layer_scales.factors.input
@@ -472,7 +472,7 @@ def cast_activation(first: Fp8Linear | Fp8Joined, last: nn.Module, hidden: Tenso
 
 
 class Fp8GatedMLP(GatedMLP):
-    """Casts what the activation computes in one pass over memory."""
+    """Casts the activation's results in one pass over memory."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         assert isinstance(self.gate_up, Fp8Joined)
@@ -481,7 +481,7 @@ class Fp8GatedMLP(GatedMLP):
 
 
 class Fp8SquaredReluMLP(SquaredReluMLP):
-    """Casts what the activation computes in one pass over memory."""
+    """Casts the activation's results in one pass over memory."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         assert isinstance(self.up_proj, Fp8Linear)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of FP8 tensors, casts by them, and products of what was cast.
+"""Scales of FP8 tensors, casts with them, and products of cast tensors.
 
 A scale is the factor by which a tensor is multiplied before its cast. Delayed scaling takes it from the largest values
 of earlier steps (Micikevicius et al., 2022, as TransformerEngine has it), current scaling from the tensor itself.
@@ -19,7 +19,7 @@ from llmb.engine.kernels.elementwise import cast, cast_both_ways, largest_value
 from llmb.runs.attention_choice import ProductDtype
 
 INPUT, WEIGHT, GRADIENT = range(3)
-"""The tensors of a layer that are cast; the last is the gradient of its output."""
+"""The cast tensors of a layer; the last is the gradient of its output."""
 FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
 """Formats of these tensors: precision for the forward pass, range for gradients (the hybrid format)."""
 LARGEST = (448.0, 448.0, 57344.0)
@@ -29,7 +29,7 @@ OVERFLOW = (464.0, 464.0, 61440.0)
 HISTORY_LENGTH = 1024
 LARGEST_SCALE = torch.finfo(torch.float32).max
 ALIGNED = 16
-"""Row lengths in values must be multiples of it for the GPU's product."""
+"""Row lengths in values must be multiples of this for the GPU's product."""
 
 
 class Factor(NamedTuple):
@@ -40,7 +40,7 @@ class Factor(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """A layer's, of ``INPUT``, ``WEIGHT`` and ``GRADIENT``."""
+    """The scales of a layer's ``INPUT``, ``WEIGHT`` and ``GRADIENT``."""
 
     input: Factor
     weight: Factor
@@ -93,7 +93,7 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
 def cast_tensor(
     values: Tensor, which: int, factor: Factor, *, delayed: bool, transposes: bool = True, group: Group | None = None
 ) -> Cast:
-    """A layer's input or gradient, [rows, columns], in its format.
+    """Cast a layer's input or gradient, [rows, columns], to its format.
 
     factor: by the scale of the layer's tensor; with current scaling it is computed from the tensor. group: the ranks
     whose rows the tensor has together, if not all of them are here.
@@ -191,13 +191,13 @@ class Scales:
         return Factors.of([each[which, part] for which in (INPUT, WEIGHT, GRADIENT) for part in (0, 1)])
 
     def freeze_weights(self, amax: Tensor) -> None:
-        """Set the scales of weights for good: every earlier step, if there were any, would have the same ``amax``."""
+        """Set the scales of weights permanently: every earlier step would have had the same ``amax``."""
         self.frozen_weights = amax = self.of_all(amax)
         self.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
         self.history[:, WEIGHT] = amax.unsqueeze(-1)
 
     def set_weights(self, amax: Tensor) -> None:
-        """Set the scales of weights for one step, from their largest values in all ranks."""
+        """Set the scales of weights for one step, from their largest values on all ranks."""
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
@@ -260,7 +260,7 @@ class Fp8Matrix(nn.Module):
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Cast the weight, which must be gathered, once for many products."""
+        """Cast the gathered weight once for many products."""
         if self.kept is None:
             self.kept = self.cast_weight(self.matrix())
 

@@ -53,12 +53,12 @@ from llmb.runs.folder import write_atomically
 from llmb.runs.huggingface.tensors import Shape, plan_shards
 
 CHUNK_BYTES = 2**27
-"""Large enough for a disk, and small enough for a rank that reads a chunk to get its shard of it."""
+"""Large enough for a disk, and small enough for a rank that reads a chunk to get its shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the whole model, as it is stored."""
+    """A parameter of the whole model, as stored."""
 
     shape: Shape
     dtype: torch.dtype
@@ -83,7 +83,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """A file of a checkpoint, named as torch.distributed.checkpoint names those of a single rank."""
+    """A file of a checkpoint, named like those of torch.distributed.checkpoint for a single rank."""
 
     name: str
     chunks: tuple[Chunk, ...]
@@ -118,7 +118,7 @@ PARENT_GONE = 1
 def write_in_processes(
     write: Callable[[WeightFile], FinishedFile], files: Sequence[WeightFile], processes: int
 ) -> Iterator[FinishedFile]:
-    """Write ``files``, each as it is finished.
+    """Write ``files``, one after the other.
 
     Raises the first error of a process once the others have finished the files that they are writing, and RunFailed if
     a process was killed.
@@ -161,7 +161,7 @@ class ChunkSource(Protocol):
 
 
 def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Write ``weights`` of the job's folder, but for files that an earlier attempt finished.
+    """Write ``weights`` of the job's folder, without the files that an earlier attempt finished.
 
     Raises UsageError if the source is rejected, EnvironmentProblem if the disk has no space for it.
     """
@@ -226,7 +226,7 @@ def _save(values: Tensor, stream: ChecksumWriter) -> None:
 def metadata_of(
     parameters: Mapping[str, Parameter], files: Iterable[WeightFile], finished: Mapping[str, FinishedFile]
 ) -> Metadata:
-    """Return what torch.distributed.checkpoint finds chunks by; the same bytes for every folder and attempt."""
+    """Return the index of chunks for torch.distributed.checkpoint; the same bytes for every folder and attempt."""
     places = {
         chunk: _StorageInfo(file.name, offset, length)
         for file in files

@@ -242,7 +242,7 @@ def import_adapters(job: AdapterImportJob) -> ImportedWeights:
 def read_peft(
     stored: Mapping[str, Tensor], shapes: Mapping[str, Shape], job: AdapterImportJob
 ) -> tuple[Lora, dict[str, LowRank]]:
-    """The adapters among peft's tensors, fp32, and what they are. Raises UsageError."""
+    """The adapters among peft's tensors, fp32, and their description. Raises UsageError."""
     names = peft_layers(adapted_layers(shapes, "all-linear"), format_of(job.model))
     ours = {theirs: layer for layer, theirs in names.items()}
     matrices: dict[str, dict[str, Tensor]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in the dtypes that they have.
+"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, without changing dtypes.
 
 Megatron-Core saves a layer's tensors under one name for all layers, [layers, ...], or under a name for each layer.
 Query, key and value are one tensor, by query group: its queries, its key, its value. So are gate and up.
@@ -106,7 +106,7 @@ NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesS
 
 
 class NemoTensor(NamedTuple):
-    """The tensor that holds a parameter, and which part of it that is."""
+    """The tensor that holds a parameter, and the part of it."""
 
     name: str
     part: Part
@@ -141,7 +141,7 @@ class NemoSource(NamedTuple):
 
 
 class NemoUnpickler(MetadataUnpickler):
-    """Metadata of Megatron-Core, whose own class of it has no code that is needed."""
+    """Metadata of Megatron-Core, whose own class of it has no required code."""
 
     types = NEMO_TYPES
     writer = "NeMo"
@@ -152,7 +152,7 @@ class NemoUnpickler(MetadataUnpickler):
 
 @dataclass(frozen=True, slots=True)
 class NemoParameters:
-    """The parameters of a model in a NeMo 2 checkpoint; the tensor that was read last is kept for its other parts."""
+    """The parameters of a model in a NeMo 2 checkpoint; the tensor read last is cached for its other parts."""
 
     folder: Path
     heads: int
@@ -214,13 +214,13 @@ class NemoParameters:
 
 
 def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
-    """The box in the dimensions from ``first``."""
+    """Return the box in the dimensions from ``first``."""
     corners = list(zip(chunk.offsets, chunk.sizes, strict=True))
     return tuple(slice(offset, offset + size) for offset, size in corners[first:])
 
 
 def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[NemoParameters, tuple[str, ...]]:
-    """The parameters, and the names of tensors that are left out.
+    """The parameters, and the names of skipped tensors.
 
     Raises UsageError if the checkpoint at ``path`` does not hold exactly ``shapes``, or lacks a part of a file.
     """
@@ -306,7 +306,7 @@ def _fits(shape: Shape, expected: Shape, *, padded: bool) -> bool:
 
 
 def _damage(folder: Path, metadata: Metadata, names: Collection[str]) -> Iterator[str]:
-    """Files that are missing, or end before the tensors that they hold."""
+    """Files that are missing, or too short for their tensors."""
     sizes: dict[str, int] = {}
     for index, place in metadata.storage_data.items():
         if index.fqn not in names:

@@ -33,7 +33,7 @@ STYLE = Path(__file__).with_name("templates") / "plots.mplstyle"
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A plot that is drawn on request, deterministically. Raises EnvironmentProblem without matplotlib."""
+    """A plot drawn on request, deterministically. Raises EnvironmentProblem without matplotlib."""
 
     name: str
     """Unique on a page, as the names inside of the SVG derive from it."""
@@ -70,7 +70,7 @@ class Drawing:
 
 
 def slim(svg: str) -> str:
-    """The SVG element alone, without unused names, its own style sheet, and digits that are too small to see."""
+    """The SVG element without unused names, its own style sheet, and digits too small to see."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
     svg = re.sub(r'(<svg )[^>]*?(viewBox="[^"]*")[^>]*>', r'\1xmlns="http://www.w3.org/2000/svg" \2>', svg, count=1)
@@ -100,7 +100,7 @@ def standalone(svg: str) -> str:
 
 
 ANY_PAPER = "#d55f00"
-"""The color of images, which a page cannot replace: seen on light and on dark."""
+"""The color of images, which a page cannot replace: visible on light and dark."""
 MOST_POINTS = 1000
 """Longer series are drawn by the smallest and the largest value of each bin."""
 ABOVE: Mapping[str, Any] = {
@@ -117,14 +117,14 @@ BESIDE: Mapping[str, tuple[str, str, float, tuple[float, ...]]] = {
     PREDICTED: (PURPLE, "P", 12, (5, 1.5, 1, 1.5)),
     PUBLISHED: (ORANGE, "D", 6, (1, 1.5)),
 }
-"""Color, mark, its size, and dashes of figures that were not measured; the smaller mark is above."""
+"""Color, mark, mark size, and dashes of unmeasured figures; the smaller mark is on top."""
 MOST_LABELS, MOST_LARGE = 4, 50
 STRONGEST_PCT = (5.0, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Points of a series that a shape distinguishes."""
+    """Points of a series that are marked by a shape."""
 
     label: str
     shape: str
@@ -144,7 +144,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value, and its interval where there is one."""
+    """A value, with its interval if there is one."""
 
     label: str
     value: float
@@ -256,7 +256,7 @@ def history_chart(
 
 
 def parts_chart(name: str, parts: Sequence[tuple[str, str, float]]) -> Drawing:
-    """Parts of a step, which are names, colors and values, one below the other so that each has its name beside it."""
+    """Parts of a step, given as names, colors and values, stacked so that each has its name next to it."""
 
     def draw(canvas: "Canvas") -> None:
         plot, places = canvas.add_subplot(), range(len(parts))
@@ -275,7 +275,7 @@ def parts_chart(name: str, parts: Sequence[tuple[str, str, float]]) -> Drawing:
 def grid_chart(
     name: str, rows: Sequence[Sequence[float]], extent: tuple[float, float, float, float], axes: tuple[str, str]
 ) -> Drawing:
-    """Values as strengths of one color, which is seen on paper of any color; 0 and less is the paper itself.
+    """Values as strengths of one color, visible on any background; 0 and less is the background itself.
 
     ``extent``: left, right, bottom and top. The strongest color begins where one value of a hundred is beyond, but not
     below ``STRONGEST_PCT[0]``, so that noise stays faint, nor above ``STRONGEST_PCT[1]``.
@@ -307,7 +307,7 @@ def grid_chart(
 
 
 def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
-    """Nothing that is drawn over steps, runs or GPUs is below 0."""
+    """No value plotted over steps, runs or GPUs is below 0."""
     plot.set_xlabel(axes[0])
     plot.set_ylabel(axes[1])
     if plot.get_ylim()[0] < 0 and not plot.yaxis_inverted():

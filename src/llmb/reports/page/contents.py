@@ -35,7 +35,7 @@ from llmb.verdict.judge_run import LEAST_EARLIER, Judged, is_pretended
 from llmb.verdict.judgement import TOO_MANY_RUNS, headline
 
 MOST_DIFFERING = 3
-"""Keys in the title of a recipe that has the same name as another."""
+"""Keys for the title of a recipe that shares its name with another."""
 SYMBOLS: Mapping[VerdictName, str] = {
     "pass": "✓",
     "improved": "▲",
@@ -44,7 +44,7 @@ SYMBOLS: Mapping[VerdictName, str] = {
     "invalid": "✕",
     "not comparable": "—",
 }
-"""A mark beside the word: verdicts do not differ by color alone."""
+"""A mark next to the word: verdicts do not differ by color alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Section:
         return headline(self.judged.verdict)
 
     def at_pace(self, value: float | None) -> float | None:
-        """A rate of the run that is shown, at the step time that the verdict is on."""
+        """A rate of the displayed run, at the step time of the verdict."""
         own, compared_s = self.shown.step_time_s, self.judged.compared_s
         return value * own.mean / compared_s if value and own and compared_s else None
 
@@ -94,9 +94,9 @@ HEAD: tuple[Column[Section], ...] = (
     Column("tokens/s per GPU", lambda section: section.at_pace(section.shown.tokens_per_s_per_gpu), number),
     Column("MFU %", lambda section: section.at_pace(one_mfu(section.shown)[0]), number),
 )
-"""The first table of a page, whatever its form."""
+"""The first table of a page, in every format."""
 WIDEST = 3.0
-"""The part of an interval that is farther from 0 than so many times the largest change or tolerance is not drawn."""
+"""The part of an interval farther from 0 than this many times the largest change or tolerance is not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,14 @@ class Contents:
     sections: tuple[Section, ...]
     runs: Table
     failed: tuple[tuple[AnalyzedRun, str, str], ...]
-    """Invalid runs, with the reason and the command that shows more."""
+    """Invalid runs, with the reason and the command for details."""
     left_out: Mapping[str, Sequence[str]]
     """Runs that were not used, by reason."""
     conventions: Table | None
     overview: tuple[Figure, ...]
     """Plots of several recipes."""
     acceptance: Table | None = None
-    """The acceptance that the runs are of, if they are of one."""
+    """The acceptance that the runs belong to, if any."""
 
     @property
     def head(self) -> Table:
@@ -134,7 +134,7 @@ class Contents:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """All of the page, by their names."""
+        """All plots of the page, by name."""
         return {one.name: one for one in (*self.overview, *(f for section in self.sections for f in section.figures))}
 
     @property
@@ -171,7 +171,7 @@ def gather(found: RunSet, against: Against, install: Path, say: Callable[[str], 
 
 
 def _heading(selected: str, sections: Sequence[Section]) -> str:
-    """Selections without the folders of paths; a single recipe in place of the name of its folder."""
+    """Selections without the folders of paths; a single recipe instead of the name of its folder."""
     parts = selected.split(", ")
     paths = [part for part in parts if "/" in part or part in (".", "..", "~")]
     if paths and len(sections) == 1:

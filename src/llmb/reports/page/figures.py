@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run and of several, with what is drawn beside them: what is published of its recipe, and predicted."""
+"""Figures of a run and of several, including published and predicted ones of its recipe."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,14 +49,14 @@ STEP = "step"
 SIX = "{:.6g}".format
 """Format a number with six significant digits."""
 BASELINE = ORANGE
-"""The color of what runs are judged against."""
+"""The color of references."""
 Points = Sequence[tuple[float, float]]
 NO_STEPS = "the steps are not recorded one by one; a log has them as text"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot, what it shows in a sentence, and its data."""
+    """A plot, a sentence about its content, and its data."""
 
     title: str
     caption: str
@@ -65,7 +65,7 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """Unique on a page; users may ask for it."""
+        """Unique on a page, and accepted as an argument."""
         return self.drawing.name
 
 
@@ -77,7 +77,7 @@ def first_rows(title: str, rows: Sequence[Any], columns: Sequence[Column[Any]]) 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Figures of one source; None for what it does not state."""
+    """Figures of one source; None if it does not state one."""
 
     name: str
     """Decides the mark."""
@@ -103,13 +103,13 @@ def figures_beside(run: AnalyzedRun) -> list[Beside]:
 
 
 FARTHEST = 0.25
-"""The largest distance from the mean, as a share of it, at which another step time is drawn beside the steps."""
+"""The largest relative distance from the mean at which another step time is drawn with the steps."""
 Found = tuple[list[Figure], list[tuple[str, str]]]
 StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
 
 def run_figures(section: str, run: AnalyzedRun, other: AnalyzedRun | None) -> Found:
-    """The figures of one run, with those of a run that it is judged against, and what is missing, with the reason."""
+    """The figures of one run, with those of its reference run, and missing figures with the reason."""
     try:
         steps, other_steps = _steps(run), _steps(other) if other else []
     except (OSError, BrokenRecord) as error:
@@ -217,7 +217,7 @@ def _is_near(other_s: float, mean_s: float | None) -> bool:
 
 
 def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
-    """Steps of the window that the ranking of causes takes for outliers too."""
+    """Steps of the window that the ranking of causes also treats as outliers."""
     window = run.window
     inside = [step for step in steps if window and step.step in window and not step.profiled]
     found = find_anomalies([step.step_time_s for step in inside], 0).outliers
@@ -259,15 +259,15 @@ def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
 
 
 MOST_ROWS, MOST_COLUMNS = 64, 240
-"""The size of the map: rows of two pixels are still seen."""
+"""The size of the map: rows of two pixels are still visible."""
 MOST_LISTED = 100
-"""Ranks in the table, the slowest first."""
+"""Number of ranks in the table, the slowest first."""
 STANDS_OUT_PCT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """Percent are beyond the median rank of a step."""
+    """Percentages are relative to the median rank of a step."""
 
     number: int
     layer_us: float
@@ -364,7 +364,7 @@ FEWEST = 2
 
 
 def scaling_figures(runs: Sequence[AnalyzedRun]) -> Iterator[Figure]:
-    """One for each recipe that was measured at several scales; ``runs`` are one for each configuration."""
+    """One plot per recipe measured at several scales; ``runs`` are one per configuration."""
     recipes: dict[tuple[str, str, str, str, str], dict[int, AnalyzedRun]] = {}
     for run in runs:
         if run.recipe and run.record and _tokens_per_gpu(run) is not None and run.record.plan.profile is None:
@@ -417,11 +417,11 @@ def _tokens_per_gpu(run: AnalyzedRun) -> float | None:
 
 
 CHANGING = ("software.", "hardware.device", "hardware.power", "release")
-"""Conditions whose change is marked in a history; keys that begin with these."""
+"""Prefixes of conditions whose change is marked in a history."""
 
 
 def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun]) -> Figure | Missing:
-    """Means of the runs of a recipe in order of time, with what changed between them, and the steps that are found.
+    """Means of the runs of a recipe in order of time, with the changes between them, and the detected steps.
 
     With a baseline, its runs in a color of their own, and neither changes nor steps: these are the comparison's.
     """
@@ -460,7 +460,7 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence
 
 
 def _estimates(measured: Sequence[tuple[AnalyzedRun, Statistics]]) -> list[Estimate]:
-    """An interval that includes 0 says that hardly anything is known, and is not drawn. Labels differ."""
+    """An interval that includes 0 shows that hardly anything is known, and is not drawn. Labels differ."""
     times = [short_time(run.started_s) if run.started_s else run.id for run, _ in measured]
     labels = times if len({*times}) == len(times) else [run.id for run, _ in measured]
     return [

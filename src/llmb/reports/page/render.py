@@ -37,7 +37,7 @@ OFFLINE = (
 
 
 def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
-    """``shown`` returns a text as the page may have it. Raises EnvironmentProblem if a library is not installed."""
+    """``shown`` returns the displayable form of a text. Raises EnvironmentProblem if a library is not installed."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
@@ -72,7 +72,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
 
 
 def page_pdf(html: str) -> bytes:
-    """The page as its style for paper lays it out. Raises EnvironmentProblem if no browser prints it."""
+    """The page in its print layout. Raises EnvironmentProblem if no browser prints it."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     do = "print the page from a browser: --format html"
     if browser is None:
@@ -100,7 +100,7 @@ def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown:
 
 
 def _shown_in(svg: str, shown: Callable[[str], str]) -> str:
-    """The SVG with its texts as ``shown`` returns them."""
+    """The SVG with its texts replaced by ``shown``."""
     return re.sub(r"(?<=>)[^<>]+(?=</text>)", lambda text: shown(text[0]), svg)
 
 

@@ -18,11 +18,11 @@ from llmb.launch.documents.launch_scripts import LaunchScript, launch_scripts
 from llmb.launch.scheduler_lookup import SCHEDULERS, all_schedulers, find_scheduler
 
 UNMOUNTABLE = ",:"
-"""Container runtimes separate mounts by them."""
+"""Container runtimes separate mounts by commas."""
 ALL = "all"
 EXISTING = "existing"
 LISTED = ("workloads", "suite_releases")
-"""Answers of several values, which later ones add to."""
+"""Answers with several values, which later answers extend."""
 
 EnvironmentKind = Literal["uv", "venv", "conda", "existing"]
 Runtime = Literal["none", "pyxis", "apptainer"]
@@ -35,7 +35,7 @@ _data = partial(Option, panel="Data and checkpoints")
 
 
 class Answers(Record):
-    """Everything is optional here: ``questions`` tells which answers an installation cannot do without.
+    """Everything is optional here: ``questions`` determines the required answers of an installation.
 
     The answers that only a scheduler needs are in ``answers_schema``.
 
@@ -125,7 +125,7 @@ class Answers(Record):
         return value.lower() if isinstance(value, str) else value
 
     def above(self, below: "Answers") -> "Answers":
-        """These answers, and those of ``below`` to what is open here; workloads, releases and variables of both."""
+        """These answers, completed by those of ``below``; workloads, releases and variables of both."""
         mine = self.model_dump(exclude_none=True)
         both = {**below.model_dump(exclude_none=True), **mine}
         for name in LISTED:
@@ -177,7 +177,7 @@ def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> A
 
 
 def suite_scripts(answers: Answers, *releases: str) -> Iterator[LaunchScript]:
-    """The launch scripts of ``releases``, or of all that were chosen, for what is installed."""
+    """The launch scripts of ``releases``, or of all chosen ones, for the installed workloads."""
     for script in launch_scripts():
         is_chosen = script.release in (releases or answers.suite_releases) and script.workload in answers.workloads
         if is_chosen and answers.gpu_type in (None, *script.gpu_types):
@@ -189,7 +189,7 @@ def flag_of(name: str) -> str:
 
 
 def parse_answers(values: Mapping[str, Any]) -> Answers:
-    """The answers that options of a command line give; None is open. Raises UsageError."""
+    """The answers from options of a command line; None is open. Raises UsageError."""
     from pydantic import ValidationError
 
     values_read = {name: OPTIONS[name].value(value) for name, value in values.items() if value not in (None, [])}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cluster_config.yaml as an installation writes it, and a file that was there before; files of answers."""
+"""The cluster_config.yaml that an installation writes, or an existing one; files of answers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ SAME_KEYS = ("gpu_type", "node_architecture", "image_folder")
 
 
 def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
-    """The answers of a file of either form. Raises UsageError with all that is wrong in it, and for another user's."""
+    """The answers of a file of either form. Raises UsageError with all its problems, and for another user's."""
     check_owner(path)
     try:
         data = read_data(path)
@@ -53,12 +53,12 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Write them so that only their user can read them. Raises EnvironmentProblem."""
+    """Write them readable only for their user. Raises EnvironmentProblem."""
     put_file(path, ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True), mode=0o600)
 
 
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """The answers of ``llmb install``, by name, that the file ``path`` with ``data`` gives. Raises UsageError."""
+    """The answers of ``llmb install``, by name, in ``data`` of the file ``path``. Raises UsageError."""
     if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
         raise UsageError(f"old keys: {', '.join(old)}", where=str(path), do="rename them")
     slurm = data.get("slurm") or {}
@@ -80,7 +80,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
 
 
 def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
-    """Without secrets, which are named."""
+    """Return variables without secrets, which are reported by name."""
     if not isinstance(variables, dict) or any(value is None for value in variables.values()):
         raise UsageError("environment_vars must be a mapping of names to values", where=str(path))
     texts = {str(name): str(value) for name, value in variables.items()}
@@ -109,7 +109,7 @@ Section = Mapping[str, Any]
 def settings(
     answers: Answers, root: Path, image: str | None, suite_environments: Mapping[str, str] | None = None
 ) -> Section:
-    """The content of the file; what has no value is left out. Pure."""
+    """The content of the file, without empty values. Pure."""
     scheduler = find_scheduler(answers.scheduler or LOCAL)
     section = {
         "scheduler": scheduler.name if scheduler.name not in (LOCAL, UNNAMED) else None,
@@ -125,7 +125,7 @@ def settings(
 
 
 def answers_in(root: Path) -> Answers:
-    """The answers that a cluster_config.yaml below ``root`` gives. Raises UsageError if it cannot be used."""
+    """The answers in a cluster_config.yaml below ``root``. Raises UsageError if it cannot be used."""
     if not (root / CLUSTER_CONFIG).exists():
         return answers_schema()()
     config = read_cluster_config(root, cluster_schema())
@@ -185,7 +185,7 @@ def changes(root: Path, section: Section) -> list[str]:
 
 
 def _differences(there: Section, section: Section, above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each key that is wanted with another value than it has there: key, value there, value wanted."""
+    """Yield keys whose value differs from the intended one: key, present value, intended value."""
     for key, value in section.items():
         has = there.get(key)
         if isinstance(value, dict):

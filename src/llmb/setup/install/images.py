@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of containers: where one comes from, its name, and its import into a folder that all nodes share."""
+"""Container images: their source, their name, and their import into a folder that all nodes share."""
 
 import glob
 import platform
@@ -21,7 +21,7 @@ SUFFIXES = {"pyxis": ".sqsh", "apptainer": ".sif"}
 PROGRAMS = {"pyxis": "enroot", "apptainer": "apptainer"}
 STDERR = 2
 ARCHIVE = ".tar"
-"""The ending of what ``docker save`` and ``podman save`` write, and Apptainer reads."""
+"""Suffix of the output of ``docker save`` and ``podman save``, which Apptainer reads."""
 FORM = "[docker://][REGISTRY/]NAME[:TAG], dockerd://NAME:TAG, or the path of a file"
 _NAME = re.compile(
     r"((?P<scheme>docker|dockerd)://)?((?P<registry>[\w.-]+(:\d+)?)#)?(?P<path>[\w.-]+(:\d+(?=/))?(/[\w.-]+)*)"
@@ -44,7 +44,7 @@ class ImportedImage:
     path: Path
     bytes: int
     made: bool
-    """False if it was there before."""
+    """False if it existed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def source_problem(text: str) -> str | None:
 
 
 def image_path(text: str, folder: Path, runtime: str) -> Path:
-    """The image's file; one that the runtime starts stays where it is. Raises UsageError."""
+    """The image's file; one that the runtime can start stays in place. Raises UsageError."""
     source = image_source(text)
     if isinstance(source, Path):
         return folder / (source.stem + SUFFIXES[runtime]) if source.suffix == ARCHIVE else source
@@ -140,7 +140,7 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
 
 
 def import_command(source: RegistryImage | Path, target: Path, request: ImageRequest) -> list[str]:
-    """The call that makes ``target``, which does not exist."""
+    """The command that creates ``target``, which does not exist."""
     if request.runtime == "apptainer":
         origin = source.for_apptainer if isinstance(source, RegistryImage) else f"docker-archive:{source}"
         return ["apptainer", "build", str(target), origin]
@@ -152,7 +152,7 @@ def import_command(source: RegistryImage | Path, target: Path, request: ImageReq
 
 @contextmanager
 def _new_file(target: Path) -> Iterator[Path]:
-    """A file that gets the name of ``target`` when it is complete."""
+    """A file that is renamed to ``target`` when it is complete."""
     partial = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
     try:
         yield partial
@@ -164,7 +164,7 @@ def _new_file(target: Path) -> Iterator[Path]:
 
 
 def _call(command: list[str], say: Callable[[str], None]) -> None:
-    """Print the command and call it; what it prints goes to standard error."""
+    """Print the command and run it; its output goes to standard error."""
     say(shlex.join(command))
     try:
         with started_program(command, STDERR, STDERR) as process:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that an installation makes, recorded before, so that it can be resumed and undone after any end."""
+"""The files that an installation creates, recorded in advance, so that it can be resumed and undone after any end."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 
 
 class InstalledItem(Record):
-    """Something below the root that the installer makes."""
+    """Something below the root that the installer creates."""
 
     path: str
     """Relative to the root."""
@@ -34,7 +34,7 @@ class InstalledItem(Record):
     """A folder is removed only if it is empty, a tree with all that is in it, a file if it is as it was written, an
     image with what lies beside it."""
     sha256: tuple[str, ...] = ()
-    """Checksums of a file: of each content that was written, the last one last."""
+    """Checksums of a file, one per written content, the last one last."""
 
 
 class InstallState(Record):
@@ -42,14 +42,14 @@ class InstallState(Record):
 
     schema_version: int = SCHEMA_VERSION
     root: str
-    """The root of the installation's last call: absolute paths in it begin so."""
+    """The root at the installation's last call, the prefix of absolute paths in it."""
     made_root: bool
-    """The folder itself was made, too."""
+    """True if the folder itself was created, too."""
     answers: SerializeAsAny[Answers]
     proven_python: str | None = None
-    """The existing interpreter that was looked at, and has what runs need."""
+    """The existing interpreter that was checked, and has the packages for runs."""
     image: str | None = None
-    """The file of the image that was imported."""
+    """The file of the imported image."""
     made: tuple[InstalledItem, ...] = ()
 
     @field_validator("answers", mode="before")
@@ -63,7 +63,7 @@ def state_path(root: Path) -> Path:
 
 
 def read_state(root: Path) -> InstallState | None:
-    """None where nothing was installed. Raises UsageError for a file that cannot be read, or of a user who is neither
+    """None if nothing was installed. Raises UsageError for a file that cannot be read, or of a user who is neither
     this one nor the owner of the root."""
     path = state_path(root)
     check_links(path)
@@ -80,7 +80,7 @@ def read_state(root: Path) -> InstallState | None:
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace ``path`` at once. Only one installer writes below a root: what a killed one left is overwritten.
+    """Replace ``path`` atomically. Only one installer writes below a root: leftovers of a killed one are overwritten.
 
     Raises EnvironmentProblem.
     """
@@ -102,7 +102,7 @@ def digest(text: str) -> str:
 
 
 class Journal:
-    """The state of an installation while it is changed, by the one process that holds its lock."""
+    """The state of an installation during changes, by the one process that holds its lock."""
 
     def __init__(self, root: Path, state: InstallState) -> None:
         self.root, self.state = root, state
@@ -114,7 +114,7 @@ class Journal:
             put_file(state_path(self.root), changed.model_dump_json(indent=1, exclude_none=True) + "\n")
 
     def folder(self, path: str) -> None:
-        """Make a folder below the root, unless it exists."""
+        """Create a folder below the root, unless it exists."""
         if not (self.root / path).is_dir():
             self._intend(InstalledItem(path=path, kind="folder"))
             with writing(self.root / path):
@@ -132,13 +132,13 @@ class Journal:
         put_file(self.root / path, text, mode=mode)
 
     def tree(self, path: str) -> Path:
-        """A folder below the root that something else fills: what was left of an earlier attempt is removed."""
+        """A folder below the root that something else fills: leftovers of an earlier attempt are removed."""
         self._intend(InstalledItem(path=path, kind="tree"))
         shutil.rmtree(self.root / path, ignore_errors=True)
         return self.root / path
 
     def image(self, path: str) -> None:
-        """A file that an import makes; one that was there before is not the installer's."""
+        """A file that an import creates; an existing one does not belong to the installer."""
         if not (self.root / path).exists():
             self._intend(InstalledItem(path=path, kind="image"))
 
@@ -161,7 +161,7 @@ class Journal:
 
 @contextmanager
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
-    """The journal of ``root``, which is made with it if it does not exist, locked.
+    """The journal of ``root``, locked, and created with it if it does not exist.
 
     Raises EnvironmentProblem if another installer is at work, or if nothing can be written.
     """
@@ -172,7 +172,7 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 
 @contextmanager
 def locked_journal(root: Path) -> Iterator[Journal]:
-    """The journal of an installation that exists, locked. Raises UsageError if there is no installation."""
+    """The journal of an existing installation, locked. Raises UsageError if there is no installation."""
     if not state_path(root).exists():
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
@@ -185,7 +185,7 @@ def locked_journal(root: Path) -> Iterator[Journal]:
 
 
 def _begin(root: Path, answers: Answers) -> None:
-    """Make the state, and what is missing of the folders that hold it: they appear with it, by a rename.
+    """Create the state, and missing parts of the folders that hold it: they appear together, by a rename.
 
     Several may do so at once: what they write is the same, and the lock is taken afterwards.
     """
@@ -217,7 +217,7 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Remove what was made, the last first. Returns the paths that are gone, and those that are kept because they are
+    """Remove what was created, the last first. Returns the removed paths, and those that are kept because they are
     not as they were made. Raises UsageError for what is not below the root."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
@@ -254,5 +254,5 @@ def _digest_of(path: Path) -> str | None:
 
 
 def partial_of(path: Path) -> Path:
-    """The name of a file or folder that is not complete."""
+    """The name of an incomplete file or folder."""
     return path.with_name(f".{path.name}.installing")

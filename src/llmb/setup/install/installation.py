@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The means of an installation, the form of its steps, the data and checkpoints that it prepares, and its removal."""
+"""The means of an installation, the form of its steps, its preparation of data and checkpoints, and its removal."""
 
 import json
 import os
@@ -40,7 +40,7 @@ IMAGES = "images"
 
 PREPARED_HOW = ("here", "job")
 TINY = "tiny"
-"""A size that is prepared only if it is asked for."""
+"""A size that is prepared only on request."""
 
 ImportImage = Callable[[str, Path, str, str | None], Path]
 """Gets an image's name, the folder for its file, the runtime and the nodes' architecture; returns the file, which
@@ -49,7 +49,7 @@ exists when it is complete."""
 
 @dataclass(frozen=True, slots=True)
 class InstallStep:
-    """One step; ``do`` returns what was done, in words."""
+    """One step; ``do`` returns a description of the change."""
 
     name: str
     title: str
@@ -58,7 +58,7 @@ class InstallStep:
 
 
 def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str, str]]:
-    """Workload and size of each: those of the documents that the GPU type can train, or the size that is given."""
+    """Workload and size of each: those of the documents that the GPU type can train, or the explicit size."""
     for name in answers.workloads:
         workload = catalogue.workloads.get(name)
         for size in workload.sources if workload else ():
@@ -68,12 +68,12 @@ def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str
 
 
 def seq_len_of(catalogue: Catalogue, answers: Answers, workload: str, size: str) -> int:
-    """The length that the GPU type's layout packs samples to."""
+    """The sequence length of packs for the GPU type's layout."""
     return resolve(catalogue, Request(workload=workload, size=size, gpu_type=answers.gpu_type)).layout.seq_len
 
 
 def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepository, ...]:
-    """Repositories that the preparations download from; none where nothing is prepared or all is local."""
+    """Repositories that the preparations download from; none if nothing is prepared, or everything is local."""
     if answers.prepare not in PREPARED_HOW:
         return ()
     models = list(prepared_sizes(catalogue, answers))
@@ -102,7 +102,7 @@ def is_prepared(catalogue: Catalogue, root: Path, answers: Answers, workload: st
 
 @dataclass
 class Preparations:
-    """Starts preparations, and keeps the jobs that were queued."""
+    """Starts preparations, and collects the queued jobs."""
 
     jobs: list[dict[str, Any]] = field(default_factory=list)
     """The jobs that ``llmb prepare submit --json`` prints."""
@@ -140,7 +140,7 @@ class Installation:
     answers: Answers
     catalogue: Catalogue
     import_image: ImportImage | None = None
-    """None where images cannot be imported here: an image is then used by the name it was given."""
+    """None if images cannot be imported here: an image is then used by its given name."""
     keep_settings: bool = False
     preparations: Preparations = field(default_factory=Preparations)
 
@@ -161,7 +161,7 @@ def _sources(answers: Answers, checkpoint: str, dataset: str) -> tuple[list[str]
 
 
 RESULTS = ("experiments", PREPARATIONS, PREPARED)
-"""Folders of a workload that runs and preparations made."""
+"""Folders of a workload that were created by runs and preparations."""
 MOST_NAMED = 5
 
 
@@ -169,11 +169,11 @@ MOST_NAMED = 5
 class Removal:
     removed: tuple[str, ...]
     remaining: tuple[str, ...]
-    """They were changed since, or hold something else."""
+    """True if they were changed since, or contain something else."""
 
 
 def planned_removal(root: Path, *, results: bool) -> list[str]:
-    """List the paths to remove, if they are as they were made. Raises UsageError."""
+    """List the paths to remove, if they are unchanged. Raises UsageError."""
     state = read_state(root)
     if state is None:
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
@@ -221,7 +221,7 @@ def _remove_history(root: Path) -> None:
 
 
 def _remove_state(root: Path, state: InstallState) -> None:
-    """The state goes last, and together with its folders, so that a removal that is killed can be completed."""
+    """The state goes last, together with its folders, so that a killed removal can be completed."""
     (root / STATE_FOLDER / LOCK).unlink(missing_ok=True)
     is_created = state.made_root or InstalledItem(path=STATE_FOLDER, kind="folder") in state.made
     if not is_created or len([*(root / STATE_FOLDER).iterdir()]) > 1:

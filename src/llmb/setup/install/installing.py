@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installation as a whole: what is known of it, what would be done, and doing it."""
+"""An installation as a whole: its known state, its plan, and its execution."""
 
 import shlex
 import shutil
@@ -51,12 +51,12 @@ ENVIRONMENT_BYTES = 12 * 10**9
 """PyTorch for CUDA with its libraries, and as much again while it is unpacked; a guess on the safe side."""
 CPU_ENVIRONMENT_BYTES = 3 * 10**9
 DOWNLOADED = 2
-"""A checkpoint is downloaded, and converted beside the download."""
+"""A checkpoint is downloaded, and converted next to the download."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``kept`` was done before."""
+    """The outcome of a step; ``kept`` means that it was done before."""
 
     name: str
     state: Literal["done", "kept", "open"]
@@ -69,7 +69,7 @@ class Installed:
 
     results: Sequence[StepResult]
     jobs: Sequence[dict[str, Any]] = field(default_factory=list)
-    """The jobs that prepare something in the background."""
+    """The jobs of preparations in the background."""
 
 
 def all_answers(answers: Answers, root: Path) -> Answers:
@@ -84,7 +84,7 @@ def all_answers(answers: Answers, root: Path) -> Answers:
 
 
 def would_install(root: Path, answers: Answers, catalogue: Catalogue, import_image: ImportImage | None) -> Installed:
-    """Reads, and writes nothing."""
+    """Reads only, and writes nothing."""
     state = read_state(root) or InstallState(root=str(root), made_root=False, answers=answers)
     journal = Journal(root, state)
     what = Installation(journal=journal, answers=answers, catalogue=catalogue, import_image=import_image)
@@ -100,7 +100,7 @@ def install_all(
     *,
     keep_settings: bool = False,
 ) -> Installed:
-    """Install everything. Raises the LlmbError of the step that fails; the same call resumes there."""
+    """Install everything. Raises the LlmbError of a failed step; the same call resumes there."""
     check_space(catalogue, answers, root)
     with opened_journal(root, answers) as journal:
         before = Path(journal.state.root)  # the same folder may have two names, such as through a link
@@ -131,7 +131,7 @@ def install_all(
 
 
 def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
-    """Run steps. Raises the error of the first step that fails; those before it are done."""
+    """Run steps. Raises the error of the first failed step; those before it are done."""
     results = []
     for number, step in enumerate(steps, start=1):
         if step.is_done():
@@ -176,7 +176,7 @@ def free_text(root: Path) -> str:
 
 
 def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: bool) -> Iterator[tuple[str, str]]:
-    """Commands, each after what it is for. ``jobs`` prepare something in the background."""
+    """Commands, each after its purpose. ``jobs`` prepare something in the background."""
     llmb = _llmb(python_of(answers, root))
     yield "in this shell, and in the next ones", f"export LLMB_INSTALL={shlex.quote(str(root))}"
     if jobs:
@@ -192,7 +192,7 @@ def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: b
 
 
 def _llmb(python: Path) -> str:
-    """The command as a shell takes it."""
+    """The command in shell syntax."""
     script = python.with_name("llmb")
     return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(str(python))} -P -m llmb.cli.main"
 
@@ -301,7 +301,7 @@ def _scripts(what: Installation) -> InstallStep:
 
 
 def launch_script(workload: str, root: Path, python: Path) -> str:
-    """Two lines that do what ``llmb launch`` does, from any folder. Pure."""
+    """Two lines that act like ``llmb launch`` from any folder. Pure."""
     words = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "launch", workload]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 

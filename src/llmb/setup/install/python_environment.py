@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python environment that all jobs of an installation share: made, and proven before it counts
+"""The Python environment of all jobs of an installation: created, and tested before it counts
 as made; and the machine that it is made on."""
 
 import json
@@ -44,7 +44,7 @@ class TorchBuild(Record):
     name: str
     meaning: str
     index: str | None
-    """Its address; None for the index that pip and uv use by themselves."""
+    """Its address; None for the default index of pip and uv."""
     least_driver: int | None
     """None if it needs no GPU."""
 
@@ -62,7 +62,7 @@ def torch_builds() -> Sequence[TorchBuild]:
 
 @dataclass(kw_only=True)
 class Surroundings:
-    """Seen once; schedulers are asked when that is first needed."""
+    """The machine, inspected once; schedulers are queried on first use."""
 
     catalogue: Catalogue
     architecture: str = field(default_factory=platform.machine)
@@ -73,14 +73,14 @@ class Surroundings:
     driver: int | None = None
     """Major version of NVIDIA's driver here."""
     programs: frozenset[str] = frozenset()
-    """Programs of ``PROGRAMS`` that are here."""
+    """Programs of ``PROGRAMS`` on this machine."""
     root: str | None = None
     """The root of installation that the environment names."""
     offers: dict[str, Offer] = field(default_factory=dict)
-    """The offers of schedulers, by name, where they were queried."""
+    """The offers of schedulers, by name, if they were queried."""
 
     def offer(self, scheduler: str) -> Offer:
-        """Query a scheduler. Raises InfrastructureError without an answer, EnvironmentProblem where it is not here."""
+        """Query a scheduler. Raises InfrastructureError without an answer, EnvironmentProblem if it is not here."""
         if scheduler not in self.offers:
             self.offers[scheduler] = find_scheduler(scheduler).offer()
         return self.offers[scheduler]
@@ -140,7 +140,7 @@ json.dump(found, sys.stdout)
 
 
 class PythonContents(Record):
-    """The content of a Python, by its own answer."""
+    """The content of a Python, as it reports it."""
 
     python: str
     llmb: str
@@ -149,7 +149,7 @@ class PythonContents(Record):
 
 
 class EnvironmentRecord(Record):
-    """``llmb_environment.json`` in an environment, written when it is complete and proven."""
+    """``llmb_environment.json`` in an environment, written when it is complete and tested."""
 
     kind: str
     made_with: str | None
@@ -204,7 +204,7 @@ def make_environment(answers: Answers, journal: Journal) -> str:
 
 
 def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]:
-    """The programs that make an environment in ``folder``, in their order. Pure."""
+    """The programs that create an environment in ``folder``, in order. Pure."""
     here = ["--system-site-packages"] if record.torch == EXISTING else []
     inner = str(folder / "bin" / "python")
     yield empty_environment(record.kind, str(record.made_with), folder, here)
@@ -216,7 +216,7 @@ def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]
 
 
 def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[str] = ()) -> Sequence[str]:
-    """The program that makes an environment without packages. Pure."""
+    """The program that creates an environment without packages. Pure."""
     match kind:
         case "uv":
             return ["uv", "venv", "--python", made_with, *more, str(folder)]
@@ -244,7 +244,7 @@ def _version(text: str | None) -> str:
 
 
 def _with_extras(package: str) -> str:
-    """A folder or a file as a requirement with extras; a requirement is left as it is."""
+    """A folder or a file as a requirement with extras; a requirement is unchanged."""
     path = Path(package)
     return f"llmb[{EXTRAS}] @ {path.absolute().as_uri()}" if path.exists() else package
 

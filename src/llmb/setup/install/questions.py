@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions of an installation in their order: when each applies, what may be answered, and what is assumed.
+"""The questions of an installation in order: their conditions, valid answers, and defaults.
 
 Answers are completed by them: asked on a terminal, or assumed; all that is missing is named.
 """
@@ -46,12 +46,12 @@ class GeneralQuestion(Question):
 
     @property
     def queues(self) -> bool:
-        """Jobs wait for nodes of a cluster."""
+        """True if jobs wait for nodes of a cluster."""
         return self.scheduler.name != LOCAL
 
     @property
     def nodes(self) -> Partition | None:
-        """The nodes that train, as far as the scheduler shows them."""
+        """The nodes that train, as far as the scheduler reports them."""
         return self.scheduler.training_nodes(self.answers, self.around.offer(self.scheduler.name))
 
 
@@ -258,7 +258,7 @@ class Torch(GeneralQuestion):
         return [*choices, Choice(EXISTING, "the one that the Python has from which the environment is made")]
 
     def assumed(self) -> str:
-        """The newest build that the driver here runs; that of pip's index without a driver."""
+        """The newest build that the driver here supports; that of pip's index without a driver."""
         if self.answers.gpu_type == CPU:
             return CPU
         driver = self.around.driver or 0
@@ -312,7 +312,7 @@ QUESTIONS: Sequence[type[GeneralQuestion]] = (
     Prepare,
     Size,
 )
-"""Each after those that it depends on; those of the scheduler come between them."""
+"""Each after those that it depends on; those of the scheduler are inserted between them."""
 
 
 def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
@@ -325,12 +325,12 @@ def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
 
 
 Ask = Callable[[Question, str | None], str]
-"""Gets a question, and what is wrong with the answer so far; returns an answer without a problem."""
+"""Asks a question, given the problem of the last answer; returns a valid answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """An answer that is missing, or wrong."""
+    """A missing or invalid answer."""
 
     question: Question
     problem: str | None
@@ -345,7 +345,7 @@ class Lacking:
 
 
 class Interview:
-    """The answers so far, and those that are lacking where none can be asked for."""
+    """The answers so far, and the lacking ones if there is no terminal."""
 
     def __init__(self, answers: Answers, ask: Ask | None) -> None:
         self.answers, self.ask = answers, ask
@@ -377,7 +377,7 @@ class Interview:
         self.answers = self.answers.model_copy(update={question.name: getattr(answer, question.name)})
 
     def complete(self) -> Answers:
-        """Ask all questions. Raises UsageError with all that is missing, or wrong."""
+        """Ask all questions. Raises UsageError with all missing or invalid answers."""
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
@@ -394,7 +394,7 @@ def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> A
 
 
 def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """All other answers. Raises UsageError with all that is missing, or wrong, at once."""
+    """All other answers. Raises UsageError with all missing or invalid ones at once."""
     if problems := list(answers.problems()):
         raise UsageError("\n".join(problems))
     interview = Interview(answers, ask)
@@ -412,7 +412,7 @@ def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answer
 
 
 def answer_text(answers: Answers, name: str) -> str | None:
-    """An answer as it would be typed; None if it is open."""
+    """An answer as a user would type it; None if it is open."""
     value = getattr(answers, name)
     if value is None or value == ():
         return None

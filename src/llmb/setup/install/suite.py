@@ -72,14 +72,14 @@ def _is_filled(script: LaunchScript, environment: Path) -> bool:
 
 
 def remove_environments(journal: Journal) -> None:
-    """Remove environments: after a move, those that were made here do not work."""
+    """Remove environments: after a move, those created here do not work."""
     for item in journal.state.made:
         if item.path.startswith(ENVIRONMENT_PREFIX):
             journal.tree(item.path)
 
 
 def suite_steps(what: Installation) -> Iterator[InstallStep]:
-    """Nothing twice that scripts of a release share."""
+    """Drop duplicates, as scripts of a release share parts."""
     names = set[str]()
     for script in suite_scripts(what.answers):
         for step in _Software(what, script, _chosen(what.journal)).steps():
@@ -134,7 +134,7 @@ class _Software:
             )
 
     def checkout(self) -> Path | None:
-        """The first checkout that is as released."""
+        """Return the first unmodified checkout of the release."""
         chosen = [Path(self.chosen.checkout).expanduser()] if self.chosen.checkout else []
         places = [*chosen, self.root / SUITES / self.script.tag, self.root / SUITE_FOLDER]
         scripts = scripts_of(self.script.release)
@@ -233,7 +233,7 @@ class _Software:
 
 
 def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Path) -> Commands:
-    """One commit alone: NeMo's history is some gigabytes."""
+    """Clone only one commit: NeMo's history is some gigabytes."""
     inside = ["git", "-C", str(target)]
     commands = [["git", "init", "--quiet", str(target)], [*inside, "fetch", "--depth", "1", repository, commit]]
     applied = [[*inside, "apply", str(patch)]] if patch else []
@@ -243,7 +243,7 @@ def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Pa
 def _call(
     commands: Commands, by_hand: Commands, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Run commands. Raises EnvironmentProblem with the commands that do it by hand."""
+    """Run commands. Raises EnvironmentProblem with the commands for doing it by hand."""
     try:
         for command in commands:
             run_visibly(command, folder=folder, environ=environ)

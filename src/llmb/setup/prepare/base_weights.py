@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares the weights of a fine-tuning: a checkpoint made from a Hugging Face model, or found prepared."""
+"""Prepares the weights of a fine-tuning: a checkpoint from a Hugging Face model, or an existing one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class CheckpointRequest:
 class PreparedCheckpoint:
     checkpoint: SavedCheckpoint
     made: bool
-    """False if it had been prepared before."""
+    """False if it already existed."""
 
 
 def prepare_checkpoint(
@@ -85,7 +85,7 @@ def _other(target: Path, what: str) -> UsageError:
 
 
 def _check_room(model: Model, source: Source, folders: PreparedFolders, target: Path) -> None:
-    """Raise EnvironmentProblem if the disk has no room for both: the download alone would fit, and be for nothing."""
+    """Raise EnvironmentProblem if the disk has no room for both: the download alone would fit, but be useless."""
     size = PUBLISHED_BYTES * parameter_count(model)[0]
     converted = min(size, _size(partial_path(target) / WEIGHTS))
     cache, need = hub_cache(folders.hub), size - converted

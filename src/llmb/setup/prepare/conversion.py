@@ -72,7 +72,7 @@ CONTEXT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Files of a Hugging Face model beside its weights that a checkpoint keeps."""
+"""Files of a Hugging Face model, other than weights, that a checkpoint keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_no
 def base_and_adapters(
     checkpoint: SavedCheckpoint, explicit: Path | None, on_note: OnNote, *, verify: bool
 ) -> tuple[Path, MergedAdapters]:
-    """The base of adapters, see ``base_of``, and what is merged into it."""
+    """The base of adapters, see ``base_of``, and the adapters to merge into it."""
     base, lora = base_of(checkpoint, explicit), checkpoint.record.lora
     assert lora, "the checkpoint contains adapters"
     if verify:
@@ -345,7 +345,7 @@ def base_and_adapters(
 
 
 def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoint:
-    """The base of the adapters in ``checkpoint``: at ``explicit``, or where it was when they were trained.
+    """The base of the adapters in ``checkpoint``: at ``explicit``, or at its place during training.
 
     Raises UsageError if it is not there, or if it is another one.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares the dataset of a fine-tuning: samples, then packs for each sequence length, or finds both prepared."""
+"""Prepares the dataset of a fine-tuning: samples, then packs for each sequence length, unless both exist."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ class DatasetRequest:
     source: Path | None = None
     """A local file or folder; None for the hub."""
     tokenizer: Path | None = None
-    """``tokenizer.json`` or its folder; None for that of the prepared model, else of the hub."""
+    """``tokenizer.json`` or its folder; None for that of the prepared model, else the hub's."""
     seq_lens: tuple[int, ...] = ()
     """Empty for those of all recipes of the size."""
     splits: tuple[Split, ...] = SPLITS
@@ -51,7 +51,7 @@ class PackedFolder:
     path: Path
     record: PackedDataset
     made: bool
-    """False if it had been prepared before."""
+    """False if it already existed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ _CHECKSUMS = " (CRC-32 "
 
 
 def local_source(path: Path, files: Files) -> str:
-    """A local source with the checksums of its files: another content is another source."""
+    """A local source with the checksums of its files: changed content is another source."""
     checksums = [file_checksum(file) for paths in files.values() for file in paths]
     return f"{path.absolute()}{_CHECKSUMS}{', '.join(checksums)})"
 
@@ -96,7 +96,7 @@ def _same_content(one: str, other: str) -> bool:
 
 
 class _Preparation:
-    """A request with all that is derived from it, and its steps."""
+    """A request with everything derived from it, and its steps."""
 
     def __init__(
         self, catalogue: Catalogue, request: DatasetRequest, folders: PreparedFolders, on_count: OnCount, say: Say
@@ -108,7 +108,7 @@ class _Preparation:
         self.folder = folders.dataset(self.source.dataset)
 
     def samples(self) -> tuple[SampleFiles, bool]:
-        """The samples, and whether they were made now."""
+        """The samples, and whether they are new."""
         existing = None if self.request.force else read_samples_record(self.folder)
         if existing is not None:
             self._check_samples(existing)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hugging Face hub: the only module that contacts it, to prepare data and weights, and whether this user may.
+"""The Hugging Face hub: the only module that contacts it, to prepare data and weights, and to check access.
 
 The hub's library reads the token, from HF_TOKEN or the file that 'hf auth login' writes, repeats requests that the hub
 limits, and keeps what was downloaded, which it takes where there is no network. A token that is typed is never written
@@ -36,10 +36,10 @@ OnBytes = Callable[[int, int], object]
 """Called with the bytes done and in all."""
 Kind = Literal["model", "dataset"]
 AccessState = Literal["granted", "not granted", "no token", "token rejected", "not found", "not checked"]
-"""State of a repository for this user; ``not found`` also where it is not shown to them."""
+"""State of a repository for this user; ``not found`` also if it is hidden from them."""
 
 MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json")
-"""Files of a model: no pickles, and no copies of the weights in other formats in folders below."""
+"""Files of a model: no pickles, and no copies of the weights in other formats in subfolders."""
 RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
 THREADS = 4
 ELSEWHERE = "run it on a machine with a network, or pass local files with --source or --tokenizer"
@@ -47,7 +47,7 @@ LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token of https://huggingf
 
 
 class HubDataset(NamedTuple):
-    """A dataset on the hub: its repository, and the files that hold its splits, all of them needed."""
+    """A dataset on the hub: its repository, and the files with its splits, all of them required."""
 
     repository: str
     files: tuple[str, ...]
@@ -109,13 +109,13 @@ def hub_cache(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """The hub, and the folder that keeps its files unless the user's variables name another one."""
+    """The hub, and the folder for its files unless the user's variables name another one."""
 
     folder: Path
     page: str | None = None
     """The page to request access to a repository; None for its own page."""
     endpoint: str | None = None
-    """None for that of the library: HF_ENDPOINT, or huggingface.co."""
+    """None for the library's default: HF_ENDPOINT, or huggingface.co."""
 
     def fetch(self, name: str, kind: Kind, patterns: Sequence[str], needed: Sequence[str], on_bytes: OnBytes) -> Path:
         """A folder with the files of a repository that match ``patterns``; one at least matches each of ``needed``.
@@ -160,7 +160,7 @@ class Hub:
 
 
 def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the library's are untyped)
-    """A class of progress bars that show nothing themselves; threads that download end when a signal has arrived."""
+    """A class of invisible progress bars; threads that download end after a signal."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):
@@ -182,12 +182,12 @@ def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the l
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
-    """Match as a path: a star stands for no slash."""
+    """Match as a path: a star matches no slash."""
     return any(file.count("/") == pattern.count("/") and fnmatch(file, pattern) for pattern in patterns)
 
 
 def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
-    """The patterns that no file matches."""
+    """The patterns without a matching file."""
     return [pattern for pattern in needed if not any(_matches(file, [pattern]) for file in files)]
 
 
@@ -279,7 +279,7 @@ class NeededRepository:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAccess:
-    """``reason`` says why it is not granted, or could not be checked."""
+    """``reason`` explains a missing access, or a failed check."""
 
     repository: NeededRepository
     state: AccessState
@@ -310,7 +310,7 @@ def can_check() -> bool:
 
 
 def check_access(repositories: Sequence[NeededRepository], endpoint: str | None = None) -> tuple[RepositoryAccess, ...]:
-    """One small request for each, with the token of HF_TOKEN or of 'hf auth login'; it waits and retries for nothing.
+    """Send one small request for each, with the token of HF_TOKEN or 'hf auth login', without waits and retries.
 
     Raises EnvironmentProblem if the library that contacts the hub is not installed.
     """
@@ -323,7 +323,7 @@ def check_access(repositories: Sequence[NeededRepository], endpoint: str | None 
 
 
 def refused(access: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
-    """Repositories that a preparation would fail at; a hub that does not answer now may answer later."""
+    """Repositories at which a preparation would fail; a hub that does not respond now may do so later."""
     return tuple(item for item in access if item.state not in NOT_REFUSED)
 
 

@@ -46,7 +46,7 @@ def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
 
 
 def fill(packing: Packs, lengths: "np.ndarray", seq_len: int) -> float:
-    """Share of the places of all packs that documents take."""
+    """Fraction of the places of all packs that documents fill."""
     return int(lengths.sum()) / ((len(packing.packs) - 1) * seq_len)
 
 
@@ -63,7 +63,7 @@ def _first_fit(lengths: "np.ndarray", seq_len: int, seed: int, packer: Packer) -
 
 
 def first_fit(lengths: list[int], seq_len: int) -> list[int]:
-    """The number of the pack of each document: the first one with enough room when the document's turn comes.
+    """The number of the pack of each document: the first one with enough room at the document's turn.
 
     A tree over packs holds the most room in each of its parts, so that a document takes logarithmic time. At most one
     pack is less than half full, which bounds their number.
@@ -91,9 +91,9 @@ def first_fit(lengths: list[int], seq_len: int) -> list[int]:
 
 
 BATCH = 1000
-"""Samples that are encoded at a time."""
+"""Number of samples to encode at a time."""
 CHUNK = 4096
-"""Documents that are copied at a time."""
+"""Number of documents to copy at a time."""
 SEED = 1234
 """Seed of the shuffle before packing: the same samples give the same packs."""
 
@@ -218,7 +218,7 @@ def _answers_of(documents: Documents, chunk: "np.ndarray") -> "np.ndarray":
 
 
 def _write_array(path: Path, dtype: "np.dtype", length: int, parts: "Iterable[np.ndarray]") -> str:
-    """Write an array part by part; return its checksum. Not through a map: on a full disk that ends the process."""
+    """Write an array part by part; return its checksum. Not through a map, which ends the process on a full disk."""
     from numpy.lib import format as npy
 
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}

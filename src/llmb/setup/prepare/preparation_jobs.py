@@ -26,18 +26,18 @@ from llmb.launch.site.site import Site
 from llmb.runs.checkpoints.prepared_data import prepared_folders
 
 TIME_LIMIT_MIN = 55
-"""Time limit of the reference documents."""
+"""Time limit in the reference documents."""
 CPUS = 8
 """Preparation runs in several processes; a scheduler's default is often one core."""
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-"""They may hold a password, and a node may reach the hub by one alone."""
+"""They may contain a password, and a node may reach the hub only through one."""
 ASK_S = 10.0
 _option = partial(Option, panel="Preparation", basic=True)
 
 
 class PrepareChoices(Record):
-    """The options of ``llmb prepare submit`` beside those of the scheduler."""
+    """The options of ``llmb prepare submit`` other than the scheduler's."""
 
     skip_dataset: Annotated[bool, _option(help="Submit no job for the dataset.")] = False
     skip_checkpoint: Annotated[bool, _option(help="Submit no job for the checkpoint.")] = False
@@ -65,7 +65,7 @@ class PrepareChoices(Record):
 def preparation_orders(
     catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, options: JobOptions, site: Site
 ) -> list[TaskOrder]:
-    """The jobs that prepare what ``workload`` needs in ``size``. Raises UsageError."""
+    """The jobs that prepare the needs of ``workload`` in ``size``. Raises UsageError."""
     source = source_of(catalogue, workload, size)
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
@@ -138,7 +138,7 @@ def _check_given(source: Source, workload: str, size: str, choices: PrepareChoic
 
 
 def same_jobs(store: Store, install: Path, orders: Sequence[TaskOrder]) -> dict[str, Job]:
-    """The jobs that prepare the same already and have not ended, by what they prepare."""
+    """The unfinished jobs of the same preparation, by subject."""
     with suppress(InfrastructureError, EnvironmentProblem):
         refresh(store, install, ASK_S)
     live = store.jobs(Filter(states=LIVE, kind="preparation"))

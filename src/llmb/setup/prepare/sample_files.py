@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of a dataset on disk: a JSON line each, in three splits, as NeMo's SQuAD has them, with its indexes."""
+"""The samples of a dataset on disk: a JSON line each, in three splits, as in NeMo's SQuAD, with its indexes."""
 
 import json
 import os
@@ -25,13 +25,13 @@ RECORD = "samples.json"
 SEED = 1234
 """Seed of the permutation that splits are drawn with, as in NeMo's module: the same source gives the same files."""
 SHARE = 20
-"""One in so many training samples is held out for a split that the source lacks."""
+"""One in this many training samples is held out for a split that the source lacks."""
 EVERY = 1000
-"""Samples between two reports of progress."""
+"""Number of samples between two reports of progress."""
 NEWLINE = 10
 INDEX_VERSION = "0.2"
 OnCount = Callable[[str, int, int | None], object]
-"""Called with what is being done, how many samples are done, and of how many, if that is known."""
+"""Called with the activity, the number of finished samples, and their total, if known."""
 
 
 class SampleFiles(Record):
@@ -45,7 +45,7 @@ class SampleFiles(Record):
     split_rule: str
     samples: dict[Split, int]
     without_answer: int
-    """Samples of the source that were left out because they have no answer."""
+    """Samples of the source without an answer, which were dropped."""
     files: dict[str, int]
     """Bytes of each file."""
     crc32: dict[str, str]
@@ -63,7 +63,7 @@ Prepared = TypeVar("Prepared", SampleFiles, PackedDataset)
 
 
 def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
-    """A record whose files, beside it, are there in full; None without one. Raises UsageError if one is damaged."""
+    """A record with complete files next to it; None without one. Raises UsageError if one is damaged."""
     if not path.is_file():
         return None
     do = "prepare it again with --force"
@@ -156,7 +156,7 @@ def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[li
 
 
 def _drawn(parts: tuple[Split, ...], count: int) -> Mapping[Split, Sequence[int]]:
-    """The samples of each part, in order. The last part of several is what the others leave.
+    """The samples of each part, in order. The last part of several is the rest.
 
     The permutation and the rounding are those of ``datasets.Dataset.train_test_split``, which NeMo calls.
     """
@@ -178,7 +178,7 @@ def _picked(path: Path, starts: list[int], order: Iterable[int]) -> Iterator[Dat
 
 
 def _line(sample: DatasetSample, split: Split) -> bytes:
-    """Format as NeMo does: all answers that count as right are kept for tests alone."""
+    """Format as NeMo does: alternative answers are kept only for tests."""
     values: dict[str, object] = {"input": sample.input, "output": sample.output}
     if split == "test" and sample.original_answers:
         values["original_answers"] = sample.original_answers
@@ -199,7 +199,7 @@ def _write_lines(path: Path, samples: Iterable[DatasetSample], split: Split) -> 
 
 
 def _write_index(path: Path) -> dict[str, str]:
-    """The positions of all line ends as an array, and what it holds, as NeMo reads it: a pickled dictionary."""
+    """The positions of all line ends as an array, and its metadata in NeMo's form: a pickled dictionary."""
     import numpy as np
 
     lengths = np.fromiter(map(len, _read_lines(path)), dtype=np.int64)
@@ -217,7 +217,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 
 
 class ReplacingFile(ChecksumWriter):
-    """Written beside ``path``, and renamed to it when the block ends and the content is on disk."""
+    """Written next to ``path``, and renamed to it when the block ends and the content is on disk."""
 
     def __init__(self, path: Path) -> None:
         self.target, self.partial = path, path.with_name(f".{path.name}.partial")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything small that fine-tuning starts from, made here: samples and a model with its tokenizer."""
+"""Small inputs for fine-tuning, created here: samples, and a model with its tokenizer."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def train_tokenizer(file: Path, model: Model, texts: Iterable[str]) -> int:
 
 
 def parameter_shapes(model: Model) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of the parameters of a model of Llama's kind, as the engine has them, without torch."""
+    """Names and shapes of the parameters of a Llama model, as in the engine, without torch."""
     hidden, heads = model.hidden_size, model.head_dim
     yield "embed_tokens.weight", (model.vocab_size, hidden)
     for layer in range(model.layers):
@@ -95,7 +95,7 @@ def _mlp(at: str, hidden: int, ffn: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _weights(model: Model) -> "Iterator[tuple[str, np.ndarray]]":
-    """Scaled so that every layer passes on the size of its input: adapters of frozen weights can then learn, too."""
+    """Scaled so that every layer preserves the size of its input: adapters of frozen weights can then learn, too."""
     import numpy as np
 
     form: WeightsFormat = format_of(model)
@@ -118,7 +118,7 @@ TEXTS = 1200
 LONGEST = 8
 """Facts in a text; few texts are long, as in SQuAD."""
 QUESTIONS = 3
-"""Questions of a text, at most."""
+"""Maximum number of questions per text."""
 
 Words = tuple[str, ...]
 
@@ -139,7 +139,7 @@ ANIMALS = _words("cats dogs goats hens horses rabbits sheep")
 
 
 class Fact(NamedTuple):
-    """A sentence, a question and its answer; ``{}`` stands for the name."""
+    """A sentence, a question and its answer; ``{}`` is the name."""
 
     sentence: str
     question: str
@@ -157,7 +157,7 @@ KINDS: tuple[tuple[str, str, Words], ...] = (
 
 
 def squad_rows() -> Iterator[dict[str, Any]]:
-    """Rows, the same at every call, with the keys of the hub's dataset."""
+    """Deterministic rows with the keys of the hub's dataset."""
     drawn = random.Random(SEED)  # noqa: S311 (the same data everywhere is the purpose)
     for number in range(TEXTS):
         facts = _facts(drawn)
@@ -174,7 +174,7 @@ def squad_rows() -> Iterator[dict[str, Any]]:
 
 
 def _facts(drawn: random.Random) -> list[Fact]:
-    """Between one and the most, about different persons, or different facts about the same one."""
+    """Between one and the maximum, about different persons, or different facts about the same one."""
     count = 1 + int(LONGEST * drawn.random() ** 2)
     places = [(name, kind) for name in NAMES for kind in KINDS]
     facts = []
@@ -186,7 +186,7 @@ def _facts(drawn: random.Random) -> list[Fact]:
 
 SAMPLES, MODEL = "squad.jsonl", "model"
 SIZE = "tiny"
-"""A size whose weights are made in seconds."""
+"""A size whose weights take seconds to create."""
 
 
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:

@@ -47,7 +47,7 @@ class LoadedTokenizer:
 
 
 def tokenizer_file(path: Path) -> Path:
-    """``tokenizer.json`` at ``path``, which is the file or its folder. Raises UsageError if there is none."""
+    """``tokenizer.json`` at ``path``, the file or its folder. Raises UsageError if there is none."""
     file = path / TOKENIZER if path.is_dir() else path
     if not file.is_file():
         do = f"pass a file {TOKENIZER}, or a folder that contains it"
@@ -108,7 +108,7 @@ def _marks_spaces(tokenizer: "Tokenizer") -> bool:
 
 
 def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) -> int | None:
-    """Read the value of ``eos`` or ``bos`` beside the tokenizer; never a guess. Raises UsageError if it is wrong."""
+    """Read ``eos`` or ``bos`` from the files next to the tokenizer; never guess. Raises UsageError if it is wrong."""
     for name in NAMING:
         token = _settings(file.with_name(name)).get(f"{which}_token")
         text = token.get("content") if isinstance(token, dict) else token

@@ -28,11 +28,11 @@ class DatasetSample(NamedTuple):
     input: str
     output: str
     original_answers: tuple[str, ...] = ()
-    """All answers that count as right; the first one is ``output``."""
+    """All correct answers; the first one is ``output``."""
 
 
 class Malformed(ValueError):
-    """A row that is not a sample; the message says what is wrong with it."""
+    """A row that is not a sample; the message describes the problem."""
 
 
 def from_question(context: str, question: str, answers: tuple[str, ...]) -> DatasetSample | None:
@@ -43,7 +43,7 @@ def from_question(context: str, question: str, answers: tuple[str, ...]) -> Data
 
 
 def from_row(row: Mapping[str, Any]) -> DatasetSample | None:
-    """A row of the hub's dataset, or a line that is in the template already. None if it has no answer.
+    """A row of the hub's dataset, or a line in the template. None if it has no answer.
 
     Raises Malformed for anything else.
     """
@@ -77,7 +77,7 @@ def _require(row: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Half of a surrogate pair is not text: JSON can express it, and no tokenizer can encode it."""
+    """Half of a surrogate pair is not text: JSON can express it, but no tokenizer can encode it."""
     if not isinstance(value, str):
         return False
     try:
@@ -110,10 +110,10 @@ def _list(parent: Any, key: str, place: str) -> list[Any]:  # noqa: ANN401 (any 
 
 PARQUET = b"PAR1"
 ARROW = b"\xff\xff\xff\xff"
-"""First bytes of the stream format, which the library 'datasets' writes, in its cache and with save_to_disk."""
+"""First bytes of the stream format of the library 'datasets', in its cache and with save_to_disk."""
 SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
 NOTES = ("dataset_info.json", "dataset_dict.json", "state.json")
-"""Files of the library ``datasets`` beside its samples."""
+"""Files of the library ``datasets`` other than samples."""
 NAMES: dict[Split, str] = {"training": r"train(ing)?", "validation": r"(validation|valid|val|dev)", "test": r"test"}
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 FORMATS = (
@@ -146,7 +146,7 @@ def split_files(source: Path) -> Files:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Regular files, but for hidden ones, such as a hub's notes about its downloads."""
+    """Regular files, without hidden ones, such as a hub's notes about its downloads."""
     for path in list_folder(folder):
         if path.name.startswith("."):
             continue
@@ -189,7 +189,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
-    """Recognize the format by the content alone. SQuAD's own files have one line; files like it may have more."""
+    """Recognize the format by content alone. SQuAD's own files have one line; similar files may have more."""
     with open_file(path) as stream:
         match stream.read(len(PARQUET)):
             case magic if magic == PARQUET:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifies what is prepared for a fine-tuning: what must be there, what is, and the command that makes the rest."""
+"""Verifies the preparation of a fine-tuning: required and existing parts, and the commands for the rest."""
 
 import os
 import shlex
@@ -41,7 +41,7 @@ class Item:
     bytes: int = 0
     documented_gib: float | None = None
     source: str | None = None
-    """The source that it was made from."""
+    """The source that it was created from."""
     problem: str | None = None
     """The problem of the existing files."""
 
@@ -53,7 +53,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """All items. ``needed_bytes`` is an estimate of what the missing ones take."""
+    """All items. ``needed_bytes`` is an estimate for the missing ones."""
 
     workload: str
     size: str
@@ -64,7 +64,7 @@ class Verification:
     checksums: bool
     """True if all files were read, not only their sizes compared."""
     nemo: tuple[NemoItem, ...] = ()
-    """The files of the reference suite's own software; empty where no launch script of it trains this."""
+    """The files of the reference suite's own software; empty if none of its launch scripts trains this."""
 
     @property
     def lacking(self) -> tuple[Item, ...]:
@@ -184,13 +184,13 @@ def _dataset_item(
 
 
 def _others(target: _Target) -> Iterator[Item]:
-    """Folders of the documents' listing that training needs nothing of."""
+    """Folders of the documents' listing that training does not need."""
     for path in (target.folders.hub, target.folders.temporary):
         yield Item(path.name, path, "not needed", bytes=_size_of(path))
 
 
 def _read(items: list[_Reading], on_progress: OnProgress) -> Iterator[_Reading]:
-    """The items, with those whose content is not what their records say."""
+    """The items, with those whose content differs from their records."""
     total = sum(item.bytes for item, checksums in items if checksums)
     read_bytes = 0
 
