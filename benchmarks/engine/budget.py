@@ -16,9 +16,9 @@ START_UP_S = {True: 90.0, False: 8.0}
 """Estimate of a case's time without its steps: starting Python and torch, and compilation, which a GPU has in any case.
 Replaced by an engine's own once it has run."""
 KERNELS_S = {True: 15.0, False: 8.0}
-"""Likewise of measuring the kernels of a model in one dtype."""
+"""The same for measuring the kernels of a model in one dtype."""
 EXPECTED_MFU = 0.4
-"""Likewise of the speed of steps, as a fraction of the peak (``full``)."""
+"""The same for the speed of steps, as a fraction of the peak (``full``)."""
 SLACK, SLACK_S = 2.0, {True: 60.0, False: 300.0}
 """A case is stopped after ``SLACK`` times its expected duration and ``SLACK_S``: one that hangs costs no more. Without
 a GPU there may be few cores, which other programs use as well."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document as tables for people."""
+"""The document as readable tables."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -33,7 +33,7 @@ from llmb.runs.analyzed_run import BATCH, layout_text
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "prediction-accuracy.md"
 HEADER = "<!-- Written by 'make accuracy'; changes made here are lost. -->"
 DIFFERENT = 1.03
-"""Layouts are ranked if the one is so many times faster: releases differ by 2.9 % in one configuration."""
+"""Layouts are ranked if one is faster by this factor: releases differ by 2.9 % in one configuration."""
 
 NOT_KNOWN = "n/a"
 

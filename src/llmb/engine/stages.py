@@ -242,7 +242,7 @@ def sum_in_products(stages: Iterable[TrainedStage]) -> None:
 def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
     """Yield each module that multiplies by one matrix, and the layers that it multiplies for.
 
-    Layers side by side that share an input which they gather are left out.
+    Omits adjacent layers that gather their common input.
     """
     joined = [each for each in joined_layers(stage) if all(map(is_plain, each.layers))]
     parts = {layer for each in joined if each.weight is not None or each.group is not None for layer in each.layers}

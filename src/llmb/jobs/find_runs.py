@@ -65,7 +65,7 @@ _Alike = tuple[str, frozenset[str]]
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
     """The runs that measure the speed of steps, in order of their start; others are dropped, with the reason.
 
-    ``say`` takes messages for people. Raises UsageError if the selector stands for nothing, or for several things.
+    ``say`` takes messages for the user. Raises UsageError if the selector stands for nothing, or for several things.
     """
     return without_unmeasured(find_ended_runs(selector, install, say))
 

@@ -273,7 +273,7 @@ def is_comparable(key: str, *values: object) -> bool:
 def definite_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
     """Yield differences between conditions of runs, without settings that one side does not report.
 
-    A side without any setting does not tell either which variables were set.
+    A side without any setting does not report either which variables were set.
     """
     of_settings = (SET_OR_NOT, *PREFIXES)
     both_tell = all(any(key.startswith(of_settings) for key in side) for side in (before, after))

@@ -128,7 +128,7 @@ def _begun(beat: Beat, wait: Wait) -> int:
 
 
 def _left(status: RankStatus) -> bool:
-    """Return whether a rank is exiting, and thus need not respond any more."""
+    """Return whether a rank is exiting, and thus no longer has to respond."""
     return status.beat is not None and status.beat.phase == "end"
 
 

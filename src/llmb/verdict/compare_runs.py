@@ -146,7 +146,7 @@ def compare_runs(
 ) -> Comparison:
     """Compare all ended runs. ``after`` is None to compare groups within one selection, which needs ``vary``.
 
-    ``earlier`` finds other runs like one, which tell how much repeats differ where a row has one run on each side.
+    ``earlier`` finds other runs like one, which show the spread of repeats if a row has one run on each side.
 
     Raises UsageError for a name of ``vary`` that no run has, if both selections have the same runs.
     """

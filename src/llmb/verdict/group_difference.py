@@ -3,7 +3,7 @@
 
 Run means are compared as logarithms, by their medians, so that one bad run among several does not decide. The interval
 is Student's t: of groups of equal size with their common spread, else with both spreads (Welch), and of a single run
-against several with the spread of those. Two single runs do not tell how much repeats differ: it is known from earlier
+against several with the spread of those. Two single runs do not show the spread of repeats: it is known from earlier
 runs, or ``ASSUMED_SPREAD_PCT`` is allowed for beside the uncertainty of their steps, and the difference is soft.
 """
 

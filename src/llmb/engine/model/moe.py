@@ -190,7 +190,7 @@ class Routed(NamedTuple):
     counts: Tensor
     """Rows for each expert."""
     order: Tensor
-    """Which choice of the tokens each of the rows is, where those of a token follow each other: [n]. Rows that are
+    """Index of each row among the choices of all tokens, ordered by token: [n]. Rows that are
     padding have the number of choices."""
     places: Tensor
     """The inverse: which of the rows is the first, second, ... choice of the first, second, ... token:

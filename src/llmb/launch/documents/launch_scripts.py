@@ -172,7 +172,7 @@ def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None
     nearest = max(by_tag.values(), key=_nearness)
     if all(file.state == "missing" for file in nearest):
         tags = ", ".join(by_tag)
-        do = f"give the folder of a clone of {REPOSITORY}, at one of {tags}"
+        do = f"pass the folder of a clone of {REPOSITORY}, at one of {tags}"
         raise UsageError("this is not a checkout of the reference suite", where=str(checkout), do=do)
     return nearest
 

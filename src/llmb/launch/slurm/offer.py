@@ -31,7 +31,7 @@ _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 def expand(hosts: str | None) -> list[str]:
     """Every name of the list; empty for none. Raises ValueError."""
     if re.search(r"[\[\]]", _BRACKET.sub("", hosts or "")):
-        raise ValueError("a bracket is not closed or not opened")
+        raise ValueError("unbalanced brackets")
     return [name for part in _PART.findall(hosts or "") for name in _names(part)]
 
 

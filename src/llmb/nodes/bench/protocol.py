@@ -82,7 +82,7 @@ class LaunchCase(Record):
     """One addition to one number.
 
     ``host``: the host's time to queue it; on a CPU that of the whole operation. ``device``: the device's time for each
-    of many in its queue. ``graph``: likewise of a CUDA graph. ``round_trip``: queueing one and waiting for it.
+    of many in its queue. ``graph``: the same in a CUDA graph. ``round_trip``: queueing one and waiting for it.
     """
 
     kind: Literal["launch"] = "launch"

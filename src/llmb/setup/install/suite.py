@@ -79,7 +79,7 @@ def remove_environments(journal: Journal) -> None:
 
 
 def suite_steps(what: Installation) -> Iterator[InstallStep]:
-    """Drop duplicates, as scripts of a release share parts."""
+    """Yield the steps without duplicates, as scripts of a release share parts."""
     names = set[str]()
     for script in suite_scripts(what.answers):
         for step in _Software(what, script, _chosen(what.journal)).steps():

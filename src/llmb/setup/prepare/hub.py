@@ -291,7 +291,7 @@ def needed_repositories(
 ) -> tuple[NeededRepository, ...]:
     """Repositories of workloads and sizes, each once; weights also stand for the tokenizer.
 
-    Raises UsageError for a workload that starts from nothing prepared.
+    Raises UsageError for a workload that needs no preparation.
     """
     files: dict[tuple[str, Kind, str], list[str]] = {}
     for workload, size in models:
