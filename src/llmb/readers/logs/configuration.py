@@ -147,7 +147,7 @@ def _from_path(path: Path) -> Mapping[str, Value]:
 def document_of_log(path: Path) -> "Document | None":
     """The reference document of a log, from its path; None if there is none, or if it is unknown.
 
-    Names since 25.05 do not tell the release: they are of the only document that has such names.
+    Names since 25.05 do not identify the release: they are of the only document that has such names.
     """
     values = _from_path(path.absolute())
     return _document(f"{values['workload']}_{values['size']}", str(values.get("release", ""))) if values else None
