@@ -137,7 +137,7 @@ def test_an_unknown_word_is_refused_with_what_is_near(install: Path) -> None:
     assert CAMPAIGN in error.value.choices
     with pytest.raises(UsageError, match="no such file or directory"):
         found("./nothing", install)
-    with pytest.raises(UsageError, match="no run folder and no"):
+    with pytest.raises(UsageError, match=r"no '\*\.out' file"):
         found(empty(install), install)
 
 
@@ -153,12 +153,13 @@ def test_logs_without_a_record_are_runs(install: Path, tmp_path: Path) -> None:
     nemo_log(tmp_path / "logs" / "log-died_1_0.out", logged=20)
     nemo_log(tmp_path / "logs" / "log-nan_1_0.out", loss=float("nan"))
     nemo_log(tmp_path / "logs" / "log-pretrain_x_nsys_1_0.out")
+    nemo_log(tmp_path / "logs" / "train.log")
     runs = found(tmp_path / "logs", install)
     assert [run.path for run in runs.runs] == [one, two]
     assert len({run.identity.key for run in runs.runs}) == 1
     assert len({run.id for run in runs.runs}) == 2
     assert runs.runs[0].step_time_s and runs.runs[0].step_time_s.count == 10
-    assert [reason.partition(":")[0] for reason in reasons(runs)] == ["incomplete", "invalid", "profiled"]
+    assert [one.split()[0].strip(":") for one in reasons(runs)] == ["incomplete", "invalid", "profiled", "specify"]
     assert [run.path for run in found(two, install).runs] == [two]
 
 

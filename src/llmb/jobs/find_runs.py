@@ -348,8 +348,6 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
     if (root / RUN_RECORD).exists():
         return recorded
     logged = logged_runs(root, {folder.path for folder in folders})
-    if not folders and not logged.runs and not logged.left_out:
-        raise UsageError(f"no run folder and no '*.out' file in or below '{text}'", choices=SELECTORS)
     runs = sorted((*recorded.runs, *_possible(logged.runs)), key=_order)
     return RunSet(text, tuple(runs), (*recorded.left_out, *logged.left_out))
 

@@ -7,7 +7,8 @@ figures, and whether it contradicts the record.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from llmb.base.errors import UsageError
 from llmb.base.input_files import open_regular, read_text_file
 from llmb.base.missing import Missing
+from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.throughput import why_too_fast
@@ -49,6 +51,7 @@ from llmb.runs.result import ERROR_AT_END
 from llmb.runs.steps import Step, read_steps
 from llmb.verdict.copies import digest_of
 
+NO_RUN = ("not_training_log", "unreadable")
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16
 """The number that distinguishes a run from all others."""
@@ -301,7 +304,7 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
     return AnalyzedRun(
         id=short_id(str(file.path.absolute())),
         path=file.path,
-        identity=log_identity(file) if _is_run(file) else RunIdentity(configuration={}),
+        identity=RunIdentity(configuration={}) if file.outcome.status in NO_RUN else log_identity(file),
         conditions={"fabric": network.fabric} if network else {},
         started_s=_written_s(file.path),
         anomalies=anomalies,
@@ -350,28 +353,25 @@ def _network(path: Path) -> Network | None:
         return None
 
 
-def logged_runs(root: Path, recorded: Collection[Path]) -> RunSet:
+def logged_runs(root: Path, recorded: set[Path]) -> RunSet:
     """The runs of a log, or of all logs below a folder but those in the run folders ``recorded``."""
     logs = _logs_outside(root, recorded)
     files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
-    runs = tuple(logged_run(file) for file in files if _is_run(file))
-    unread = tuple(ExcludedRun(str(file.path), file.outcome.reason) for file in files if not _is_run(file))
-    return RunSet(str(root), runs, unread)
+    runs = tuple(logged_run(file) for file in files if file.outcome.status not in NO_RUN)
+    unread = [ExcludedRun(str(file.path), file.outcome.reason) for file in files if file.outcome.status in NO_RUN]
+    other = [ExcludedRun(counted(logs.unread, "*.log file"), "specify each by name")] if logs.unread else []
+    return RunSet(str(root), runs, (*unread, *other))
 
 
-def _logs_outside(root: Path, recorded: Collection[Path]) -> LogFiles:
-    try:
+def _logs_outside(root: Path, recorded: set[Path]) -> LogFiles:
+    if not recorded:
+        return find_logs(root)
+    files = LogFiles((), 0, ())
+    with suppress(UsageError):
         files = find_logs(root)
-    except UsageError:
-        return LogFiles((), 0, ())
-    paths = frozenset(recorded)
-    logs = tuple(path for path in files.logs if paths.isdisjoint(path.absolute().parents))
-    refused = tuple(file for file in files.refused if paths.isdisjoint(file.path.absolute().parents))
+    logs = tuple(path for path in files.logs if recorded.isdisjoint(path.absolute().parents))
+    refused = tuple(file for file in files.refused if recorded.isdisjoint(file.path.absolute().parents))
     return LogFiles(logs, sum(path.stat().st_size for path in logs), refused)
-
-
-def _is_run(file: ParsedFile) -> bool:
-    return file.outcome.status not in ("not_training_log", "unreadable")
 
 
 LAYOUT = ("mbs", "gbs", "seq_len", "layers")
