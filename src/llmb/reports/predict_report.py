@@ -367,11 +367,11 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
     better, worse = ("faster", "slower") if found.goal == "step" else ("cheaper", "dearer")
     yield f"{left_out_text(found)}; steps are within {within}"
     if ahead is not None and ahead > found.first.error_pct:
-        yield f"the first is {ahead:.1f} % {better} than the recipe, of {within}"
+        yield f"the first is {ahead:.1f} % {better} than the recipe"
     elif ahead is not None and ahead >= 0:
         yield f"none is distinguishably {better} than the recipe: {ahead:.1f} % of {within}"
     elif ahead is not None:
-        yield f"none is {better} than the recipe: the first is {-ahead:.1f} % {worse}, of {within}"
+        yield f"none is {better} than the recipe: the first is {-ahead:.1f} % {worse}"
     if len(tied) > 1:
         apart = 100 * (found.cost(tied[-1]) / found.cost(tied[0]) - 1)
         yield f"1 to {len(tied)} are a tie: {apart:.1f} % apart, of {within}"
