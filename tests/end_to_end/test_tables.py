@@ -49,9 +49,8 @@ def test_names_stay_whole_where_they_fit_in_a_line() -> None:
     table = rows_table("Step times", ("run", "status", "time (s)", "reason"), right=("time (s)",))
     table.add_row(name, "success", "12.34", "steps 35-44 of 50, as the window of the document says")
     for width in (100, 120):
-        lines = shown_lines(table, width)
+        assert f"{name}  success" in "\n".join(lines := shown_lines(table, width))
         assert max(map(len, lines)) <= width
-        assert f"{name}  success" in "\n".join(lines)
 
 
 def test_columns_are_left_out_in_their_order_where_a_terminal_is_too_narrow() -> None:
@@ -61,9 +60,8 @@ def test_columns_are_left_out_in_their_order_where_a_terminal_is_too_narrow() ->
     narrow, narrowest = shown_lines(table, 45), shown_lines(table, 24)
     assert (narrow[1].split(), narrow[-2]) == (["job", "nodes", "state"], "without data, for which the terminal is too")
     assert narrowest[1].split() == ["job", "state"]
-    table.columns += [Column("reason")]
-    table.rows[0] = ("4711", "node1", "no steps", "ran out", "the first rank was killed by signal 9")
-    assert shown_lines(table, 40)[2].split() == ["4711", "node1", "ran", "out", "the", "first", "rank", "was"]
+    row = ("4711", "node1", "no steps", "ran out", "killed by signal 9 at last")
+    assert "ran out  killed by signal" in shown_lines(Table("", [*columns, Column("why")], [row]), 40)[2]
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,10 @@ def test_an_installation_checks_before_it_prepares(hub: FakeHub, monkeypatch: py
     assert check_hub(needed) == f"granted: {MODEL}, {SQUAD}"
     hub.scripted = {"auth-check": [(503, {})]}
     assert check_hub(needed) == f"not checked: the hub answered 503 for {MODEL}"
-    local = answers.model_copy(update={"checkpoint_source": "/model", "dataset_source": "/data"})
-    assert hub_repositories(Catalogue(), local) == ()
+    monkeypatch.setattr("llmb.setup.install.installation.can_check", lambda: False)
+    assert f"{sys.executable} -m pip install " in check_hub(needed)
+    local = {"checkpoint_source": "/model", "dataset_source": "/data"}
+    assert hub_repositories(Catalogue(), answers.model_copy(update=local)) == ()
     assert hub_repositories(Catalogue(), answers.model_copy(update={"prepare": "no"})) == ()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.errors import EnvironmentProblem, UsageError, pip_install
 from llmb.base.trust import STATE_FOLDER, WORKLOADS, check_inside
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve
@@ -85,7 +85,7 @@ def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepo
 def check_hub(repositories: Sequence[NeededRepository]) -> str:
     """Describe the access. Raises EnvironmentProblem for a repository that cannot be read."""
     if not can_check():
-        return "not checked: this needs pip install 'llmb[prepare]' beside the command that installs"
+        return f"not checked: this needs {pip_install('prepare')}"
     access = check_access(repositories)
     if problem := access_problem(access):
         raise problem
