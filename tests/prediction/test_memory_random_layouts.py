@@ -104,3 +104,15 @@ def test_an_estimate_is_what_is_counted(seed: int) -> None:
     counted = count_ranks(plan, [rank], lambda _: None).fullest
     estimated = estimate(plan, [rank]).fullest
     assert estimated.peak_bytes == pytest.approx(counted.peak_bytes, rel=TOLERANCE), text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
+def test_gradients_that_are_reduced_block_by_block_never_exist_together() -> None:
+    """With ZeRO-3 and one micro-batch: of many layers most are shards when the last ones are computed."""
+    sizes = Overrides(tp=1, cp=1, layers=16, gbs=8, seq_len=1024)
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8, overrides=sizes)
+    choices = Choices(parallelism=Parallelism(dp_sharding="full"), recompute="full")
+    plan = make_plan(resolve(Catalogue(), request), choices, device="cuda")
+    counted, estimated = count_ranks(plan, [0], lambda _: None).fullest, estimate(plan, [0]).fullest
+    assert estimated.peak_bytes == pytest.approx(counted.peak_bytes, rel=TOLERANCE)

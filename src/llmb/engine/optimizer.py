@@ -81,8 +81,8 @@ class AdamW:
         due = [each for each in self.trained if each.gradient is not None]
         if due:
             torch._foreach_add_([each.steps for each in due], 1)
-        if not self.divisor.is_cpu:  # there gradients in bf16 become fp32 one at a time
-            for each in due:
+        if not self.divisor.is_cpu or any(each.tensors()[1].dtype != torch.float32 for each in due):
+            for each in due:  # the copy in fp32 that the kernel needs of a gradient in bf16 exists for one at a time
                 self.update([each], each.weight_decay)
             return
         for decay in {each.weight_decay for each in due}:  # one call for many: the time of small models goes into calls

@@ -164,7 +164,7 @@ class _Rank:
 
     def memory(self, rank: int) -> RankMemory:
         in_passes = self.among_blocks() if self.gathers_blocks else self.at_loss_or_block()
-        by_owner = max(in_passes, self.at_reduction(), self.at_reduction_of_experts(), key=_total)
+        by_owner = max(in_passes, self.at_reduction(), self.at_reduction_of_experts(), self.at_update(), key=_total)
         found = {owner: by_owner.get(owner, 0) for owner in OWNERS}
         return RankMemory(rank=rank, pp_stage=self.pp_rank, peak_bytes=sum(found.values()), bytes_by_owner=found)
 
@@ -336,16 +336,19 @@ class _Rank:
             gathered = of_experts or of_block
         yield ends + gathered, earlier, held[-1] + sizes.head()
         yield 2 * ends, earlier, held[-1] + FP32 * sizes.hidden * sizes.shard
-        reduced = 0
+        reduced = shards = 0
         for place, layer in reversed(list(enumerate(self.layers))):
             previous, now = dense[place - 1] if place else 0, held[place + 1]
             if experts[place]:
-                yield ends + dense[place] + 3 * experts[place], sums + reduced, now
-            yield ends + dense[place] + max(experts[place], previous), sums + reduced, now + sizes.working(layer)
-            reduced = (experts[place] or dense[place]) * self.reduced_bytes // BF16 if single and trained else 0
+                yield ends + dense[place] + 3 * experts[place], sums + shards + reduced, now
+            working = now + sizes.working(layer)
+            yield ends + dense[place] + max(experts[place], previous), sums + shards + reduced, working
+            if single and trained:
+                reduced = (experts[place] or dense[place]) * self.reduced_bytes // BF16
+                shards += FP32 * (dense[place] // self.pieces + experts[place] // self.expert_pieces) // BF16
         # The gradients of a tied table come from both ends and are summed.
         tables = 3 if self.plan.recipe.model.tied_embeddings else 1
-        yield ends, sums + reduced, BF16 * self.first_table() * trained * tables
+        yield ends, sums + shards + reduced, BF16 * self.first_table() * trained * tables
 
     def _saved_casts(self, layer: int) -> int:
         """Return the bytes of a block's FP8 weights, which its backward pass reads."""
@@ -366,7 +369,9 @@ class _Rank:
     def at_reduction(self) -> dict[str, int]:
         """Return the peak in the backward pass of the last micro-batch, or after it."""
         if not self.sends_blocks:
-            return {**self.state(passes=False), "gradients": self.sums(), "activations": 0}
+            in_turn = self.gathers_blocks and self.layout.ga == 1 and self.exchanges
+            gradients = sum(map(self.reduced, range(len(self.stages)))) if in_turn else self.sums()
+            return {**self.state(passes=False), "gradients": gradients, "activations": 0}
         *passing, at_end = self._moments_of_reduction()
         ends = ((True, max(passing, key=sum, default=(0, 0))), (False, at_end))
         states = (
@@ -452,6 +457,19 @@ class _Rank:
             "activations": together * sum(self.holds()[:-1]),
         }
         return max(at_end, first, key=_total)
+
+    def at_update(self) -> dict[str, int]:
+        """Return the peak while parameters are updated one at a time: the kernel takes a copy in fp32 of a gradient."""
+        size = self.gradient_bytes if self.sharding == "none" else self.reduced_bytes
+        if size == FP32 or self.sharding == "full" or self.plan.lora is not None:
+            return {}
+        stages = range(len(self.stages))
+        gradients = self.sums() if self.sharding == "none" else sum(map(self.reduced, stages))
+        dense = max(self.first_table(), self.last_table(), self.sizes.hidden * self.sizes.part.ffn_hidden_size)
+        experts = self.sizes.expert_matrices() * 2 // 3 if self.experts(self.layers) else 0
+        pieces, expert_pieces = (1, 1) if self.sharding == "none" else (self.pieces, self.expert_pieces)
+        copied = FP32 * max(dense // pieces, experts // expert_pieces)
+        return {**self.state(passes=False), "gradients": gradients, "activations": 0, "other": copied}
 
     def buckets(self, layer: int) -> list[_Bucket]:
         """Return the buckets of a block: one, and another for its routed experts."""
