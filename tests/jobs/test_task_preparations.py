@@ -61,7 +61,7 @@ def test_what_is_being_prepared_is_not_submitted_again_and_can_be_cancelled(clie
     (job,) = submitted(client, "--skip-dataset")
     again = client.run("prepare", "submit", "-w", WORKLOAD, "-s", "tiny", *MODEL, "--skip-dataset", "--json")
     assert json.loads(again.stdout) == {"jobs": []}
-    assert f"the checkpoint is being prepared already, by job {job['job_id']}" in again.stderr
+    assert f"the checkpoint is already being prepared by job {job['job_id']}" in again.stderr
     client.run("jobs", "cancel", job["job_id"])
     (row,) = client.json("jobs", "wait", job["job_id"], code=None)["jobs"]
     assert (row["status"], row["subject"]) == ("cancelled", "checkpoint")
