@@ -84,7 +84,7 @@ def model_section(models: Sequence[Model]) -> str:
     rest = [[m.model, m.size, name, part.model_dump()] for m in models for name in parts if (part := getattr(m, name))]
     return page(
         "## Models",
-        "True architectures, whatever a document prints. Active parameters are those used for one token.",
+        "True architectures, even if a document prints other sizes. Active parameters are those used for one token.",
         "Tied embedding and head count once.",
         table(["model", "size", *sizes, "parameters", "active"], shapes),
         table(["model", "size", *details, "source"], more),

@@ -22,7 +22,7 @@ def main() -> NoReturn:
 
 
 def _end_at_once(*_: object) -> NoReturn:
-    """Nothing is to be cleaned up yet, and an exception within an import is printed with where it was."""
+    """Exit at once: there is nothing to clean up yet, and an exception in an import would print a traceback."""
     os.write(2, b"llmb: error: interrupted\n")
     os._exit(130)
 

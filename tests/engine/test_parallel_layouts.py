@@ -127,7 +127,7 @@ any parameter's gradient (relative to its norm) and of the norm of all gradients
 
 `make layouts` measures the tables again and writes this page; `make test-measured` checks the bounds for two of the
 models (compiled ones for {FEW_STEPS} steps), and for two steps of the others. Blocks are traced and differentiated
-as by `--compile`, but not made into machine code. SP is sequence parallel; DP is `--dp-sharding none`, ZeRO-1
+as by `--compile`, but not compiled to machine code. SP is sequence parallel; DP is `--dp-sharding none`, ZeRO-1
 `optimizer`."""
 
 

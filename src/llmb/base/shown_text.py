@@ -29,7 +29,7 @@ def printable_lines(text: str) -> str:
 def csv_value(value: object) -> object:
     """Return a value for a CSV file, with no text that a spreadsheet takes for a formula or that a terminal obeys.
 
-    Text that begins as formulas do has an apostrophe before it; a number is none.
+    Text that begins as formulas do has an apostrophe before it; numbers do not count.
     """
     if not isinstance(value, str):
         return value

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose files are trusted: the only rule for settings and states that are acted on, and for links in shared folders.
 
-What a file says may be executed, written into a batch script or deleted, by whoever calls ``llmb``. So such a file must
+What a file says may be executed, written into a batch script or deleted for a user of ``llmb``. So such a file must
 be of this user or the system's administrator or, below a root of installation, of the root's owner: a root is either
 named on purpose, or found at or above the working folder, where it must not be another user's. Git does the same for
 repositories (``safe.directory``). Results of others can be read by anyone.

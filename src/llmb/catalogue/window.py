@@ -39,7 +39,7 @@ def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented:
 
     ``reference`` is the window ``documented`` by the source of the recipe, of a run as long as its runs; else it leaves
     out the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup): 35-44 of 50 steps. A document that takes the
-    last step alone documents no window. For ``auto`` the same is provisional, until the steps of the run are known.
+    only the last step documents no window. For ``auto`` the same is provisional, until the steps of the run are known.
     """
     if total_steps < 1:
         raise ValueError("a run has at least one step")

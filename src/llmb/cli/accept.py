@@ -57,7 +57,7 @@ _nodes = partial(typer.Option, rich_help_panel="Nodes of a cluster")
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """The nodes that are accepted in place of this machine."""
+    """The nodes to accept instead of this machine."""
 
     nodes: Annotated[
         int | None, _nodes("-N", "--nodes", min=1, help="Accept this number of usable nodes of the cluster.")
@@ -205,7 +205,7 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
     if len(usable) < (wanted := cluster.nodes or 0):
         problems = "; ".join(f"{name}: {state.problem}" for name, state in states.items() if not state.usable)
         what = f"{len(usable)} of {len(states)} nodes accept jobs; {wanted} were requested"
-        raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or give another --partition")
+        raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or choose another --partition")
     per_node = nodes.placement.processes_per_node
     return AcceptedNodes(
         subject=f"{wanted} nodes of {per_node} x {nodes.gpu_type}",

@@ -3,7 +3,7 @@
 
 Assemblers have lost values of kernels that are right (``elementwise.cast_activation_gradient`` names one). Which ones
 depends on the GPU, the shapes and the assembler's version, so a test elsewhere cannot exclude it. Attention by spans is
-compared by ``attention_backend``, which leaves it out if it is wrong; for these kernels a run has no alternative.
+compared by ``attention_backend``, which skips it if it is wrong; for these kernels a run has no alternative.
 """
 
 import math

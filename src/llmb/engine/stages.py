@@ -119,7 +119,7 @@ def place_parameters(
     that follow each other are one matrix. A tensor-parallel parameter's local shard is a view.
 
     With an ``exchange``, ranks with the same parameters have a buffer for each block, its experts, and what is in no
-    block. If each of them updates a piece, it has masters of that alone.
+    block. If each of them updates a piece, it has masters only of that.
     """
     for stage in stages:
         placed: dict[nn.Parameter, nn.Parameter] = {}

@@ -103,7 +103,7 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 def asker(store: Store, install: Path, say: Say) -> Ask:
     """Bring a job up to date; that of a retried one is its last attempt.
 
-    Where its scheduler does not answer, the record tells whether the run has ended.
+    If its scheduler does not respond, the record shows whether the run has ended.
     """
 
     def ask(job: Job) -> Job:

@@ -89,7 +89,7 @@ class LocalRun:
     def beside(self) -> Iterator[str]:
         """Describe other work on this machine now: other runs of llmb, and processes on its GPUs.
 
-        Nothing where something else has started the ranks: the run's own are then not told from others yet.
+        Nothing if something else has started the ranks: the run's own cannot yet be distinguished from others.
         """
         if started_rank(self.environ):
             return

@@ -319,7 +319,7 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
 def log_identity(file: ParsedFile) -> RunIdentity:
     """Equal for logs of repeats.
 
-    The name counts, without the number at its end, if neither it nor the log tells what was trained: two runs are not
+    The name counts, without the number at its end, if neither it nor the log shows what was trained: two runs are not
     taken for repeats because nothing is known of either.
     """
     outcome = file.outcome

@@ -63,7 +63,7 @@ def job_states() -> frozenset[str]:
 def decide(job: Job, state: JobState, folder: FolderState, now_s: float) -> Job:
     """``job`` as it is if its scheduler was queried at ``now_s`` and answered ``state``.
 
-    The result of a job that the scheduler does not know, or no longer knows, follows from its folder alone.
+    The result of a job that the scheduler does not know, or no longer knows, follows only from its folder.
     """
     if state.phase == "unknown":
         return _forgotten(job, folder, now_s)

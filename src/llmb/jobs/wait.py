@@ -61,7 +61,7 @@ def wait_for(
 ) -> list[Job]:
     """The jobs of ``keys`` once all have ended, or ``time_out_s`` is over; for a retried job, its last attempt.
 
-    ``watch`` is called meanwhile. Raises InfrastructureError if a scheduler does not answer for ten minutes.
+    ``watch`` is called while waiting. Raises InfrastructureError if a scheduler does not respond for ten minutes.
     """
     began = answered_s = time.monotonic()
     while True:

@@ -2,7 +2,7 @@
 """Starts the ranks of this node, and ends them all when one fails.
 
 ``python -m llmb.launch.ranks NODES RANKS_PER_NODE COMMAND...`` does what torch.distributed.run would: without its
-store, which listens on all interfaces and whose content its agent unpickles, whoever wrote it; and without loading
+store, which listens on all interfaces and whose content its agent unpickles from any writer; and without loading
 torch. Ranks on one node meet in a file that only their user can open, and on several at MASTER_ADDR and MASTER_PORT,
 where rank 0 listens.
 """
@@ -97,7 +97,7 @@ def _arrivals() -> int:
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
     """Return when all have ended, soon after one has failed, or at a signal.
 
-    Others that end by themselves meanwhile are named, too: of two that end together, one may be seen first by chance.
+    Others that end by themselves are named, too: of two that end together, one may be seen first by chance.
     """
     running, code, end = list(ranks), 0, None
     while running and (end is None or time.monotonic() < end):

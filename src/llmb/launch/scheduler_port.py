@@ -285,7 +285,7 @@ class Submission:
 class Queue(ABC):
     """Takes jobs and reports their states: the functions that a scheduler has to implement.
 
-    Raises InfrastructureError where it does not answer, EnvironmentProblem where it cannot be reached from here.
+    Raises InfrastructureError if it does not respond, EnvironmentProblem if it cannot be reached from here.
     """
 
     @abstractmethod

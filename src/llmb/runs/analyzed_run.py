@@ -33,7 +33,7 @@ _LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 class AnalyzedRun:
     """Its identity, its end and its speed. Unknown values are None or empty.
 
-    A run without a record is known by its log alone; one whose log was not read has no ``log``.
+    A run without a record is known only from its log; one whose log was not read has no ``log``.
     """
 
     id: str

@@ -322,7 +322,7 @@ def why_contradicting(
     """Return why a run that did all its steps, or claims so, is invalid; ``steps`` is empty for a program that
     writes none.
 
-    ``log_gpus`` is their number by the log, if that tells it itself, and ``log_gbs`` its global batch size.
+    ``log_gpus`` is their number in the log, if it is there, and ``log_gbs`` its global batch size.
     """
     texts = (
         *[step.values_text() for step in steps if not step.finite][:1],

@@ -28,8 +28,8 @@ DIGITS = 6
 def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
     """The name that log files and folders of equal runs share; it carries the whole configuration.
 
-    ``arguments`` are those of a framework's script. The name says of a proxy how many layers it has, and of a run that
-    was slowed down by what is recorded, what that is: ``llmb parse`` leaves those out by it.
+    ``arguments`` are those of a framework's script. The name contains a proxy's number of layers, and for a run that
+    recording slows down, what is recorded: ``llmb parse`` then skips it.
     """
     recipe, layout = plan.recipe, plan.recipe.layout
     etp = f"_etp{layout.etp}" if layout.etp > 1 else ""

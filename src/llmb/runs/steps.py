@@ -51,7 +51,7 @@ class Fp8Counts:
 class Step:
     """One training step. Memory is that of the rank with the most; step times differ between ranks by their waiting.
 
-    A pretended rank's has its own figures alone, also of tokens, and neither loss nor gradient norm.
+    A pretended rank's has only its own figures, also of tokens, and neither loss nor gradient norm.
     """
 
     step: int

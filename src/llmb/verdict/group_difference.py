@@ -217,7 +217,7 @@ def clear_decision(
 ) -> DecisionName | None:
     """``regressed`` and ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the interval
     excludes that it is slower by more than the tolerance, and a change of the tolerance would have shown. Two groups
-    of the same distribution differ in less than 5 % of cases, whatever the tolerance.
+    of the same distribution differ in less than 5 % of cases, for any tolerance.
     """
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:

@@ -6,7 +6,7 @@ any number of ranks can read what any other wrote.
 
 Of a parameter of which each rank updates some elements, it saves and reads these. Consecutive elements of a matrix are
 at most three boxes: the end of a row, whole rows, and the beginning of a row. A checkpoint has boxes of any shard,
-whoever wrote them, and so any layout reads them.
+independent of their writer, and so any layout reads them.
 
 There are only tensors, because reading other objects means unpickling, which can run any code that a file contains.
 """

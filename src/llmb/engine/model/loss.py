@@ -48,7 +48,7 @@ def slice_bytes(rows: int, columns: int) -> float:
 def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
     """Length of a chunk along ``length`` with at most ``most_bytes``, with ``width`` values for each element.
 
-    Chunks are as even as alignment permits, and at least 1 long, whatever its size.
+    Chunks are as even as alignment permits, and at least 1 long, for any size.
     """
     longest = max(1, int(min(length, most_bytes / (width * itemsize))))
     if longest >= length:

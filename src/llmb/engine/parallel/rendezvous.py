@@ -2,7 +2,7 @@
 """The rendezvous of a run's processes, and their communication on the host: the store, and groups of gloo.
 
 The store: on one node it is a file that only its user can open. On several, rank 0 listens at the address that the
-batch script chose, on that address alone; keys begin with an id of the job, so that ranks of two jobs never take each
+batch script chose, on that address only; keys begin with an id of the job, so that ranks of two jobs never take each
 other's.
 
 Gloo has one thread per process group, and is registered with torch as a backend of its own. ``ProcessGroupGloo`` runs
@@ -69,7 +69,7 @@ def announce_folder(store: Store, folder: Path) -> None:
 def announced_folder() -> tuple[Path, dict[str, str]]:
     """The folder of the run and variables, as soon as rank 0 has announced them.
 
-    Only variables of threads, allocators and NCCL are taken: what else the store holds may be another user's. Raises
+    Only variables of threads, allocators and NCCL are used: the rest of the store may be another user's. Raises
     EnvironmentProblem if nothing is announced.
     """
     try:
@@ -149,7 +149,7 @@ Answer = TypeVar("Answer")
 
 
 def gloo_backend() -> str:
-    """The backend of processes that talk through their hosts, ready to be used. The record of a run holds the name."""
+    """The backend for communication through hosts, ready for use. The record of a run has its name."""
     # As torch's own: a process that is bound to a GPU asks each of its groups for the backend of that device.
     dist.Backend.register_backend(GLOO, _one_thread, extended_api=True, devices=["cpu", "cuda"])
     return GLOO

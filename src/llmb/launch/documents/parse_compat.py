@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output of the reference suite's ``parse_train_timing.sh`` and ``_mbridge.sh``, for programs that parse it.
 
-A run counts by the steps of its window alone: it is a success that has the whole window, even if it ends before its
+A run counts only by the steps of its window: it is a success that has the whole window, even if it ends before its
 last step. Statistics are of the population, or of a sample (n - 1) as the script for Megatron-Bridge has them.
 """
 

@@ -197,7 +197,7 @@ class JobSpec(Record):
     start: StartMode | Literal["once", "rounds"]
     """Like torchrun one task of the scheduler per node, which starts its processes; or one task per process, or one
     process for the whole job, whose placement then only counts its GPUs. ``rounds``: steps on some of the nodes, as
-    ``rounds.txt`` in the run folder lists them, each of which may fail; ``work`` prints who takes part in the last."""
+    ``rounds.txt`` in the run folder lists them, each of which may fail; ``work`` prints the nodes of the last."""
     cpus: int | None = None
     """CPU cores per process; None if the scheduler decides, and for one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of a batch script: the parts that run on every node, the workers' step in each start mode, and the rest.
 
-Text is quoted, whatever it holds; only what llmb itself wrote is not. Pure.
+All text is quoted, except for llmb's own. Pure.
 """
 
 import inspect

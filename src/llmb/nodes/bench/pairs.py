@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes measured alone, in pairs and as a group: which pairs are measured when, and which nodes are unfit. Pure.
 
-A pair does not say which of its nodes is bad; its other pairs do. So a node is blamed for what it did alone, or for
+A pair does not say which of its nodes is bad; its other pairs do. So a node is flagged for its own results, or for
 two of its pairs and more than half of them, without those that a worse node explains.
 """
 

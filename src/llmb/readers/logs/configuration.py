@@ -2,7 +2,7 @@
 """Read the configuration of a run without a record from its log's beginning, and from its path.
 
 Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_type``, ``layout.gpus``, ``layout.tp`` ...
-and ``release`` of the reference suite where the path tells it.
+and ``release`` of the reference suite if the path contains it.
 """
 
 import hashlib

@@ -108,7 +108,7 @@ def judge_log(log: RunLog) -> LogOutcome:
 
 
 def _digest(log: RunLog) -> str:
-    """Hash the steps if they identify a run, so that a log which was compressed or printed again is the same; else the
+    """Hash the steps if they identify a run, so that a recompressed or reprinted log is the same; otherwise the
     text around them as well."""
     attempt = log.attempt
     times = attempt.step_time_s

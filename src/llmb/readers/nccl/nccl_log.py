@@ -216,7 +216,7 @@ def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
     """Return the given files and, for a folder, the logs of runs in it or below it.
 
-    These are the logs of ``--nccl-trace``, and if there are none, what NCCL said of the network.
+    These are the logs of ``--nccl-trace`` or, without any, NCCL's lines about the network.
 
     Raises UsageError if a folder has none.
     """

@@ -275,7 +275,7 @@ def _nanoseconds(microseconds: object) -> int | None:
 def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
     """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
-    Raises UsageError if the file is not a trace, or of an unknown device alone. A trace without steps gives a timeline
+    Raises UsageError if the file is not a trace, or only of an unknown device. A trace without steps gives a timeline
     without steps; if ``unmarked``, one with what can be taken for steps.
     """
     file = TraceFile(path)

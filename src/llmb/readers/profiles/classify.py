@@ -26,7 +26,7 @@ class KernelName(NamedTuple):
     """``function`` is the kernel's own name, ``namespace`` what precedes it (``a::b``).
 
     ``argument`` is its first template argument that is a type, without arguments of its own: libraries such as CUTLASS
-    have few kernel functions, whose argument says what they compute. Both are empty if there is none.
+    have few kernel functions, whose argument shows what they compute. Both are empty if there is none.
     """
 
     function: str

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of nodes that may change the time of a step, as text under dotted keys; read without root or a program.
 
-Counters, clocks, temperatures and whatever else changes by itself is none. The importance of keys is in
+Counters, clocks, temperatures and other changing values are excluded. The importance of keys is in
 ``runs/conditions.yaml``.
 """
 

@@ -387,7 +387,7 @@ class Interview:
 
 
 def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """The first answer, which may lead to earlier ones. Raises UsageError."""
+    """Ask for the first answer, which may select an existing installation's answers. Raises UsageError."""
     interview = Interview(answers, ask)
     interview.settle(Path(answers, around))
     return interview.complete()

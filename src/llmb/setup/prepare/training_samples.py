@@ -128,7 +128,7 @@ Row = tuple[str, Mapping[str, Any]]
 def split_files(source: Path) -> Files:
     """The files of each split at ``source``: a folder with files named after splits, or one file, all training.
 
-    Raises UsageError if there are none, or several of which each may be the one.
+    Raises UsageError if there are none, or if several are possible.
     """
     if not source.is_dir():
         with open_file(source, do="pass a file or a folder with --source"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that measures the GPU of its local rank: ``python -m llmb.nodes.bench.worker.every_gpu FOLDER``.
 
-One process a GPU, none of which knows of the others: a GPU or a node that fails keeps no other from its result.
+One independent process per GPU: a GPU or a node that fails does not prevent the results of others.
 """
 
 import os

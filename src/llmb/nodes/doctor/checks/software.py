@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that interpreter, llmb, torch, driver and NCCL fit together, in a separate process that loads them.
 
-And of the runtimes of containers, of where Enroot keeps its files, and of the scheduler and what it says of this node.
+Also checks container runtimes, the folders of Enroot, and the scheduler with its report on this node.
 """
 
 import os

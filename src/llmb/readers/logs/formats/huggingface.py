@@ -238,8 +238,8 @@ class HuggingFaceReader:
             return
         totals = ", ".join(map(str, sorted({total, *self.other_totals})))
         raise UsageError(
-            f"it has progress bars of {totals} steps, and a training of {steps:.0f} ended: which bar belongs to"
-            " which training is unknown",
+            f"it has progress bars of {totals} steps, and a training of {steps:.0f} ended: it is unknown which bar"
+            " belongs to which training",
             do="write a separate log for each training",
         )
 
