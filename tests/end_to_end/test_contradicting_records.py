@@ -99,7 +99,7 @@ CONTRADICTING: dict[str, tuple[Change, str]] = {
     "ended before it began": (record_of(ended_at="2026-11-01T11:00:00+00:00"), "s before it began"),
     "profiled without a profile": (each(profiled=True), "step 40 was profiled, or not, contrary to the plan"),
     "window upside down": (record_of(plan__window__first=44, plan__window__last=35), "the window is steps 44-35"),
-    "window outside": (record_of(plan__window__last=99), "and the run has steps 0-49"),
+    "window outside": (record_of(plan__window__last=99), "but the run has steps 0-49"),
     "other ranks": (record_of(environment__ranks_per_node={"node1": 16}), "16 in the environment"),
     "twice": (steps_of(lambda steps: [*steps[:-2], steps[-3], steps[-1]]), "step 47 was written twice"),
     "missing": (steps_of(lambda steps: [*steps[:7], *steps[8:], steps[-1]]), "step 7 is missing"),

@@ -61,7 +61,7 @@ def test_saved_metadata_names_no_path(tmp_path):
 
 def test_objects_are_refused_because_torch_would_unpickle_them(tmp_path):
     save_here({"a": torch.ones(3), "extra": {"anything": "else"}}, tmp_path)
-    with pytest.raises(ValueError, match="BytesStorageMetadata, which no checkpoint of llmb does"):
+    with pytest.raises(ValueError, match="BytesStorageMetadata, unlike llmb's"):
         TensorReader(tmp_path).read_metadata()
 
 
@@ -86,7 +86,7 @@ def test_other_attributes_are_refused():
     with pytest.raises(ValueError, match="which no checkpoint of llmb does"):
         MetadataUnpickler(io.BytesIO(saved)).load()
     saved = pickle.dumps(Attribute(MetadataIndex, "__init__"))
-    with pytest.raises(ValueError, match=r"takes __init__ from .*, which no checkpoint of llmb does"):
+    with pytest.raises(ValueError, match=r"takes __init__ from .*, unlike llmb's"):
         MetadataUnpickler(io.BytesIO(saved)).load()
 
 
@@ -100,7 +100,7 @@ class Malicious:
 
 def test_metadata_that_would_run_something_runs_nothing(tmp_path):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Malicious(str(tmp_path / "ran"))))
-    with pytest.raises(ValueError, match="mkdir, which no checkpoint of llmb does"):
+    with pytest.raises(ValueError, match="mkdir, unlike llmb's"):
         TensorReader(tmp_path).read_metadata()
     assert not (tmp_path / "ran").exists()
 

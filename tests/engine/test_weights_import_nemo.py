@@ -71,7 +71,7 @@ def test_logits_are_those_of_transformers(models, name, stacked, tmp_path):
     imported, notes = import_here(model, tmp_path / "nemo", tmp_path / "new")
     assert imported.dtypes == ("fp32",)
     assert notes == [
-        "1 tensors that the model does not have are left out: "
+        "1 tensors that the model does not have are skipped: "
         "module.decoder.layers.self_attention.linear_qkv._extra_state/shard_0_4"
     ]
     decoder = loaded(model, tmp_path / "new")
@@ -133,11 +133,11 @@ def test_settings_of_another_model_are_refused(models, nemo):
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("weights/metadata.json", '{"sharded_backend": "zarr"}', "is kept by 'zarr'; only 'torch_dist' is supported"),
+        ("weights/metadata.json", '{"sharded_backend": "zarr"}', "was saved by 'zarr'; only 'torch_dist' is supported"),
         ("weights/metadata.json", None, "without 'weights/metadata.json'"),
         ("context/model.yaml", None, "without 'context/model.yaml'"),
         ("context/model.yaml", "config: [1", "it cannot be read"),
-        ("context/model.yaml", "config: 1", "no settings of a model"),
+        ("context/model.yaml", "config: 1", "no model settings"),
         ("weights/.metadata", "garbage", "the metadata cannot be read"),
     ],
 )

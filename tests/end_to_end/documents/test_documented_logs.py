@@ -148,7 +148,7 @@ def test_nodes_and_releases_that_are_not_known_are_not_guessed(tmp_path: Path) -
     log = "results/25.01/bf16/405b/576/log-nemo_llama3.1_405b_576_4711.out"
     place(tmp_path / "b", log, steps(17, 0.1, range(50), 252))
     assert judged(tmp_path / "b", "--gpu-type", "h100")["reason"] == (
-        "the log is of release 25.01, and figures are known of 24.11 and 25.04"
+        "the log is of release 25.01, but figures exist only for 24.11 and 25.04"
     )
 
 

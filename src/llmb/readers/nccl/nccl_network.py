@@ -112,7 +112,7 @@ class NetworkFacts:
     def is_whole(self, ranks: int | None) -> bool:
         """Return whether all ranks wrote; without their number, whether all of the largest communicator did.
 
-        One with a rank per node is no evidence about the other ranks.
+        One with a rank per node says nothing about the other ranks.
         """
         if ranks is not None:
             return sum(len(node.processes) for node in self.nodes.values()) >= ranks
