@@ -61,7 +61,7 @@ def test_saved_metadata_names_no_path(tmp_path):
 
 def test_objects_are_refused_because_torch_would_unpickle_them(tmp_path):
     save_here({"a": torch.ones(3), "extra": {"anything": "else"}}, tmp_path)
-    with pytest.raises(ValueError, match="BytesStorageMetadata, unlike llmb's"):
+    with pytest.raises(ValueError, match="BytesStorageMetadata, which no checkpoint of llmb does"):
         TensorReader(tmp_path).read_metadata()
 
 
@@ -100,7 +100,7 @@ class Malicious:
 
 def test_metadata_that_would_run_something_runs_nothing(tmp_path):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Malicious(str(tmp_path / "ran"))))
-    with pytest.raises(ValueError, match="mkdir, unlike llmb's"):
+    with pytest.raises(ValueError, match="mkdir, which no checkpoint of llmb does"):
         TensorReader(tmp_path).read_metadata()
     assert not (tmp_path / "ran").exists()
 
