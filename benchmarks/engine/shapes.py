@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmb.catalogue.records import Dtype, Recipe, Record
-from llmb.nodes.bench.device_bench import Weights, attention_dtype, product_case, weights_of
+from llmb.nodes.bench.device_bench import Weights, attention_dtype, parse_dtypes, product_case, weights_of
 from llmb.nodes.bench.protocol import (
     PASSES,
     AttentionCase,
@@ -14,7 +14,6 @@ from llmb.nodes.bench.protocol import (
     CopyCase,
     DeviceReport,
     ProductCase,
-    ProductDtype,
     Timing,
     Timings,
 )
@@ -61,7 +60,7 @@ def request_of(recipes: Sequence[Recipe], device: str, copy_bytes: int) -> dict[
 
 def products_of(recipe: Recipe) -> Iterator[tuple[Weights, dict[str, Any]]]:
     """Each weight's three passes."""
-    dtype: ProductDtype = recipe.dtype.value
+    (dtype,) = parse_dtypes(recipe.dtype)
     for weights in weights_of(recipe.model, recipe.layout):
         for training_pass in PASSES:
             yield weights, product_case(weights, dtype, training_pass).model_dump(exclude={"kind"})

@@ -63,7 +63,13 @@ class Dtype(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    """FP8 with a scale for every 32 values (OCP Microscaling)."""
+    NVFP4 = "nvfp4"
 
+
+ENGINE_DTYPES = (Dtype.FP32, Dtype.BF16, Dtype.FP8)
+"""Those that llmb's own engine computes in; recipes in others are for other programs."""
 
 GradReduceDtype = Literal["fp32", "bf16"]
 
@@ -456,6 +462,11 @@ class Recipe(Record):
     def proxy_text(self) -> str:
         """Empty unless it is a proxy."""
         return f"PROXY ({self.layout.layers} of {self.full_layers} layers)" if self.proxy else ""
+
+    @property
+    def engine_lacks(self) -> tuple[str, ...]:
+        """What llmb's own engine would need to train the recipe, and does not have; empty if it can train it."""
+        return () if self.dtype in ENGINE_DTYPES else (str(self.dtype),)
 
     @property
     def shares_parameters(self) -> bool:

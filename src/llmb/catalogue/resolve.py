@@ -105,7 +105,8 @@ class Request:
         ),
     ]
     dtype: Annotated[
-        str | None, Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.", form=WORD, several=True)
+        str | None,
+        Option(help="bf16, fp8, mxfp8, nvfp4; on a CPU fp32. Default: bf16; on a CPU fp32.", form=WORD, several=True),
     ] = None
     scale: Annotated[
         int | None,

@@ -141,7 +141,7 @@ def gemm(
     """
     device, dtypes = one.device, parse_dtypes(dtype)
     recipe = measuring.recipe(device, shapes, dtypes)
-    cases = gemm_cases(recipe, dtypes or (recipe.dtype.value,), device, seconds)
+    cases = gemm_cases(recipe, dtypes or parse_dtypes(recipe.dtype), device, seconds)
     measuring.run(device, cases, f"Matrix products of {recipe.model_name}", recipe)
 
 

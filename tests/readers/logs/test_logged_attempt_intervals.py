@@ -144,6 +144,7 @@ def test_names_tell_the_configuration_that_a_log_does_not(tmp_path):
         "workload": "pretrain_llama3.1",
         "size": "8b",
         "dtype": "fp8",
+        "fp8_recipe": "current",
         "layout.gpus": 8,
         "layout.tp": 1,
         "layout.pp": 2,
@@ -152,6 +153,7 @@ def test_names_tell_the_configuration_that_a_log_does_not(tmp_path):
         "layout.mbs": 1,
         "layout.gbs": 128,
     }
+    assert experiment_configuration(name.replace("fp8_cs", "fp8_mx"))["dtype"] == "mxfp8"
     assert experiment_configuration("slurm-4711.out") == {}
     folder = tmp_path / "pretrain_mixtral_8x7b_bf16_64" / "1739000000"
     assert configuration_of(b"", folder / "slurm-1.out")["layout.gpus"] == 64

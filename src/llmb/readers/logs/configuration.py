@@ -50,7 +50,8 @@ _EXPERIMENT = re.compile(
     r"(?<![a-z])(?P<workload>(?:pretrain|finetune|sft|lora)_[a-z][a-z0-9.-]*?(?:_[a-z][a-z0-9.-]*?)*?)"
     r"_(?P<size>\d+(?:\.\d+)?[bm](?:[-_]?a\d+b)?|\d+x\d+b|e\d+)(?=_|\.out|$)"
 )
-_DTYPE = re.compile(r"_(bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?(?=_|\.|$)")
+_DTYPE = re.compile(r"_(bf16|fp8|fp32|nvfp4|mxfp8)(?:_(cs|ds|mx|sc|ss))?(?=_|\.|$)")
+_SCALINGS = {"cs": "current", "ds": "delayed"}
 _SCALE = re.compile(r"_(?:bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?_(?:gpus)?(\d{1,6})(?=_|\.|$)")
 _NAMED_SIZE = re.compile(r"_(gpus|etp|tp|pp|vp|cp|ep|mbs|gbs|seq|layers)(\d{1,7}|None)(?=_|\.|$)")
 _SIZE_NAMED = re.compile(r"_(\d{1,7})(mbs|gbs|nodes)(?=_|\.|$)")
@@ -176,7 +177,9 @@ def experiment_configuration(name: str) -> dict[str, Value]:
     if _BARE.match(rest):
         values |= {"release": BARE_RELEASE, INFERRED_RELEASE: True}
     if dtype := _DTYPE.search(rest):
-        values["dtype"] = dtype[1]
+        values["dtype"] = "mxfp8" if dtype[2] == "mx" else dtype[1]
+        if dtype[2] in _SCALINGS:
+            values["fp8_recipe"] = _SCALINGS[dtype[2]]
     if gpu := _NAMED_GPU.search(rest):
         values["gpu_type"] = gpu[1]
     if scale := _SCALE.search(rest):
