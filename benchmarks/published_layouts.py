@@ -101,7 +101,7 @@ def published_layouts(catalogue: Catalogue) -> list[PublishedLayout]:
 def published_recipes(catalogue: Catalogue) -> Iterator[Recipe]:
     for workload in catalogue.workloads.values():
         for table in workload.layouts:
-            if table.release is not None:
+            if table.document in catalogue.published:  # one of the reference suite
                 yield from _recipes(catalogue, workload, table)
 
 

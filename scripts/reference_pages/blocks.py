@@ -32,7 +32,7 @@ NO_EARLIER = "no earlier runs of this recipe on these nodes, and 2 are needed"
 
 def all_blocks(catalogue: Catalogue) -> dict[str, str]:
     """Return the blocks by the names that pages have for them."""
-    steps = {name: step_table(catalogue, document) for name, document in catalogue.documents.items()}
+    steps = {name: step_table(catalogue, catalogue.documents[name]) for name in catalogue.published}
     result = "\n".join(["```text", *sample_result(catalogue), "```"])
     return {"result": result, **steps, "variables": variables_table()}
 
@@ -72,7 +72,7 @@ def example(catalogue: Catalogue, document: Document, entry: ConditionEntry) -> 
     for workload, layout in layouts(catalogue, document):
         for gpu_type in layout.gpu_types:
             for dtype in layout.dtypes:
-                if entry.holds_for(layout.size, dtype, gpu_type):
+                if entry.holds_for(workload.workload, layout.size, dtype, gpu_type):
                     scale = max(item.gpus for item in layout.rows)
                     request = Request(
                         workload=workload.workload, size=layout.size, dtype=dtype, gpu_type=gpu_type, scale=scale,

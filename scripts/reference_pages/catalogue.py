@@ -71,7 +71,7 @@ def document_section(documents: Iterable[Document]) -> str:
 
 
 def profiled(document: Document) -> str:
-    return f"{document.profile.start} to {document.profile.stop}"
+    return f"{document.profile.start} to {document.profile.stop}" if document.profile else ""
 
 
 def model_section(models: Sequence[Model]) -> str:

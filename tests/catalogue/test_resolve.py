@@ -324,8 +324,9 @@ def test_a_wrong_scale_is_told_which_valid_ones_are_proxies() -> None:
 
 
 def test_every_published_layout_puts_each_layer_in_one_stage() -> None:
-    for workload in Catalogue().workloads.values():
-        for table in workload.layouts:
+    catalogue = Catalogue()
+    for workload in catalogue.workloads.values():
+        for table in (one for one in workload.layouts if one.document in (None, *catalogue.published)):
             for row in table.rows:
                 layout = layout_of(table, row)
                 stages = stage_layers(layout)

@@ -33,12 +33,16 @@ def test_list_names_every_workload(llmb: Run, document: Document) -> None:
     assert [item["workload"] for item in listed] == [
         "finetune_llama3",
         "finetune_llama4-maverick",
+        "pretrain_deepseek-v3",
+        "pretrain_gpt_oss",
+        "pretrain_kimi-k2",
         "pretrain_llama3.1",
         "pretrain_mixtral",
         "pretrain_nemotron4",
         "pretrain_qwen3",
+        "sft_llama3",
     ]
-    layouts = listed[2]["sizes"]["405b"]["layouts"]
+    layouts = listed[5]["sizes"]["405b"]["layouts"]
     assert layouts[0]["scales"] == [576, 1152, 2304]
     assert layouts[0]["proxy_scales"] == [32, 96, 192]
     assert "pretrain_nemotron4" not in llmb("list", "-w", "pretrain_llama3.1").stdout

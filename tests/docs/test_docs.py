@@ -86,10 +86,16 @@ def test_the_readme_names_the_releases_that_have_figures() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     found = re.search(r"\(of releases ([\d., and]+); (\d+) of (\d+) are of (\w+)\)", text)
     assert found
-    figures = Catalogue().figures
+    catalogue = Catalogue()
+    figures = [figure for published in catalogue.published.values() for figure in published.figures]
     assert sorted(re.findall(r"\d\d\.\d\d", found[1])) == sorted({item.expectation.release for item in figures})
     of_type = sum(item.gpu_type == found[4].lower() for item in figures)
     assert (int(found[2]), int(found[3])) == (of_type, len(figures))
+    bridge = re.search(r"the (\d+) rows of .* tables \(releases (\S+) to (\S+); (\d+) are of H100\)", text)
+    rows = catalogue.bridge.figures
+    ends = (rows[0].expectation.release, rows[-1].expectation.release)
+    assert bridge
+    assert bridge.groups() == (str(len(rows)), *ends, str(sum(row.gpu_type == "h100" for row in rows)))
 
 
 def test_the_table_of_flops_is_what_the_code_counts() -> None:
@@ -100,7 +106,7 @@ def test_the_table_of_flops_is_what_the_code_counts() -> None:
     counted = set()
     for workload in catalogue.workloads.values():
         for item in workload.layouts:
-            if item.release:
+            if item.document in catalogue.published:
                 scale, gpu_type = item.rows[-1].gpus, item.gpu_types[0]
                 request = Request(
                     workload=workload.workload, size=item.size, gpu_type=gpu_type, scale=scale, release=item.release

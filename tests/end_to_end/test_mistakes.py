@@ -32,7 +32,7 @@ MISTAKES = [
     ("show --wrkload x", 2, "no such option: --wrkload; did you mean --workload?"),
     # Values.
     ("run 8b", 2, "'8b' is a size, and its workload is missing"),
-    ("show pretrain_deepseek 671b", 2, "there is no recipe of deepseek"),
+    ("show pretrain_grok1 314b", 2, "there is no recipe of grok"),
     (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tried on AMD Instinct MI300X"),
     ("run my_sweep.yaml", 2, "'llmb bulk FILE' queues or makes the runs of a file"),
     ("result lattest", 2, "valid: latest"),

@@ -43,7 +43,7 @@ def published() -> dict[str, tuple[Layout, bool]]:
     """Every published arrangement of ranks with two data-parallel replicas at most, and whether there are experts."""
     catalogue, found = Catalogue(), {}
     for workload in catalogue.workloads.values():
-        for table in workload.layouts:
+        for table in (one for one in workload.layouts if one.document in (None, *catalogue.published)):
             experts = catalogue.models[workload.model, table.size].moe is not None
             for row in table.rows:
                 layout = layout_of(table, row)

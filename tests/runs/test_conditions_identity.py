@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import ENGINE_DTYPES
 from llmb.catalogue.resolve import Overrides, Request, gpu_types_of, listed_scales, releases_of, resolve, sizes_of
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices
@@ -228,11 +229,11 @@ def every_recipe() -> Iterator[tuple[Request, EnginePlan]]:
     catalogue = Catalogue()
     for workload in catalogue.workloads.values():
         for size in sizes_of(workload):
-            for gpu_type in gpu_types_of(workload, size):
+            for gpu_type in gpu_types_of(workload, size) if catalogue.is_trainable(workload, size) else ():
                 for release in releases_of(workload, size) or [None]:
                     asked = Request(workload=workload.workload, size=size, gpu_type=gpu_type, release=release)
                     for dtype, scales in listed_scales(catalogue, asked).items():
-                        for scale in (*scales.full, *scales.proxies):
+                        for scale in (*scales.full, *scales.proxies) if dtype in ENGINE_DTYPES else ():
                             request = Request(
                                 workload=workload.workload,
                                 size=size,

@@ -2,7 +2,6 @@
 """Loads and checks the complete catalogue, and finds what a recipe requests from a scheduler."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -10,6 +9,8 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from llmb.base.errors import unknown
+from llmb.catalogue.bridge_figures import BridgeTables, is_bridge, read_bridge_tables
+from llmb.catalogue.bridge_figures import PublishedFigure as PublishedFigure
 from llmb.catalogue.data_files import CatalogueError, located, read_file, schema_problems
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.published import Document, Expectation
@@ -38,7 +39,9 @@ def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
         update={name: _applicable(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
     )
     layouts = _applicable(workload.layouts, gpus)
-    published = {gpu_type for table in layouts if table.release for gpu_type in table.gpu_types}
+    of_suite = [table for table in layouts if table.release and not is_bridge(table.release)]
+    documented = of_suite or [table for table in layouts if table.release]
+    published = {gpu_type for table in documented for gpu_type in table.gpu_types}
     borrowed = {
         gpu_type: base
         for gpu_type, gpu in gpus.items()
@@ -65,18 +68,6 @@ def _with_names(entry: Entry, gpus: Mapping[str, Gpu]) -> Entry:
 Content = TypeVar("Content")
 
 DATA = Path(__file__).parent / "data"
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedFigure:
-    """A published figure and the recipe it belongs to; ``gpu_type`` is None if the document does not state it."""
-
-    workload: str
-    size: str
-    dtype: str
-    gpu_type: str | None
-    gpus: int
-    expectation: Expectation
 
 
 class Published(NamedTuple):
@@ -157,16 +148,27 @@ class Catalogue:
     def models(self) -> Mapping[tuple[str, str], Model]:
         return {(name, size): model for name, sizes in self.families.items() for size, model in sizes.items()}
 
+    def is_trainable(self, workload: WorkloadFile, size: str) -> bool:
+        """Return whether llmb's own engine has the parts of a model."""
+        return self.families[workload.model][size].other_parts is None
+
     @cached_property
     def workloads(self) -> Mapping[str, WorkloadFile]:
         return Files(self.root / "workloads", self._read_workload)
 
     def _read_workload(self, path: Path) -> WorkloadFile:
-        workload = for_gpus(read_file(path, WorkloadFile), self.gpus)
+        workload = read_file(path, WorkloadFile)
         _check_name(path, "workload", workload.workload)
-        if problems := list(_contradictions(path, workload, self._family(path, workload), self.documents)):
+        models = self._family(path, workload)
+        workload = for_gpus(self._with_bridge_tables(workload, models), self.gpus)
+        if problems := list(_contradictions(path, workload, models, self.documents)):
             raise CatalogueError(problems)
         return workload
+
+    def _with_bridge_tables(self, workload: WorkloadFile, models: Mapping[str, Model]) -> WorkloadFile:
+        layouts = (*workload.layouts, *self.bridge.layouts(workload.workload, models))
+        flops = (*workload.published_flops, *self.bridge.flops(workload.workload, models))
+        return workload.model_copy(update={"layouts": layouts, "published_flops": flops})
 
     def _family(self, path: Path, workload: WorkloadFile) -> Mapping[str, Model]:
         if workload.model not in self.families:
@@ -174,8 +176,21 @@ class Catalogue:
         return self.families[workload.model]
 
     @cached_property
+    def bridge(self) -> BridgeTables:
+        """Return the tables of Megatron-Bridge, of which each has rows of many workloads."""
+        return read_bridge_tables(self.root, self.documents)
+
+    @cached_property
     def figures(self) -> tuple[PublishedFigure, ...]:
-        return tuple(figure for published in self.published.values() for figure in published.figures)
+        suite = (figure for published in self.published.values() for figure in published.figures)
+        return (*suite, *self.bridge.figures)
+
+    def publications(self, document: str | None) -> "Published":
+        """Return what a document publishes; nothing for a recipe of llmb itself."""
+        if document is None or not is_bridge(document):
+            return self.published.get(document or "") or Published((), ())
+        figures = (figure for figure in self.bridge.figures if figure.expectation.release == document)
+        return Published(tuple(figures), self.bridge.conditions(document))
 
     @cached_property
     def published(self) -> "Mapping[str, Published]":

@@ -27,6 +27,12 @@ def stage_layers(layout: Layout) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
+def stage_counts(layout: Layout) -> list[int] | None:
+    """Return the numbers of layers of the stages; None for the uneven split of another program."""
+    counts = [len(stage) for stage in stage_layers(layout)]
+    return counts if sum(counts) == layout.layers else None
+
+
 def stage_sizes(layout: Layout) -> list[int]:
     """The number of layers of every stage, in the order in which a token passes them.
 
@@ -61,7 +67,7 @@ def check_layout(model: Model, layout: Layout) -> list[str]:
     if small:
         return small
     batch = list(_batch(layout))
-    pipeline = _pipeline(layout, batch_divides=not batch)
+    pipeline = _pipeline(model, layout, batch_divides=not batch)
     return [*batch, *_tensor(model, layout), *pipeline, *_context(layout), *_experts(model, layout)]
 
 
@@ -99,13 +105,13 @@ def _tensor(model: Model, layout: Layout) -> Iterator[str]:
         yield f"experts with TP {tp} need sequence parallelism: without it each of {tp} ranks routes the same tokens"
 
 
-def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
+def _pipeline(model: Model, layout: Layout, *, batch_divides: bool) -> Iterator[str]:
     stages = layout.pp * layout.vp
     if layout.vp > 1 and layout.pp == 1:
         yield f"VP {layout.vp} needs PP above 1"
     elif layout.has_custom_split:
         yield from _custom_split(layout)
-    elif layout.pipeline_layers % stages:
+    elif layout.pipeline_layers % stages and model.other_parts is None:  # other programs split unevenly
         counted = " (embedding and loss counted)" if layout.pipeline_layers != layout.layers else ""
         split = f"PP x VP = {layout.pp} x {layout.vp} = {stages}"
         yield f"number of layers {layout.pipeline_layers}{counted} is not divisible by {split}"

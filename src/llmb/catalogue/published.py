@@ -35,8 +35,11 @@ class Document(Record):
     title: str
     source: str
     release: str
-    window: str
-    profile: DocumentProfile
+    window: str | None
+    """None if it does not state the steps."""
+    window_reason: str | None = None
+    profile: DocumentProfile | None = None
+    """None if it does not profile."""
     nccl_trace_in_log: bool = False
     """True if the log of a traced run has NCCL's lines."""
     results: DocumentResults | None = None
@@ -48,8 +51,8 @@ class Document(Record):
     convention: str
     framework: str
     """The software that trained there."""
-    data: Literal["synthetic", "squad"]
-    """The data that it trained on."""
+    data: Literal["synthetic", "squad"] | None = None
+    """The data that it trained on; None if it does not state it."""
     notes: tuple[str, ...] = ()
 
 
@@ -89,12 +92,19 @@ class Expectation(Figures):
     source: str
     line: int
     release: str
-    window: str
+    window: str | None
+    window_reason: str | None = None
+    """The reason if the document does not state the steps."""
     notes: tuple[str, ...]
     averaged_steps: int = 1
     """The number of steps that a printed step time averages."""
     gpu_type_stated: bool = True
     """False if the document does not state the figure's GPU type."""
+
+    @property
+    def window_text(self) -> str | None:
+        mean = f", a mean of {self.averaged_steps}" if self.averaged_steps != 1 else ""
+        return None if self.window is None else f"{self.window}{mean}"
 
 
 class PublishedFlops(Record):

@@ -69,7 +69,7 @@ class Dtype(StrEnum):
 
 
 ENGINE_DTYPES = (Dtype.FP32, Dtype.BF16, Dtype.FP8)
-"""Those that llmb's own engine computes in; recipes in others are for other programs."""
+"""The engine of llmb computes in these; recipes in others are for other programs."""
 
 GradReduceDtype = Literal["fp32", "bf16"]
 
@@ -173,9 +173,10 @@ class RopeScaling(Record):
     original_max_position: Size
 
 
-Router = Literal["sigmoid-scaled-inputs", "softmax-weighted-outputs"]
+Router = Literal["sigmoid-scaled-inputs", "softmax-weighted-outputs", "sigmoid-weighted-outputs"]
 """The scores of a token's chosen experts, and what they scale.
 
+``sigmoid-weighted-outputs`` (DeepSeek-V3): the sigmoids of the chosen logits, normalised, weight the outputs.
 ``sigmoid-scaled-inputs`` (Llama 4): each logit's sigmoid scales the token before its expert.
 ``softmax-weighted-outputs`` (Mixtral): the softmax over the chosen logits weights the outputs of the experts.
 """
@@ -207,6 +208,63 @@ class ChunkedAttention(Record):
     global_every: Size
     floor_scale: float
     attn_scale: float
+
+
+class LatentAttention(Record):
+    """Multi-head latent attention (DeepSeek-V2): queries, and keys with values, are projected from latent vectors."""
+
+    query_rank: Size
+    key_value_rank: Size
+    nope_head_dim: Size
+    """Elements of a query and key head without a rotary embedding; ``head_dim`` counts these and the rotated ones."""
+    value_head_dim: Size
+
+
+class SlidingWindow(Record):
+    """Attention to the last ``tokens`` tokens, in the first of every ``every`` layers."""
+
+    tokens: Size
+    every: Size
+
+
+class RouterGroups(Record):
+    """Selection of experts within the best groups of them, by scores with a bias that only selects (DeepSeek-V3)."""
+
+    groups: Size
+    top_groups: Size
+    scaling_factor: Positive
+
+
+class Yarn(Record):
+    """YaRN's scaling of rotary frequencies."""
+
+    factor: Positive
+    original_max_position: Size
+    beta_fast: Positive
+    beta_slow: Positive
+
+
+class OtherParts(Record):
+    """Parts of a model that llmb's engine does not have."""
+
+    attention_sinks: bool = False
+    """A learned logit of each head, to which nothing is attended."""
+    sliding_window: SlidingWindow | None = None
+    latent_attention: LatentAttention | None = None
+    router_groups: RouterGroups | None = None
+    dense_layers: Count = 0
+    """The first layers, which have no experts."""
+    expert_biases: bool = False
+    """Router and both matrices of an expert have biases."""
+    clamped_glu: bool = False
+    """The gate and its input are clamped, and one is added to the input (gpt-oss)."""
+    multi_token_layers: Count = 0
+    """Layers that predict further tokens, each with the head; they are no part of the number of parameters."""
+    yarn: Yarn | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name.replace("_", " ") for name in type(self).model_fields if getattr(self, name))
 
 
 Norm = Literal["rmsnorm", "layernorm1p"]
@@ -250,6 +308,8 @@ class Model(Record):
     moe: MixtureOfExperts | None = None
     chunked_attention: ChunkedAttention | None = None
     """None for full causal attention within each document."""
+    other_parts: OtherParts | None = None
+    """None for a model that llmb's engine can train."""
     source: str
 
     @model_validator(mode="after")
@@ -261,7 +321,9 @@ class Model(Record):
         return self
 
     def is_moe_layer(self, layer: int) -> bool:
-        return self.moe is not None and layer % self.moe.interleave == self.moe.interleave - 1
+        if self.moe is None or (self.other_parts and layer < self.other_parts.dense_layers):
+            return False
+        return layer % self.moe.interleave == self.moe.interleave - 1
 
     def is_global_layer(self, layer: int) -> bool:
         """True for a layer with full causal attention."""
@@ -464,9 +526,12 @@ class Recipe(Record):
         return f"PROXY ({self.layout.layers} of {self.full_layers} layers)" if self.proxy else ""
 
     @property
-    def engine_lacks(self) -> tuple[str, ...]:
-        """What llmb's own engine would need to train the recipe, and does not have; empty if it can train it."""
-        return () if self.dtype in ENGINE_DTYPES else (str(self.dtype),)
+    def engine_problems(self) -> tuple[str, ...]:
+        """Name what llmb's own engine lacks to train the recipe, and the programs that do; empty if it can train it."""
+        parts = self.model.other_parts
+        lacks = (*(() if self.dtype in ENGINE_DTYPES else (self.dtype.value,)), *(parts.names if parts else ()))
+        programs = "Megatron-Bridge and the reference suite train this recipe, and llmb judges their logs"
+        return (f"llmb's engine has no {' and no '.join(lacks)}: {programs}",) if lacks else ()
 
     @property
     def shares_parameters(self) -> bool:

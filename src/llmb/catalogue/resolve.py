@@ -10,7 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from llmb.base.errors import UsageError, itemized, unknown
 from llmb.base.options import WORD, Option
-from llmb.catalogue.catalogue import Catalogue, Published, layout_of, model_of
+from llmb.catalogue.bridge_figures import NEWEST, is_bridge
+from llmb.catalogue.catalogue import Catalogue, layout_of, model_of
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.published import Expectation, PublishedFlops, Source
 from llmb.catalogue.records import DEFAULT, OPEN_CHOICES, Dtype, Layout, Model, Packing, Recipe, Record, Unspecified
@@ -105,8 +106,7 @@ class Request:
         ),
     ]
     dtype: Annotated[
-        str | None,
-        Option(help="bf16, fp8, mxfp8, nvfp4; on a CPU fp32. Default: bf16; on a CPU fp32.", form=WORD, several=True),
+        str | None, Option(help="bf16, fp8, mxfp8, nvfp4, fp32. Default: bf16; on a CPU fp32.", form=WORD, several=True)
     ] = None
     scale: Annotated[
         int | None,
@@ -166,10 +166,13 @@ def resolve(
     """
     workload = sized_workload(catalogue, request.workload, request.size)
     gpu_type = _gpu_type(catalogue, workload, request)
-    release = _release(workload, request)
-    choices = _choices(workload, request.size, gpu_type, release)
+    release = _release(workload, request, gpu_type)
+    # What documents publish comes before what llmb adds.
+    choices = sorted(
+        _choices(workload, request.size, gpu_type, release), key=lambda choice: choice.table.release is None
+    )
     dtypes: list[str] = list(dict.fromkeys(chain.from_iterable(choice.table.dtypes for choice in choices)))
-    dtype = _dtype(dtypes, request, gpu_type)
+    dtype = _dtype(dtypes, choices, request, gpu_type)
     choices = [choice for choice in choices if dtype in choice.table.dtypes]
     pick = _pick_row(workload, choices, request, release)
     recipe = _recipe(catalogue, workload, request, gpu_type, dtype, pick)
@@ -183,7 +186,7 @@ def resolve(
         "gpu_type": sorted(gpu_types_of(workload, request.size), key=[*catalogue.gpus, CPU].index),
         "dtype": dtypes,
         "scale": [*dict.fromkeys(map(scale_name, rows)), *above],
-        "release": releases_of(workload, request.size),
+        "release": releases_of(workload, request.size) or bridge_releases_of(workload, request.size),
     }
     return recipe.model_copy(update={"unspecified": tuple(_unspecified(recipe, request, found, possible))})
 
@@ -206,7 +209,7 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
     Raises UsageError for an unknown name.
     """
     workload = sized_workload(catalogue, request.workload, request.size)
-    release = _release(workload, request)
+    release = _release(workload, request, _gpu_type(catalogue, workload, request))
     scales: dict[str, ScaleChoices] = {}
     for choice in _choices(workload, request.size, _gpu_type(catalogue, workload, request), release):
         for dtype in choice.table.dtypes:
@@ -217,6 +220,20 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
             above = choice.table.above_largest if largest else before.above_largest
             scales[dtype] = ScaleChoices(tuple(sorted(full)), tuple(sorted(proxies)), above)
     return scales
+
+
+def listed_tables(workload: WorkloadFile, size: str) -> Iterator[tuple[str, LayoutTable]]:
+    """Yield the layouts with the release that is shown, those of all Megatron-Bridge's as one."""
+    tables = [table for table in workload.layouts if table.size == size]
+    bridge = [table for table in tables if table.release and is_bridge(table.release)]
+    yield from ((table.release or "llmb", table) for table in tables if table not in bridge)
+    if bridge:
+        rows = {row.gpus: row for table in bridge for row in table.rows}
+        united = {
+            name: tuple(sorted({value for table in bridge for value in getattr(table, name)}))
+            for name in ("gpu_types", "dtypes")
+        }
+        yield NEWEST, bridge[-1].model_copy(update={**united, "rows": tuple(rows[gpus] for gpus in sorted(rows))})
 
 
 def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
@@ -270,7 +287,17 @@ def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
 
 
 def releases_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Releases that publish layouts of a size, oldest first."""
+    """Releases of the reference suite that publish layouts of a size, oldest first."""
+    return [release for release in _all_releases(workload, size) if not is_bridge(release)]
+
+
+def bridge_releases_of(workload: WorkloadFile, size: str) -> list[str]:
+    """Releases of Megatron-Bridge that publish figures of a size, oldest first."""
+    return [release for release in _all_releases(workload, size) if is_bridge(release)]
+
+
+def _all_releases(workload: WorkloadFile, size: str) -> list[str]:
+    # Their names are dates.
     return sorted({table.release for table in workload.layouts if table.size == size and table.release})
 
 
@@ -285,10 +312,16 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
     return request.gpu_type
 
 
-def _release(workload: WorkloadFile, request: Request) -> str | None:
-    releases = releases_of(workload, request.size)
-    if request.release is None:
-        return releases[-1] if releases else None
+def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | None:
+    """The release of the request; by default the newest of the reference suite, of Megatron-Bridge where the suite has
+    none, or not in the dtype."""
+    suite, bridge = releases_of(workload, request.size), bridge_releases_of(workload, request.size)
+    if request.release in (None, NEWEST):
+        default = suite[-1:] if request.release is None else []
+        newest = [*default, *reversed(bridge)]
+        fitting = (release for release in newest if _has_recipe(workload, request, gpu_type, release))
+        return next(fitting, next(iter(newest), None))
+    releases = [*suite, *bridge]
     if request.release not in releases:
         if not releases:
             raise UsageError(f"size {request.size} belongs to no release", do="do not specify --release")
@@ -296,29 +329,43 @@ def _release(workload: WorkloadFile, request: Request) -> str | None:
     return request.release
 
 
+def _has_recipe(workload: WorkloadFile, request: Request, gpu_type: str, release: str) -> bool:
+    tables = [choice.table for choice in _choices(workload, request.size, gpu_type, release) if choice.table.release]
+    return any(request.dtype in (None, *table.dtypes) for table in tables)
+
+
 def _choices(workload: WorkloadFile, size: str, gpu_type: str, release: str | None) -> list[_Choice]:
     base = workload.borrowed_layouts.get(gpu_type)
+    tables = [table for table in workload.layouts if table.size == size and table.release in (None, release)]
+    own = any(gpu_type in table.gpu_types for table in tables if table.release and is_bridge(table.release))
     choices = []
-    for table in workload.layouts:
-        if table.size != size or table.release not in (None, release):
-            continue
+    for table in tables:
         if gpu_type in table.gpu_types:
             choices.append(_Choice(table, None))
-        elif table.release is not None and base in table.gpu_types:
+        elif table.release is not None and base in table.gpu_types and not own:
             choices.append(_Choice(table, base))
     return choices
 
 
-def _dtype(dtypes: Sequence[str], request: Request, gpu_type: str) -> Dtype:
-    if request.dtype is None:
-        return Dtype.FP32 if gpu_type == CPU else Dtype.BF16
-    if request.dtype not in dtypes:
-        raise unknown("dtype", request.dtype, dtypes)
-    return Dtype(request.dtype)
+def _dtype(dtypes: Sequence[str], choices: Sequence[_Choice], request: Request, gpu_type: str) -> Dtype:
+    if request.dtype is not None:
+        if request.dtype not in dtypes:
+            raise unknown("dtype", request.dtype, dtypes)
+        return Dtype(request.dtype)
+    usual = Dtype.FP32 if gpu_type == CPU else Dtype.BF16
+    fitting = [choice.table for choice in choices if request.scale in (None, *(row.gpus for row in choice.table.rows))]
+    tables = fitting or [choice.table for choice in choices]
+    documented = [table for table in tables if table.release] or tables
+    published = [dtype for table in documented for dtype in table.dtypes]
+    return usual if usual in published else published[0]
 
 
 def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Request, release: str | None) -> _Pick:
-    rows = {row.gpus: _Pick(choice, row) for choice in choices for row in choice.table.rows}
+    rows: dict[int, _Pick] = {}
+    for choice in choices:
+        for row in choice.table.rows:  # the batch selects between rows of one scale
+            if row.gpus not in rows or rows[row.gpus].row.gbs != row.gbs == request.overrides.gbs:
+                rows[row.gpus] = _Pick(choice, row)
     _, lowest = min((pick.row.proxy, gpus) for gpus, pick in rows.items())
     scale = lowest if request.scale is None else request.scale
     if scale in rows:
@@ -414,8 +461,8 @@ def _recipe(
         expectations_reason=reason,
         conditions=tuple(
             entry.record()
-            for entry in _published(catalogue, table).conditions
-            if entry.holds_for(request.size, dtype, pick.choice.borrowed_from or gpu_type)
+            for entry in catalogue.publications(table.document).conditions
+            if entry.holds_for(request.workload, request.size, dtype, pick.choice.borrowed_from or gpu_type)
         ),
         checkpoint=checkpoint.record(catalogue.documents[checkpoint.document].source) if checkpoint else None,
         peak_tflops=gpu.peak_tflops.get(dtype) if gpu else None,
@@ -457,18 +504,15 @@ def _expectations(
         return (), f"the layout differs from the published one ({', '.join(changed)})"
     rows = [
         figure.expectation
-        for figure in _published(catalogue, table).figures
+        for figure in catalogue.publications(table.document).figures
         if (figure.workload, figure.size, figure.dtype, figure.gpus)
         == (request.workload, request.size, dtype, pick.row.gpus)
         and figure.gpu_type in gpu_types
         and figure.expectation.release == table.release
+        and figure.sizes.get("gbs", pick.row.gbs) == pick.row.gbs
     ]
     reason = None if rows else f"no figure is published for {dtype} on {pick.row.gpus} {gpu_type} GPUs"
     return tuple(sorted(rows, key=lambda item: (item.kind != "table", not item.gpu_type_stated))), reason
-
-
-def _published(catalogue: Catalogue, table: LayoutTable) -> Published:
-    return catalogue.published.get(table.document or "") or Published((), ())
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:

@@ -304,16 +304,18 @@ class Example(FigureRow):
 class ConditionEntry(PublishedCondition):
     """A condition of the figures that it selects; an omitted key matches all."""
 
+    workloads: tuple[str, ...] = ()
+    """Only of a document that has several."""
     sizes: tuple[str, ...] = ()
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
 
-    def holds_for(self, size: str, dtype: Dtype, gpu_type: str) -> bool:
-        chosen = ((self.sizes, size), (self.dtypes, dtype), (self.gpu_types, gpu_type))
-        return all(not allowed or value in allowed for allowed, value in chosen)
+    def holds_for(self, workload: str, size: str, dtype: str, gpu_type: str | None) -> bool:
+        selected = (self.workloads, workload), (self.sizes, size), (self.dtypes, dtype), (self.gpu_types, gpu_type)
+        return all(not allowed or value in allowed for allowed, value in selected)
 
     def record(self) -> PublishedCondition:
-        return PublishedCondition(**self.model_dump(exclude={"sizes", "dtypes", "gpu_types"}))
+        return PublishedCondition(**self.model_dump(exclude={"workloads", "sizes", "dtypes", "gpu_types"}))
 
 
 class PublishedFile(Record):

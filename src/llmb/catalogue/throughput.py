@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmb.catalogue.published import PublishedFlops
-from llmb.catalogue.records import ADAPTED, Convention, Lora, Mlp, Model, Packing, Recipe
+from llmb.catalogue.records import ADAPTED, Convention, LatentAttention, Lora, Mlp, Model, Packing, Recipe
 
 MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 """Matrices of a feed-forward layer."""
@@ -57,10 +57,23 @@ def _linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 def _attention(model: Model) -> int:
     per_head_norms = 2 * model.head_dim if model.qk_norm else 0
-    return _attention_matrices(model) + per_head_norms + _biases(model)
+    latent = latent_attention(model)
+    norms = latent.query_rank + latent.key_value_rank if latent else per_head_norms
+    sinks = model.attention_heads if model.other_parts and model.other_parts.attention_sinks else 0
+    return _attention_matrices(model) + norms + sinks + _biases(model)
+
+
+def latent_attention(model: Model) -> LatentAttention | None:
+    return model.other_parts.latent_attention if model.other_parts else None
 
 
 def _attention_matrices(model: Model) -> int:
+    if latent := latent_attention(model):
+        heads, rotary = model.attention_heads, model.head_dim - latent.nope_head_dim
+        queries = latent.query_rank * (model.hidden_size + heads * model.head_dim)
+        keys_and_values = latent.key_value_rank * heads * (latent.nope_head_dim + latent.value_head_dim)
+        compressed = model.hidden_size * (latent.key_value_rank + rotary)
+        return queries + compressed + keys_and_values + heads * latent.value_head_dim * model.hidden_size
     return 2 * model.hidden_size * model.head_dim * (model.attention_heads + model.kv_heads)
 
 
@@ -86,6 +99,12 @@ def _feed_forward(model: Model, layer: int) -> tuple[int, int]:
     moe = model.moe
     expert = matrices * model.hidden_size * moe.ffn_hidden_size
     always = model.hidden_size * (moe.experts + matrices * (moe.shared_ffn_hidden_size or 0))
+    parts = model.other_parts
+    if parts and parts.router_groups:
+        always += moe.experts  # the bias of the selection
+    if parts and parts.expert_biases:
+        always += moe.experts
+        expert += (matrices - 1) * moe.ffn_hidden_size + model.hidden_size
     return always + moe.experts * expert, always + moe.top_k * expert
 
 
@@ -132,11 +151,15 @@ def model_flops(
     """
     tokens = packing.tokens if packing else seq_len
     passes = FROZEN_PASSES if frozen else PASSES
-    weights = sum(_layer_weights(model, layer) for layer in range(model.layers)) + model.hidden_size * model.vocab_size
-    scores = sum(
-        attention_square(model, model.is_global_layer(layer), seq_len, packing) for layer in range(model.layers)
-    )
-    width = model.attention_heads * model.head_dim
+    head = model.hidden_size * model.vocab_size
+    weights = sum(_layer_weights(model, layer) for layer in range(model.layers)) + head
+    scores = sum(_layer_square(model, layer, seq_len, packing) for layer in range(model.layers))
+    for _ in range(model.other_parts.multi_token_layers if model.other_parts else 0):
+        last = model.layers - 1
+        weights += _layer_weights(model, last) + 2 * model.hidden_size**2 + head
+        scores += _layer_square(model, last, seq_len, packing)
+    latent = latent_attention(model)
+    width = model.attention_heads * ((model.head_dim + latent.value_head_dim) / 2 if latent else model.head_dim)
     return passes * 2 * weights * tokens + PASSES * 4 * width * scores * (0.5 if causal else 1.0)
 
 
@@ -152,8 +175,11 @@ def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float
 
 def _layer_weights(model: Model, layer: int) -> int:
     """Weights of one layer that multiply a token (without the router, which is under 0.5 %, as is usual)."""
-    router = model.hidden_size * model.moe.experts if model.moe and model.is_moe_layer(layer) else 0
-    return _attention_matrices(model) + _feed_forward(model, layer)[1] - router
+    matrices = MATRICES[model.mlp] * model.hidden_size
+    if model.moe is None or not model.is_moe_layer(layer):
+        return _attention_matrices(model) + matrices * model.ffn_hidden_size
+    features = model.moe.top_k * model.moe.ffn_hidden_size + (model.moe.shared_ffn_hidden_size or 0)
+    return _attention_matrices(model) + matrices * features
 
 
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
@@ -167,6 +193,14 @@ def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Pac
         return seq_len**2
     chunks, rest = divmod(seq_len, chunked.chunk_size)
     return chunks * chunked.chunk_size**2 + rest**2
+
+
+def _layer_square(model: Model, layer: int, seq_len: int, packing: Packing | None) -> float:
+    """Return the pairs of positions of one layer, which may attend to a window."""
+    window = model.other_parts.sliding_window if model.other_parts else None
+    if window and layer % window.every == 0 and seq_len > window.tokens:
+        return 2 * seq_len * window.tokens - window.tokens**2
+    return attention_square(model, model.is_global_layer(layer), seq_len, packing)
 
 
 SECONDS_PER_DAY = 86_400

@@ -105,7 +105,7 @@ def _print_as_reference(
 
 def _documented_window(logs: Iterable[Path]) -> str:
     """Return the window of the release that the logs are from; that of the newest if they differ or are unknown."""
-    found = sorted({document.window for path in logs if (document := document_of_log(path))})
+    found = sorted({one.window for path in logs if (one := document_of_log(path)) and one.window})
     if len(found) > 1:
         say(f"these logs belong to documents with different windows ({', '.join(found)}): {WINDOW} is used for all")
     window = found[0] if len(found) == 1 else WINDOW

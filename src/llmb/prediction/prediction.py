@@ -10,7 +10,7 @@ from typing import Any
 from llmb.base.errors import LlmbError, UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.records import Gpu, Layout, Recipe
+from llmb.catalogue.records import Gpu, Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.schema import ExpectedError, RatesFile
 from llmb.prediction.step_time import (
@@ -171,11 +171,6 @@ def predicted_step(catalogue: Catalogue, plan: EnginePlan) -> PredictedStep | No
         return None
     found = predict(plan, gpu, default_calibration(catalogue.rates), catalogue.rates.errors)
     return PredictedStep(step_time_s=found.seconds, ci95_s=found.interval_s, breakdown_s=dict(found.terms))
-
-
-def predicted_of_recipe(catalogue: Catalogue, recipe: Recipe) -> PredictedStep | None:
-    """Predict the step of a recipe by default choices; also None if llmb's engine cannot train it."""
-    return None if recipe.engine_lacks else predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"))
 
 
 def predicted_seconds(catalogue: Catalogue, plan: EnginePlan) -> float | None:

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from llmb.catalogue.catalogue import JobDefaults
-from llmb.catalogue.layout_check import stage_layers
+from llmb.catalogue.layout_check import stage_counts
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
-from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
+from llmb.catalogue.resolve import bridge_releases_of, gpu_types_of, listed_tables, releases_of, sizes_of
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.catalogue.throughput import (
     Throughput,
@@ -50,7 +50,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
         "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
         "document": recipe.document,
         "layout": fields_of(layout, "gpus", *PARALLEL, "dp", "mbs", "gbs", "ga", "seq_len", "layers"),
-        "stage_layers": [len(stage) for stage in stage_layers(layout)],
+        "stage_layers": stage_counts(layout),
         **fields_of(recipe, "layout.sequence_parallel", "training", "lora"),
         "flops_per_sequence": {item: flops_per_sequence(recipe, item) for item in Convention},
         **fields_of(recipe, "published_flops", "capacity_factor", "packing", "peak_tflops"),
@@ -160,7 +160,7 @@ def _expectation_table(expectations: Sequence[Expectation], reason: str | None) 
         *texts("kind"),
         *numbers("step time s: step_time_s", "tokens/s: tokens_per_s", "MFU %: mfu_pct"),
         *texts("convention"),
-        Column("window", lambda item: item.window + (f", a mean of {n}" if (n := item.averaged_steps) != 1 else "")),
+        Column("window", lambda item: item.window_text or unknown(item.window_reason or "not stated")),
         *texts("source"),
         *numbers("line", form=str),
     ]
@@ -244,7 +244,7 @@ def trained_text(model: Model, lora: Lora) -> str:
 
 LEGEND = (
     "(n): a PROXY, with fewer layers than the model; +: doublings of the largest scale too; llmb: no document;"
-    " all: every GPU type"
+    " mb: Megatron-Bridge's tables; all: every GPU type"
 )
 
 
@@ -257,7 +257,7 @@ def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
         **fields_of(workload, "workload", "title", "task"),
         "sizes": {
             size: {
-                "releases": releases_of(workload, size),
+                "releases": [*releases_of(workload, size), *bridge_releases_of(workload, size)],
                 "gpu_types": gpu_types_of(workload, size),
                 "layouts": [
                     {
@@ -279,8 +279,8 @@ def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str]) ->
     groups: dict[tuple[str, str, str, str, str], list[str]] = {}
     for workload in workloads:
         for size in sizes_of(workload):
-            for table in _layout_tables(workload, size):
-                key = (workload.workload, size, table.release or "llmb", " ".join(table.dtypes), _scales_text(table))
+            for release, table in listed_tables(workload, size):
+                key = (workload.workload, size, release, " ".join(table.dtypes), _scales_text(table))
                 groups.setdefault(key, []).extend(table.gpu_types)
     rows = []
     for (name, size, release, dtypes, scales), types in groups.items():

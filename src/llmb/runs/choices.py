@@ -114,7 +114,6 @@ WINDOW_HELP = (
     "90 %; 'auto', the steady state; last; all; or A-B."
 )
 DEFAULT_SEED = 1234
-OTHER_PROGRAMS = "Megatron-Bridge and the reference suite train this recipe, and llmb reads and judges their logs"
 DEFAULT_STALL_LIMIT_S = 300
 """Below the 10 minutes after which NCCL ends a process, so that the faulty rank is reported first."""
 DEFAULT_RESOURCE_INTERVAL_S = 1.0
@@ -350,9 +349,7 @@ class Choices(Record):
 
     def problems(self, recipe: Recipe, device: Device, resumed: Lora | None = None) -> Iterator[str]:
         """Problems of training ``recipe`` with these choices on ``device``; ``resumed``: a checkpoint's adapters."""
-        if lacks := recipe.engine_lacks:
-            yield f"llmb's engine has no {' and no '.join(lacks)}: {OTHER_PROGRAMS}"
-        yield from limit_problems(self)
+        yield from (*recipe.engine_problems, *limit_problems(self))
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device):
             yield problem

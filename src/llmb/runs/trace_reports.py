@@ -78,7 +78,7 @@ def report_name(plan: Plan, rank: int | str, job: str | None = None, node: str |
     As in the recipe's document, whose names may hold the job and the node; outside of a job llmb's own name.
     """
     document = plan.recipe.document
-    if document and document.profile.file and job is not None and node is not None:
+    if document and document.profile and document.profile.file and job is not None and node is not None:
         return document.profile.file.format(job=job, node=node, rank=rank) + REPORT_END
     return f"profile_{rank}{REPORT_END}"
 

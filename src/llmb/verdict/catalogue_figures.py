@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The catalogue's figures for logs without a record: throughput and MFU of their recipe."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmb.base.errors import LlmbError, UsageError, unknown
+from llmb.catalogue.bridge_figures import PublishedFigure, is_bridge
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
-from llmb.catalogue.resolve import LayoutSizes, Overrides, Request, find_model, resolve
+from llmb.catalogue.resolve import LayoutSizes, Overrides, Request, bridge_releases_of, find_model, resolve
 from llmb.catalogue.throughput import throughput, why_too_fast
 from llmb.readers.logs.configuration import ARGUMENTS
 from llmb.runs.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
@@ -25,7 +27,8 @@ def with_stated(
 
     Raises UsageError for a name that the catalogue does not have, and for a log that reports another.
     """
-    names = {"gpu_type": catalogue.gpus, "workload": catalogue.workloads, "dtype": [*Dtype]}
+    workloads = [*catalogue.workloads, *(model.workload for model in catalogue.bridge.file.models)]
+    names = {"gpu_type": catalogue.gpus, "workload": workloads, "dtype": [*Dtype]}
     for key, valid in names.items():
         if stated.get(key, valid) not in (valid, *valid):
             raise unknown(title_of(key), str(stated[key]), valid)
@@ -66,9 +69,11 @@ def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> d
 
 def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
     workload = configuration.get("workload")
+    experiment = f"{workload}_{configuration.get('size')}"
+    if model := catalogue.bridge.model_of_experiment(experiment):
+        return {"workload": model.workload, "size": model.size}
     if not workload or workload in catalogue.workloads:
         return {}
-    experiment = f"{workload}_{configuration.get('size')}"
     for name, known in catalogue.workloads.items():
         for size, begin in known.experiments.items():
             if experiment in (begin, f"{known.task}_{known.model}_{size}"):
@@ -102,21 +107,49 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None
-    release = configuration.get("release")
     request = Request(
         workload=str(workload),
         size=str(size),
         dtype=str(dtype),
         gpu_type=str(gpu_type),
         scale=gpus,
-        release=None if release is None else str(release),
         overrides=Overrides(**_own_sizes(configuration)) if own_sizes else Overrides(),
     )
-    try:
-        recipe = resolve(catalogue, request)
-    except LlmbError:
-        return None
-    return None if other_sizes(configuration, recipe) else recipe
+    recipes = list(_recipes(configuration, request, catalogue, own_sizes=own_sizes))
+    return next((recipe for recipe in recipes if recipe.figure), next(iter(recipes), None))
+
+
+def _recipes(
+    configuration: Mapping[str, Value], request: Request, catalogue: Catalogue, *, own_sizes: bool
+) -> Iterator[Recipe]:
+    """The recipes with the layout of a configuration, that of the default release first; then the newest."""
+    release, workload = configuration.get("release"), catalogue.workloads[request.workload]
+    newest = [] if own_sizes else reversed(bridge_releases_of(workload, request.size))
+    gbs = configuration.get("layout.gbs")
+    for name in [None, *newest] if release is None else [str(release)]:
+        # The batch selects between published layouts of one number of GPUs.
+        batch = Overrides(gbs=gbs) if isinstance(gbs, int) and name and is_bridge(name) else request.overrides
+        for overrides in dict.fromkeys((request.overrides, batch)):
+            try:
+                recipe = resolve(catalogue, replace(request, release=name, overrides=overrides))
+            except LlmbError:
+                continue
+            if not other_sizes(configuration, recipe) and (overrides == request.overrides or recipe.figure):
+                yield recipe
+
+
+def find_row(configuration: Mapping[str, Value], catalogue: Catalogue) -> PublishedFigure | None:
+    """Return the newest figure of a model that the catalogue does not describe, which is of a log's configuration."""
+    key = tuple(configuration.get(name) for name in NEEDED)
+    release = configuration.get("release")
+    rows = [
+        row
+        for row in catalogue.bridge.figures
+        if (row.workload, row.size, row.dtype, row.gpu_type, row.gpus) == key
+        and release in (None, row.expectation.release)
+        and all(configuration.get(f"layout.{name}", size) == size for name, size in row.sizes.items())
+    ]
+    return rows[-1] if rows else None
 
 
 def _own_sizes(configuration: Mapping[str, Value]) -> dict[str, Any]:

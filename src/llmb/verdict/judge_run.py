@@ -20,7 +20,7 @@ from llmb.runs.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.runs.conditions import Value, Values, find_conditions, merged, rule_of, steps_text, title_of
 from llmb.runs.folder import write_atomically
 from llmb.runs.result import Reference, Verdict
-from llmb.verdict.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
+from llmb.verdict.catalogue_figures import NEEDED, as_catalogued, find_recipe, find_row, if_possible, other_sizes
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet, Expectations, ExpectedStepTime
 from llmb.verdict.judgement import (
     Tolerance,
@@ -31,7 +31,7 @@ from llmb.verdict.judgement import (
     without_reference,
 )
 from llmb.verdict.match_runs import Earlier, earlier_spread, no_earlier
-from llmb.verdict.published_verdict import documented_steps, published_verdict, verdict_of_recipe
+from llmb.verdict.published_verdict import documented_steps, published_verdict, verdict_of_recipe, verdict_of_row
 
 NO_RECIPE = "the catalogue has no recipe with the layout of this log"
 LEAST_EARLIER = 2
@@ -109,11 +109,13 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
     run = if_possible(run, catalogue) if run.log else run
-    found = (
-        verdict_of_recipe(recipe, [run], _logged_conditions(run, recipe), tolerance)
-        if recipe
-        else _no_recipe(known, catalogue)
-    )
+    found: Verdict | Missing
+    if recipe is None and (row := find_row(known, catalogue)):
+        found = verdict_of_row(row, catalogue, run, stated_conditions(run), tolerance)
+    elif recipe:
+        found = verdict_of_recipe(recipe, [run], _logged_conditions(run, recipe), tolerance)
+    else:
+        found = _no_recipe(known, catalogue)
     return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found))
 
 
@@ -135,8 +137,10 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
     releases = releases_of(workload, str(known["size"])) if workload else []
     if release and releases and release not in releases:
         return Missing(f"the log is of release {release}, but figures exist only for {' and '.join(releases)}")
-    recipe = find_recipe({key: known[key] for key in (*NEEDED, "release") if key in known}, catalogue)
-    others = other_sizes(known, recipe) if recipe else {}
+    named = {key: known[key] for key in (*NEEDED, "release") if key in known}
+    recipe, row = find_recipe(named, catalogue), find_row(named, catalogue)
+    printed = {f"layout.{name}": size for name, size in row.sizes.items()} if row else {}
+    others = other_sizes(known, recipe) if recipe else {k: v for k, v in printed.items() if known.get(k, v) != v}
     differs = [f"{title_of(key)} {known[key]}, and {size} in the recipe" for key, size in others.items()]
     return Missing("; ".join([NO_RECIPE, *differs]))
 

@@ -2,10 +2,11 @@
 """The verdict of a run against the published figure of its recipe."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmb.base.missing import Missing
+from llmb.catalogue.bridge_figures import PublishedFigure
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
@@ -68,22 +69,60 @@ def verdict_of_recipe(
     figure = recipe.figure
     if figure is None:
         return Missing(f"no published figure: {recipe.expectations_reason}")
+    published = _published(recipe, figure, stated.get(DEVICE))
+    return _verdict_of_figure(figure, published, recipe.conditions, repeats, stated, tolerance)
+
+
+def verdict_of_row(
+    row: PublishedFigure, catalogue: Catalogue, run: AnalyzedRun, stated: Values, tolerance: Tolerance | None = None
+) -> Verdict:
+    """Judge a log against a figure whose model the catalogue does not describe: it has sizes, and no recipe."""
+    figure = row.expectation
+    document = catalogue.documents[figure.release]
+    entries = catalogue.publications(figure.release).conditions
+    conditions = [
+        entry.record() for entry in entries if entry.holds_for(row.workload, row.size, row.dtype, row.gpu_type)
+    ]
+    published: dict[str, object] = {
+        "program": document.framework,
+        **{condition.key: condition.value for condition in conditions},
+        DEVICE: _variant(row.gpu_type or "", stated.get(DEVICE)),
+        "release": figure.release,
+        "errata": "; ".join(figure.notes) or None,
+        **{f"layout.{name}": row.sizes[name] for name in ("gbs", "seq_len")},
+    }
+    return _verdict_of_figure(figure, published, conditions, [run], stated, tolerance)
+
+
+def _verdict_of_figure(
+    figure: Expectation,
+    published: Mapping[str, object],
+    ways: Sequence[PublishedCondition],
+    repeats: Sequence[AnalyzedRun],
+    stated: Values,
+    tolerance: Tolerance | None,
+) -> Verdict:
     window = published_window(figure)
     reference = Reference(
         kind="published",
         step_time_s=figure.step_time_s,
         step_time_s_ci95=_interval(figure, window),
         window=window,
-        window_text=figure.window if window.rule == figure.window else steps_text(window),
+        window_text=_window_text(figure, window),
         convention=figure.convention,
         source=f"{figure.source} line {figure.line}",
     )
-    published = _published(recipe, figure, stated.get(DEVICE))
     own = {key: value for key, value in stated.items() if key in published}
     found = find_conditions(own, condition_values(published), reference.kind)
-    known = {condition.key: condition for condition in recipe.conditions}
+    known = {condition.key: condition for condition in ways}
     conditions = [_with_estimate(condition, known.get(condition.key)) for condition in found]
     return judge_against_figure(repeats, reference, conditions, tolerance or default_tolerance(reference.kind))
+
+
+def _window_text(figure: Expectation, window: Window | None) -> str:
+    if window is None or figure.window is None:
+        return ""
+    return figure.window if window.rule == figure.window else steps_text(window)
 
 
 def _with_estimate(condition: Condition, published: PublishedCondition | None) -> Condition:
@@ -94,8 +133,10 @@ def _with_estimate(condition: Condition, published: PublishedCondition | None) -
     return condition.model_copy(update={"slower_pct": slower, "why": f"{published.what} ({published.source})"})
 
 
-def published_window(figure: Expectation) -> Window:
-    """Return the steps that a figure is the mean of."""
+def published_window(figure: Expectation) -> Window | None:
+    """Return the steps that a figure is the mean of; None if its document does not state them."""
+    if figure.window is None:
+        return None
     window = resolve_window(figure.window, DOCUMENTED_STEPS)
     if figure.averaged_steps == 1:
         return window
@@ -105,14 +146,13 @@ def published_window(figure: Expectation) -> Window:
 def documented_steps(recipe: Recipe, window: Window) -> str:
     """Return the steps that a time of the document's own software is the mean of; it may print means of several."""
     figure = recipe.figure
-    if figure is None or window.rule != recipe.documented_window:
-        return steps_text(window)
-    return steps_text(published_window(figure))
+    published = published_window(figure) if figure and window.rule == recipe.documented_window else None
+    return steps_text(published or window)
 
 
-def _interval(figure: Expectation, window: Window) -> tuple[float, float] | None:
+def _interval(figure: Expectation, window: Window | None) -> tuple[float, float] | None:
     """95 % confidence interval of a published mean, by the deviation of its steps, which documents give of all (n)."""
-    if figure.step_time_std_s is None or window.first == window.last:
+    if figure.step_time_std_s is None or window is None or window.first == window.last:
         return None
     half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)
     return figure.step_time_s - half, figure.step_time_s + half
@@ -167,7 +207,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
     squad = document and document.data == "squad"
     return {
         "program": document and document.framework,
-        "window": steps_text(published_window(figure)),
+        "window": (window := published_window(figure)) and steps_text(window),
         "data": dataset_title("squad", layout.seq_len) if squad else document and document.data,
         "lora": recipe.lora and str(recipe.lora),
         "emulate_fp8": False,

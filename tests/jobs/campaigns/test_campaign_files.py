@@ -99,8 +99,8 @@ pretrain_llama3.1 8b bf16 8 partition="open
 pretrain_llama3.1 8b , 8
 """)
     workloads = (
-        "valid: finetune_llama3, finetune_llama4-maverick, pretrain_llama3.1, pretrain_mixtral, pretrain_nemotron4, "
-        "pretrain_qwen3"
+        "valid: finetune_llama3, finetune_llama4-maverick, pretrain_deepseek-v3, pretrain_gpt_oss, pretrain_kimi-k2, "
+        "pretrain_llama3.1, pretrain_mixtral, pretrain_nemotron4, pretrain_qwen3, sft_llama3"
     )
     assert [problem.removeprefix("jobs.txt:") for problem in problems] == [
         "1:1: this tuple has no header 'WORKLOAD_SIZE:' above it",

@@ -347,7 +347,7 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
         for size in sizes_of(workload):
             is_named = size == own_size if own_size else size in selection.sizes
             selected = is_named and size in (selection.sizes or (size,))
-            fits = gpu_type is None or gpu_type in gpu_types_of(workload, size)
+            fits = gpu_type in (None, *gpu_types_of(workload, size)) and catalogue.is_trainable(workload, size)
             if selected or (not own_size and not selection.sizes and fits and (size == TINY) == (gpu_type == CPU)):
                 yield name, size
 
@@ -362,7 +362,7 @@ def _dtypes(
         return selection.dtypes
     if gpu_type == CPU:
         return ["fp32"]
-    return ["bf16"] if alone and selection.names_one else list(listed)
+    return ["bf16"] if alone and selection.names_one else [one for one in ("fp32", "bf16", "fp8") if one in listed]
 
 
 def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:

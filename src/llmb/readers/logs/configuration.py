@@ -47,9 +47,11 @@ _SLICES = re.compile(rb"[\r\n] {1,9}MIG {1,9}[\w.+]{1,20} {1,9}Device {1,9}\d")
 """The lines of ``nvidia-smi -L`` below their GPU."""
 
 _EXPERIMENT = re.compile(
-    r"(?<![a-z])(?P<workload>(?:pretrain|finetune|sft|lora)_[a-z][a-z0-9.-]*?(?:_[a-z][a-z0-9.-]*?)*?)"
-    r"_(?P<size>\d+(?:\.\d+)?[bm](?:[-_]?a\d+b)?|\d+x\d+b|e\d+)(?=_|\.out|$)"
+    r"(?<![a-z])(?P<workload>(?:pretrain|finetune|sft|lora)_[a-z][a-z0-9.-]*?(?:_[a-z0-9][a-z0-9.-]*?)*?)"
+    r"_(?P<size>\d+(?:\.\d+)?[bmt](?:[-_]?a\d+b)?|\d+x\d+b|e\d+|v\d(?:_flash)?|k\d|nano|super|ultra|lightning)"
+    r"(?=_|\.out|$)"
 )
+"""Some models of Megatron-Bridge are named by a version or a word where others have a size."""
 _DTYPE = re.compile(r"_(bf16|fp8|fp32|nvfp4|mxfp8)(?:_(cs|ds|mx|sc|ss))?(?=_|\.|$)")
 _SCALINGS = {"cs": "current", "ds": "delayed"}
 _SCALE = re.compile(r"_(?:bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?_(?:gpus)?(\d{1,6})(?=_|\.|$)")

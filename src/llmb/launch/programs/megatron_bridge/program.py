@@ -26,13 +26,13 @@ from llmb.launch.programs.megatron_bridge.command import (
 )
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
-from llmb.prediction.prediction import predicted_of_recipe
+from llmb.prediction.prediction import predicted_step
 from llmb.readers.logs.formats.megatron import FORMAT
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.choices import Choices
 from llmb.runs.conclusion import why_contradicting
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan
+from llmb.runs.plan import Plan, make_plan
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
 from llmb.runs.trace_reports import report_profile
@@ -61,7 +61,8 @@ class MegatronBridge(Program):
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
         plan = bridge_plan(catalogue, recipe, choices, origin, packed=packed)
         check_image(options.image, recipe)
-        return plan.model_copy(update={"predicted": predicted_of_recipe(catalogue, recipe)})
+        usual = None if recipe.engine_problems else make_plan(recipe, Choices(), device="cuda")
+        return plan.model_copy(update={"predicted": usual and predicted_step(catalogue, usual)})
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
         save_dir = str(folder.checkpoints_of(plan))

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of Megatron-Bridge's performance tables, as layouts of workloads and as published figures. Pure but for its
+two data files."""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.published import Document, Expectation
+from llmb.catalogue.records import Dtype, Model, Record
+from llmb.catalogue.schema import ConditionEntry, FlopsEntry, LayoutRow, LayoutTable
+
+PREFIX = "mb-"
+"""Its releases begin with it; the rest is the release of NeMo's container."""
+NEWEST = "mb"
+"""The newest release that has a recipe."""
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gbs")
+DECIMALS = 4
+Printed = Annotated[int | None, BeforeValidator(lambda text: int(text) if text else None)]
+"""A number of a table, None where its cell is empty or absent."""
+
+
+class BridgeModel(Record):
+    """A model's name in the tables, and the workload and size that it is."""
+
+    name: str
+    task: str
+    workload: str
+    size: str
+    experiment: str
+    """The beginning of the names of its experiments."""
+
+
+class BridgeErratum(Record):
+    """A printed layout that is impossible: the row is a figure, and no layout."""
+
+    release: str
+    line: int
+    dtype: str
+    note: str
+
+
+class BridgeFile(Record):
+    """``megatron_bridge.yaml``."""
+
+    releases: tuple[str, ...]
+    dtypes: dict[str, Dtype]
+    models: tuple[BridgeModel, ...]
+    errata: tuple[BridgeErratum, ...]
+    conditions: tuple[ConditionEntry, ...]
+
+
+class BridgeRow(Record):
+    """A row of ``megatron_bridge.csv``: as printed but for the step time."""
+
+    release: str
+    gpu: str
+    gpus: int
+    model: str
+    task: str
+    dtype: str
+    seq: int
+    gbs: int
+    mbs: int
+    tp: int
+    pp: int
+    cp: int
+    vp: Printed
+    ep: Printed
+    etp: Printed
+    fsdp: Printed
+    """Ranks that shard the parameters; 0 for none."""
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    path: str
+    line: int
+    commit: str
+    step_s_from_tokens: float
+    tokens_from_tflops: float
+    """The quotient of TFLOP/s and the FLOPs per token of the model."""
+    rounding_pct: str
+    """The error that the printed tokens/s may have, where they are rounded to whole samples."""
+    notes: str
+
+    @property
+    def step_time_s(self) -> float:
+        """The step time by tokens/s, or where these are rounded to whole samples by TFLOP/s."""
+        if not self.rounding_pct:
+            return self.step_s_from_tokens
+        return round(self.gbs * self.seq / (self.tokens_from_tflops * self.gpus), DECIMALS)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that the row prints, by their names in layouts."""
+        printed = {name: getattr(self, name) for name in SIZES}
+        return {name: size for name, size in printed.items() if size is not None} | {"seq_len": self.seq}
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFigure:
+    """A published figure and the recipe it belongs to; ``gpu_type`` is None if the document does not state it."""
+
+    workload: str
+    size: str
+    dtype: str
+    gpu_type: str | None
+    gpus: int
+    expectation: Expectation
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the layout, where figures of one recipe differ in them."""
+
+
+@dataclass(frozen=True)
+class BridgeTables:
+    """All rows, in the order of the file."""
+
+    file: BridgeFile
+    rows: tuple[BridgeRow, ...]
+    documents: Mapping[str, Document]
+
+    @cached_property
+    def named(self) -> list[tuple[BridgeModel, BridgeRow]]:
+        """The rows, with the model of each."""
+        models = {(model.name, model.task): model for model in self.file.models}
+        return [(models[row.model, row.task], row) for row in self.rows]
+
+    @cached_property
+    def figures(self) -> tuple[PublishedFigure, ...]:
+        return tuple(
+            PublishedFigure(model.workload, model.size, self.file.dtypes[row.dtype], row.gpu, row.gpus,
+                            self._expectation(row), row.sizes)
+            for model, row in self.named
+        )  # fmt: skip
+
+    def _expectation(self, row: BridgeRow) -> Expectation:
+        document = self.documents[PREFIX + row.release]
+        return Expectation(
+            kind="table",
+            step_time_s=row.step_time_s,
+            tokens_per_s=row.tokens_per_s_per_gpu * row.gpus,
+            tflops_per_gpu=row.tflops_per_gpu,
+            mfu_pct=None,
+            days_per_1t_tokens=None,
+            peak_tflops=None,
+            convention=document.convention,
+            source=f"Megatron-Bridge {row.path}, commit {row.commit}",
+            line=row.line,
+            release=document.release,
+            window=None,
+            window_reason=document.window_reason,
+            notes=tuple(filter(None, (row.notes, self._erratum(row)))),
+        )
+
+    def _erratum(self, row: BridgeRow) -> str | None:
+        key = (row.release, row.line, row.dtype)
+        return next((one.note for one in self.file.errata if (one.release, one.line, one.dtype) == key), None)
+
+    def conditions(self, release: str) -> tuple[ConditionEntry, ...]:
+        """How the rows of a release trained."""
+        return (*self._sharding(release), *self.file.conditions)
+
+    def _sharding(self, release: str) -> Iterator[ConditionEntry]:
+        for model, row in self.named:
+            if PREFIX + row.release == release and row.fsdp:
+                yield ConditionEntry(
+                    key="parallelism.dp_sharding",
+                    value="full",
+                    what=f"FSDP in the table: parameters, gradients and optimizer state, over {row.fsdp} GPUs",
+                    source=f"Megatron-Bridge {row.path} line {row.line}, commit {row.commit}",
+                    workloads=(model.workload,),
+                    sizes=(model.size,),
+                    dtypes=(self.file.dtypes[row.dtype],),
+                    gpu_types=(row.gpu,),
+                )
+
+    def layouts(self, workload: str, models: Mapping[str, Model]) -> tuple[LayoutTable, ...]:
+        """The layouts of a workload, from the oldest release."""
+        return tuple(
+            LayoutTable(
+                size=model.size,
+                release=PREFIX + row.release,
+                document=PREFIX + row.release,
+                gpu_types=(row.gpu,),
+                dtypes=(self.file.dtypes[row.dtype],),
+                seq_len=row.seq,
+                above_largest="double",
+                counts_embedding_and_loss=_counts_ends(row, models[model.size].layers),
+                rows=(LayoutRow(line=row.line, gpus=row.gpus, layers=models[model.size].layers, **_layout_sizes(row)),),
+            )
+            for model, row in self.named
+            if model.workload == workload and not self._erratum(row)
+        )
+
+    def flops(self, workload: str, models: Mapping[str, Model]) -> Iterator[FlopsEntry]:
+        """The FLOPs of a sequence by the rows of each release, the ratio of what they print."""
+        found: dict[tuple[str, str], FlopsEntry] = {}
+        for model, row in self.named:
+            if model.workload == workload:
+                found.setdefault(
+                    (model.size, row.release),
+                    FlopsEntry(
+                        size=model.size,
+                        document=PREFIX + row.release,
+                        seq_len=row.seq,
+                        layers=models[model.size].layers,
+                        printed_flops=float(f"{row.seq * row.tflops_per_gpu / row.tokens_from_tflops * 1e12:.4g}"),
+                        line=row.line,
+                        formula="causal",
+                    ),
+                )
+        yield from found.values()
+
+    def model_of_experiment(self, experiment: str) -> BridgeModel | None:
+        return next((model for model in self.file.models if model.experiment == experiment), None)
+
+
+def _layout_sizes(row: BridgeRow) -> dict[str, Any]:
+    return {name: size for name, size in row.sizes.items() if name != "seq_len"}
+
+
+def _counts_ends(row: BridgeRow, layers: int) -> bool:
+    """Return whether the layers divide only if the embedding and the loss count as a layer each."""
+    stages = row.pp * (row.vp or 1)
+    return layers % stages != 0 and (layers + 2) % stages == 0
+
+
+def is_bridge(release: str) -> bool:
+    return release.startswith(PREFIX)
+
+
+def read_bridge_tables(root: Path, documents: Mapping[str, Document]) -> BridgeTables:
+    with (root / "megatron_bridge.csv").open(newline="") as stream:
+        rows = tuple(BridgeRow.model_validate(row) for row in csv.DictReader(stream))
+    return BridgeTables(read_file(root / "megatron_bridge.yaml", BridgeFile), rows, documents)

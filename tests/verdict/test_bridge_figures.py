@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of Megatron-Bridge's tables: figures as printed, layouts, and logs that are judged by them."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from llmb.base.errors import UsageError
+from llmb.catalogue.bridge_figures import PREFIX, PublishedFigure
+from llmb.catalogue.catalogue import DATA, Catalogue
+from llmb.catalogue.records import Convention
+from llmb.catalogue.resolve import Overrides, Request, releases_of, resolve
+from llmb.catalogue.throughput import flops_per_sequence, model_flops, parameter_count, throughput
+from llmb.jobs.read_run import parsed_run
+from llmb.prediction.prediction import predicted_step
+from llmb.runs.choices import Choices
+from llmb.runs.plan import make_plan
+from llmb.runs.result import Verdict
+from llmb.verdict.catalogue_figures import with_stated
+from llmb.verdict.judge_run import judge_published
+
+CATALOGUE = Catalogue()
+with (DATA / "megatron_bridge.csv").open(newline="") as stream:
+    ROWS = list(csv.DictReader(stream))
+FIGURES = dict(zip(range(len(ROWS)), CATALOGUE.bridge.figures, strict=True))
+
+
+def test_every_row_is_a_figure_as_printed() -> None:
+    assert len(ROWS) == 191
+    for row, figure in zip(ROWS, CATALOGUE.bridge.figures, strict=True):
+        expected = figure.expectation
+        assert (figure.gpu_type, figure.gpus, expected.line) == (row["gpu"], int(row["gpus"]), int(row["line"]))
+        assert expected.release == PREFIX + row["release"]
+        assert expected.tflops_per_gpu == float(row["tflops_per_gpu"])
+        assert expected.tokens_per_s == float(row["tokens_per_s_per_gpu"]) * figure.gpus
+        assert (expected.window, expected.window_reason) == (None, "the table does not state the steps")
+        printed = expected.tokens_per_s * expected.step_time_s / (int(row["gbs"]) * int(row["seq"]))
+        rounding = float(row["rounding_pct"] or 0) / 100 + 0.007
+        assert printed == pytest.approx(1, rel=rounding), "of tokens/s, or of TFLOP/s where those are rounded"
+        assert {name: figure.sizes[name] for name in ("tp", "pp", "cp", "mbs", "gbs")} == {
+            name: int(row[name]) for name in ("tp", "pp", "cp", "mbs", "gbs")
+        }
+
+
+def described() -> list[PublishedFigure]:
+    return [figure for figure in CATALOGUE.bridge.figures if figure.workload in CATALOGUE.workloads]
+
+
+def request_of(figure: PublishedFigure) -> Request:
+    return Request(
+        workload=figure.workload,
+        size=figure.size,
+        dtype=figure.dtype,
+        gpu_type=figure.gpu_type,
+        scale=figure.gpus,
+        release=figure.expectation.release,
+        overrides=Overrides(gbs=figure.sizes["gbs"]),
+    )
+
+
+def test_every_row_of_a_described_model_is_a_recipe_with_its_figure() -> None:
+    impossible = [figure for figure in described() if "no layout" in " ".join(figure.expectation.notes)]
+    assert len(impossible) == 1
+    for figure in described():
+        if figure in impossible:
+            continue
+        recipe = resolve(CATALOGUE, request_of(figure))
+        assert figure.expectation in recipe.expectations
+        assert not recipe.overridden
+        flops = throughput(recipe, figure.expectation.step_time_s).tflops_per_gpu[Convention.PUBLISHED]
+        assert flops == pytest.approx(figure.expectation.tflops_per_gpu, rel=0.007)
+        causal = flops_per_sequence(recipe, Convention.CAUSAL)
+        packed = flops_per_sequence(recipe, Convention.PACKED)
+        counted = packed if recipe.task == "lora" else causal
+        if not (figure.workload == "pretrain_gpt_oss" and figure.dtype == "bf16"):  # counted otherwise until 26.04.01
+            assert flops_per_sequence(recipe, Convention.PUBLISHED) == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "billions", "tflop_per_token"),
+    [
+        ("qwen3", "30b", 30.5, 0.02308),
+        ("qwen3", "235b", 235, 0.14833),
+        ("gpt_oss", "20b", 20.9, 0.02285),
+        ("gpt_oss", "120b", 116.8, 0.03260),
+        ("deepseek-v3", "671b", 671, 0.2600),
+        ("kimi-k2", "1t", 1026, 0.20446),
+    ],
+)
+def test_models_are_as_large_as_published_and_cost_as_many_flops(
+    model: str, size: str, billions: float, tflop_per_token: float
+) -> None:
+    record = CATALOGUE.models[model, size]
+    assert parameter_count(record)[0] / 1e9 == pytest.approx(billions, rel=0.002)
+    assert model_flops(record, 4096, causal=True) / 4096 / 1e12 == pytest.approx(tflop_per_token, rel=0.01)
+
+
+def test_megatron_bridge_is_the_default_only_where_the_suite_has_nothing() -> None:
+    for workload, size in (("pretrain_llama3.1", "70b"), ("finetune_llama3", "70b")):
+        newest = releases_of(CATALOGUE.workloads[workload], size)[-1]
+        for gpu_type in CATALOGUE.gpus:
+            assert resolve(CATALOGUE, Request(workload=workload, size=size, gpu_type=gpu_type)).release == newest
+    by_type = {"h100": "mb-26.06", "b200": "mb-26.04.01", "gb300": "mb-26.08", "h200": "mb-26.06"}
+    for gpu_type, release in by_type.items():
+        recipe = resolve(CATALOGUE, Request(workload="pretrain_qwen3", size="30b", gpu_type=gpu_type))
+        assert recipe.release == release
+    request = Request(workload="pretrain_llama3.1", size="405b", gpu_type="gb300", dtype="nvfp4")
+    assert resolve(CATALOGUE, request).release == "mb-26.06"
+    newest = Request(workload="pretrain_llama3.1", size="405b", gpu_type="h100", release="mb")
+    assert (resolve(CATALOGUE, newest).release, resolve(CATALOGUE, newest).dtype) == ("mb-26.06", "fp8")
+
+
+def test_the_batch_selects_between_rows_and_larger_scales_are_marked() -> None:
+    request = Request(workload="pretrain_deepseek-v3", size="671b", gpu_type="gb300", release="mb-26.06")
+    assert resolve(CATALOGUE, request).layout.gbs == 4096
+    scaled = resolve(CATALOGUE, Request(workload="pretrain_deepseek-v3", size="671b", gpu_type="gb300", scale=512))
+    assert scaled.decisions == ("2 times the largest published scale, 256 GPUs",)
+    assert (scaled.layout.gbs, scaled.figure) == (8192, None)
+
+
+def test_the_engine_refuses_by_name_what_it_does_not_have() -> None:
+    parts = "no mxfp8 and no attention sinks and no sliding window and no expert biases and no clamped glu and no yarn"
+    recipe = resolve(CATALOGUE, Request(workload="pretrain_gpt_oss", size="120b", gpu_type="gb300"))
+    with pytest.raises(UsageError, match=f"{parts}: Megatron-Bridge and the reference suite train this recipe"):
+        make_plan(recipe, Choices(), device="cuda")
+    tuned = resolve(CATALOGUE, Request(workload="sft_llama3", size="70b", gpu_type="h100", release="mb"))
+    assert predicted_step(CATALOGUE, make_plan(tuned, Choices(), device="cuda")) is not None
+
+
+def test_sharded_rows_and_scalings_are_conditions() -> None:
+    request = Request(workload="pretrain_llama3.1", size="70b", gpu_type="gb300", release="mb", dtype="fp8")
+    ways = {condition.key: condition for condition in resolve(CATALOGUE, request).conditions}
+    assert ways["parallelism.dp_sharding"].value == "full"
+    assert "over 64 GPUs" in ways["parallelism.dp_sharding"].what
+    assert ways["fp8_recipe"].value == "current"
+
+
+DTYPES = {"fp8-cs": "fp8_cs", "mxfp8": "fp8_mx", "nvfp4": "nvfp4", "bf16": "bf16"}
+EXPERIMENTS = {(model.name, model.task): model.experiment for model in CATALOGUE.bridge.file.models}
+
+
+def judged(folder: Path, row: Mapping[str, str], figure: PublishedFigure, gbs: int, factor: float) -> Verdict:
+    """The verdict of a log in Megatron-Bridge's form, whose steps take ``factor`` times as long as the row's."""
+    sizes = "_".join(f"{name}{row[name] or None}" for name in ("tp", "pp", "cp", "vp", "ep", "mbs"))
+    experiment = EXPERIMENTS[row["model"], row["task"]]
+    path = folder / f"{experiment}_{DTYPES[row['dtype']]}_gpus{row['gpus']}_{sizes}_gbs{gbs}" / "log.out"
+    path.parent.mkdir(parents=True)
+    lines = []
+    for step in range(1, 51):
+        ms = 1000 * figure.expectation.step_time_s * factor * (1 + 0.002 * (step % 3 - 1))
+        lines.append(
+            f"ain_fp8_mx/0 Step Time : {ms / 1000:.2f}s GPU utilization: {row['tflops_per_gpu']}.0MODEL_TFLOP/s/GPU\n"
+            f" [2026-08-19 10:00:00] iteration {step:8}/      50 | consumed samples: {step * gbs:12} |"
+            f" elapsed time per iteration (ms): {ms:.1f} | learning rate: 1.500000E-07 | global batch size: {gbs:5} |"
+            " lm loss: 1.190000E+01 | loss scale: 1.0 | grad norm: 0.100 | number of skipped iterations:   0 |"
+            " number of nan iterations:   0 |\n"
+        )
+    path.write_text("".join(lines))
+    (run,) = with_stated([parsed_run(path, "35-44")], {"gpu_type": row["gpu"]}, CATALOGUE)
+    return judge_published(run).verdict
+
+
+LOGGED = [
+    next(
+        number
+        for number, row in enumerate(ROWS)
+        if (row["release"], row["gpu"], row["model"], row["dtype"]) == (release, gpu_type, model, dtype)
+    )
+    for release, gpu_type, model, dtype in (
+        ("26.08", "gb300", "Qwen3_30B_a3B", "mxfp8"),
+        ("26.08", "gb200", "DeepSeekV3", "mxfp8"),
+        ("26.08", "gb300", "GPT OSS 120B", "mxfp8"),
+        ("26.06", "gb300", "LLAMA3.1_405B", "nvfp4"),
+        ("26.08", "gb200", "Nemotron_3_Super", "nvfp4"),
+        ("26.08", "gb300", "DeepSeekV4 Flash", "mxfp8"),
+        ("26.06", "gb300", "Kimi_K2", "mxfp8"),
+        ("26.06", "h100", "Nemotron_3_Nano", "fp8-cs"),
+        ("26.06", "h100", "LLAMA3_70B", "fp8-cs"),
+    )
+]
+
+
+@pytest.mark.parametrize("number", LOGGED, ids=lambda number: f"{ROWS[number]['model']}-{ROWS[number]['dtype']}")
+def test_a_log_is_judged_by_its_row(tmp_path: Path, number: int) -> None:
+    row, figure = ROWS[number], FIGURES[number]
+    gbs = int(row["gbs"])
+    verdict = judged(tmp_path / "same", row, figure, gbs, 1.0)
+    assert (verdict.verdict, verdict.reference and verdict.reference.step_time_s) == (
+        "pass", figure.expectation.step_time_s,
+    ), verdict.sentence  # fmt: skip
+    assert verdict.reference is not None
+    assert verdict.reference.source.endswith(f"line {row['line']}")
+    assert judged(tmp_path / "slow", row, figure, gbs, 1.2).verdict == "regressed"
+    half = judged(tmp_path / "half", row, figure, gbs // 2, 0.5)
+    assert half.verdict == "not comparable"
+    assert f"{gbs // 2}, and {gbs} in the recipe" in (half.reason or "")
