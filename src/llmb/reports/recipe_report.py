@@ -214,7 +214,7 @@ def scales_table(recipes: Sequence[Recipe]) -> Table:
     """One line per scale of a dtype, for a terminal of 80 columns."""
     first = recipes[0]
     figures = [recipe.figure for recipe in recipes if recipe.figure]
-    what = "published figures" if figures else "layouts; no figure is published"
+    what = "published figures" if figures else "layouts, none published"
     title = f"{first.workload} {first.size} {first.dtype} on {first.gpu_type}, {what}"
     names = (f"{name if name == 'layers' else name.upper()}: layout.{name}" for name in SHOWN)
     columns = [

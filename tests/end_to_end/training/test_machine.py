@@ -41,10 +41,11 @@ def large(**fields: object) -> Request:
         ("NVIDIA B200", "b200"),
         ("NVIDIA GB200", "gb200"),
         ("NVIDIA GB300", "gb300"),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H100 NVL", None),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA A100-SXM4-80GB", None),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100-SXM4-40GB", None),
     ],
 )
 def test_only_the_very_variant_has_the_catalogue_peak(name: str, gpu_type: str | None) -> None:

@@ -137,7 +137,7 @@ def test_a_drained_node_and_one_whose_task_dies_do_not_hide_the_other(client: Cl
     assert time.monotonic() - began < WITHIN_S
     code, document, err = client.doctor("--partition", "gpu")
     assert (code, [item["node"] for item in document["nodes"]]) == (0, ["node1"]), err
-    assert "note: node2 is left out: IDLE+DRAIN: bad DIMM" in err
+    assert "note: node2 is skipped: IDLE+DRAIN: bad DIMM" in err
     client.resume()
     client.per_node("node2", "srun() { echo 'the interpreter is gone' >&2; return 127; }")
     code, document, err = client.doctor("--nodes", "node[1-2]")

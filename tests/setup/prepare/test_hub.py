@@ -211,6 +211,6 @@ def test_nothing_that_trains_imports_what_contacts_a_hub() -> None:
         if any(name in path.read_text() for name in ("huggingface_hub", "prepare.hub ", "prepare import hub"))
     ]
     assert importing
-    before_a_run = ("setup/", "cli/prepare.py", "cli/install.py", "report/install_report.py")
+    before_a_run = ("setup/", "cli/prepare.py", "cli/install.py", "reports/install_report.py")
     assert all(name.startswith(before_a_run) for name in importing)
     assert "setup/prepare/hub.py" in importing

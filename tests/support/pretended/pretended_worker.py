@@ -281,8 +281,8 @@ def _run_in_fake_mode() -> None:
     import llmb.engine.attention_backend as attention_backend
     import llmb.engine.kernel_check as kernel_check
     import llmb.engine.loop as loop
+    import llmb.engine.parallel.exchange as exchange
     import llmb.engine.profile as profiling
-    import llmb.engine.stages as stages
     import llmb.engine.timing as timing
     from llmb.engine.model import attention
     from llmb.engine.parallel import context_parallel, mesh
@@ -334,7 +334,7 @@ def _run_in_fake_mode() -> None:
     # Without a GPU, torch would log an error for each operator.
     replace(profiling, "profile", lambda activities: torch.profiler.profile(activities=activities[:1]))
     # It asks the device which rows are this rank's.
-    replace(stages, "initialize", lambda *_args: None)
+    replace(exchange.TrainedStage, "initialize", lambda *_args: None)
     replace(loop, "train", train_fake)
     replace(loop, "do_step", step_fake)
     replace(timing.StepReader, "_read", read_values)
