@@ -41,7 +41,7 @@ def test_every_scale_has_its_published_figures() -> None:
     assert [row[7] for row in rows] == ["9.86", "9.95", "10.00", "10.07", "10.08", "10.15"]
     assert [row[8] for row in rows] == ["106,346", "210,769", "419,430", "833,030", "1,664,406", "3,305,855"]
     assert [row[9] for row in rows] == ["40.38", "40.02", "39.82", "39.54", "39.50", "39.23"]
-    assert [row[10] for row in rows] == ["108.8", "54.91", "27.59", "13.89", "6.95", "3.5"]
+    assert [row[10] for row in rows] == ["108.83", "54.91", "27.59", "13.89", "6.95", "3.50"]
     assert "v25.04 llama3.1/README.md" in text
     assert "line 72" in text
 
