@@ -46,7 +46,9 @@ def test_a_prediction_says_why_and_how_sure_it_is(llmb: Run) -> None:
 
 def test_tables_fit_a_terminal_and_name_the_largest_cause_first(llmb: Run) -> None:
     text = llmb(*ASKED).stdout
-    assert "PREDICTED pretrain_llama3.1 70b" in text
+    assert "PREDICTED pretrain_llama3.1 70b" in text and "TP 4, PP 4, VP 5, CP 2" in text
+    large = llmb(*ASKED, "--tp", "1", "--pp", "1", "--vp", "1").stdout
+    assert large.index("DOES NOT FIT") < large.index("memory GiB") < large.index("step time s")
     causes = text[text.index("cause") :].splitlines()
     assert causes[1].startswith("GEMMs, BF16")
     assert "TP all-gather and reduce-scatter" in "\n".join(causes)

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from llmb.base.errors import LlmbError
@@ -16,6 +17,7 @@ from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
 from llmb.reports.formats import cell, duration, formatted, interval_of, number, whole
 from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.reports.table import Column, Shown, Table, csv_text, fields_of, numbers, rows_table, table_of, texts
+from llmb.runs.plan import EnginePlan
 from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, MemoryUse, RankAccount, RankMemory
 
 
@@ -127,8 +129,11 @@ class RunPrediction(Shown):
     goodput: Goodput | None = None
 
     def tables(self) -> Iterator[Table]:
-        title = f"PREDICTED {self.prediction.plan.recipe.title()}"
-        yield rows_table(title, ("metric", "self", "note"), _metrics(self), right=("self",))
+        lacks = "DOES NOT FIT: " if self.memory and self.memory.fits is False else ""
+        title = f"{lacks}PREDICTED {self.prediction.plan.recipe.title()}"
+        memory, step = [_memory_row(self.memory)], [*_metrics(self)]
+        rows = chain(memory, step) if lacks else chain(step, memory)
+        yield rows_table(title, ("metric", "self", "note"), chain(rows, _further_rows(self)), right=("self",))
         yield waterfall("Where the step goes", self.prediction.terms)
         if curve := self.curve:
             columns = [
@@ -146,6 +151,8 @@ class RunPrediction(Shown):
         memory = self.memory
         return {
             **identity_document(prediction.plan.recipe),
+            "layout": prediction.plan.recipe.layout,
+            **fields_of(prediction.plan, "recompute", "parallelism.dp_sharding", "parallelism.dp_shard_size"),
             **fields_of(prediction, "step_time_s: seconds", "ci95_s: interval_s", "error_pct", "errors"),
             "breakdown_s": dict(prediction.terms),
             **fields_of(figures, "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"),
@@ -192,13 +199,11 @@ def _metrics(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
         yield "MFU %", "n/a", figures.reasons[MFU]
     days = figures.days_per_1t_tokens
     yield "days per 1T tokens", cell(days), figures.reasons.get("days_per_1t_tokens", "")
-    memory = predicted.memory
-    if isinstance(memory, Missing):
-        yield "memory GiB", "n/a", memory.reason
-    else:
-        fits = "fits" if memory.fits else "does not fit"
-        fullest = f"rank {memory.fullest.rank} of stage {memory.fullest.pp_stage} needs the most"
-        yield "memory GiB", f"{memory.needed_gib:.1f} of {cell(memory.capacity_gib)}", f"{fits}: {fullest}"
+
+
+def _further_rows(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
+    prediction = predicted.prediction
+    yield "layout", "", _layout_text(prediction.plan)
     if predicted.energy_j_per_token is not None:
         yield "J per token", number(predicted.energy_j_per_token), "at most: GPUs alone, at their power limit"
     if good := predicted.goodput:
@@ -207,6 +212,21 @@ def _metrics(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
     yield "calibration", "", prediction.calibration.text
     for each in prediction.unvalidated:
         yield "not validated", "", each
+
+
+def _memory_row(memory: MemoryUse | Missing) -> tuple[str, str, str]:
+    if isinstance(memory, Missing):
+        return "memory GiB", "n/a", memory.reason
+    fits = "fits" if memory.fits else "does not fit"
+    fullest = f"rank {memory.fullest.rank} of stage {memory.fullest.pp_stage} needs the most"
+    return "memory GiB", f"{memory.needed_gib:.1f} of {cell(memory.capacity_gib)}", f"{fits}: {fullest}"
+
+
+def _layout_text(plan: EnginePlan) -> str:
+    layout, ways = plan.recipe.layout, plan.parallelism
+    sizes = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in (*PARALLEL, "dp", "mbs", "gbs"))
+    within = "" if ways.dp_shard_size is None else f" within {ways.dp_shard_size}"
+    return f"{sizes}; recompute {plan.recompute}, sharding {ways.dp_sharding}{within}"
 
 
 def waterfall(title: str, terms: Mapping[str, float], caption: str = "") -> Table:

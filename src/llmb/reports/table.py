@@ -203,6 +203,9 @@ class Shown:
         plain: dict[str, Any] = to_jsonable_python(self.document())
         return plain
 
+    def __str__(self) -> str:
+        return "\n\n".join("\n".join(plain_lines(table)) for table in self.tables())
+
     def _repr_html_(self) -> str:
         return "".join(map(html_table, self.tables()))
 
