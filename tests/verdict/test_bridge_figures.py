@@ -2,7 +2,10 @@
 """The rows of Megatron-Bridge's tables: figures as printed, layouts, and logs that are judged by them."""
 
 import csv
-from collections.abc import Mapping
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from llmb.base.errors import UsageError
 from llmb.catalogue.bridge_figures import PREFIX, PublishedFigure
 from llmb.catalogue.catalogue import DATA, Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Convention
 from llmb.catalogue.resolve import Overrides, Request, releases_of, resolve
 from llmb.catalogue.throughput import flops_per_sequence, model_flops, parameter_count, throughput
@@ -42,6 +46,35 @@ def test_every_row_is_a_figure_as_printed() -> None:
         assert {name: figure.sizes[name] for name in ("tp", "pp", "cp", "mbs", "gbs")} == {
             name: int(row[name]) for name in ("tp", "pp", "cp", "mbs", "gbs")
         }
+
+
+REPOSITORY = "LLMB_BRIDGE_REPOSITORY"
+"""Variable that names a clone of Megatron-Bridge."""
+
+
+def differing(row: Mapping[str, str], line: str) -> list[str]:
+    """The columns of a row whose numbers its line, a row of a table in Markdown, does not have."""
+    numbers = set(re.findall(r"\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", line)))
+    columns = ("gpus", "gbs", "mbs", "tp", "pp", "cp", "vp", "ep", "tokens_per_s_per_gpu", "tflops_per_gpu")
+    return [name for name in columns if row[name] and row[name] not in numbers]
+
+
+def test_every_row_stands_in_its_line_of_the_tables(needs: Callable[[str, bool, str], None]) -> None:
+    clone = os.environ.get(REPOSITORY, "")
+    needs("bridge", bool(clone), f"{REPOSITORY} names no clone of https://github.com/NVIDIA-NeMo/Megatron-Bridge")
+    files = {}
+    for commit, path in {(row["commit"], row["path"]) for row in ROWS}:
+        show = ["git", "-C", clone, "show", f"{commit}:{path}"]
+        files[path] = subprocess.run(show, capture_output=True, check=True, text=True).stdout.splitlines()
+    differences = [(row["line"], differing(row, files[row["path"]][int(row["line"]) - 1])) for row in ROWS]
+    assert [(line, names) for line, names in differences if names] == []
+
+
+def test_a_row_that_differs_from_its_line_is_found() -> None:
+    line = "| DeepSeekV3 | FP8-CS, MXFP8 | 256 | 2048 | 4096 | 1 | 1 | 16 | 1 | 1 | 8 | 2,265 / 2,159 | 589 / 562 |"
+    assert differing(ROWS[0], line) == []
+    other = line.replace("2,265", "2,266").replace("589", "598")
+    assert differing(ROWS[0], other) == ["tokens_per_s_per_gpu", "tflops_per_gpu"]
 
 
 def described() -> list[PublishedFigure]:
@@ -129,6 +162,20 @@ def test_the_engine_refuses_by_name_what_it_does_not_have() -> None:
     assert predicted_step(CATALOGUE, make_plan(tuned, Choices(), device="cuda")) is not None
 
 
+def test_a_model_that_is_not_described_has_only_figures(tmp_path: Path) -> None:
+    for form in (("pretrain_nemotron3", "120b"), ("pretrain_deepseek-v4", "flash")):
+        with pytest.raises(UsageError, match=f"{form[0]} has only figures, of .*{form[1]}") as caught:
+            resolve(CATALOGUE, Request(workload=form[0], size=form[1]))
+        assert caught.value.do == f"judge a log of it: 'llmb judge LOG -w {form[0]}'"
+        assert split_model(CATALOGUE, "_".join(form)) == form
+    assert sum(figure.workload in CATALOGUE.undescribed for figure in CATALOGUE.figures) == 51
+    row, figure = ROWS[LOGGED[4]], FIGURES[LOGGED[4]]
+    path = log_of(tmp_path / "log.out", row, figure, int(row["gbs"]), 1.0)
+    stated = {"workload": figure.workload, "size": figure.size, "dtype": figure.dtype, "layout.gpus": figure.gpus}
+    (run,) = with_stated([parsed_run(path, "35-44")], {**stated, "gpu_type": figure.gpu_type}, CATALOGUE)
+    assert judge_published(run).verdict.verdict == "pass"
+
+
 def test_sharded_rows_and_scalings_are_conditions() -> None:
     request = Request(workload="pretrain_llama3.1", size="70b", gpu_type="gb300", release="mb", dtype="fp8")
     ways = {condition.key: condition for condition in resolve(CATALOGUE, request).conditions}
@@ -141,12 +188,9 @@ DTYPES = {"fp8-cs": "fp8_cs", "mxfp8": "fp8_mx", "nvfp4": "nvfp4", "bf16": "bf16
 EXPERIMENTS = {(model.name, model.task): model.experiment for model in CATALOGUE.bridge.file.models}
 
 
-def judged(folder: Path, row: Mapping[str, str], figure: PublishedFigure, gbs: int, factor: float) -> Verdict:
-    """The verdict of a log in Megatron-Bridge's form, whose steps take ``factor`` times as long as the row's."""
-    sizes = "_".join(f"{name}{row[name] or None}" for name in ("tp", "pp", "cp", "vp", "ep", "mbs"))
-    experiment = EXPERIMENTS[row["model"], row["task"]]
-    path = folder / f"{experiment}_{DTYPES[row['dtype']]}_gpus{row['gpus']}_{sizes}_gbs{gbs}" / "log.out"
-    path.parent.mkdir(parents=True)
+def log_of(path: Path, row: Mapping[str, str], figure: PublishedFigure, gbs: int, factor: float) -> Path:
+    """A log in Megatron-Bridge's form, whose steps take ``factor`` times as long as the row's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     for step in range(1, 51):
         ms = 1000 * figure.expectation.step_time_s * factor * (1 + 0.002 * (step % 3 - 1))
@@ -158,6 +202,15 @@ def judged(folder: Path, row: Mapping[str, str], figure: PublishedFigure, gbs: i
             " number of nan iterations:   0 |\n"
         )
     path.write_text("".join(lines))
+    return path
+
+
+def judged(folder: Path, row: Mapping[str, str], figure: PublishedFigure, gbs: int, factor: float) -> Verdict:
+    """The verdict of such a log, in a folder with the name of its experiment."""
+    sizes = "_".join(f"{name}{row[name] or None}" for name in ("tp", "pp", "cp", "vp", "ep", "mbs"))
+    experiment = EXPERIMENTS[row["model"], row["task"]]
+    name = f"{experiment}_{DTYPES[row['dtype']]}_gpus{row['gpus']}_{sizes}_gbs{gbs}"
+    path = log_of(folder / name / "log.out", row, figure, gbs, factor)
     (run,) = with_stated([parsed_run(path, "35-44")], {"gpu_type": row["gpu"]}, CATALOGUE)
     return judge_published(run).verdict
 

@@ -115,6 +115,10 @@ class PublishedFigure:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the layout, where figures of one recipe differ in them."""
 
+    @property
+    def title(self) -> str:
+        return f"{self.workload} {self.size} {self.dtype} on {self.gpus} x {self.gpu_type}"
+
 
 @dataclass(frozen=True)
 class BridgeTables:

@@ -181,6 +181,19 @@ class Catalogue:
         return read_bridge_tables(self.root, self.documents)
 
     @cached_property
+    def undescribed(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the sizes of workloads with figures, by which logs are judged, but without a described model."""
+        models = [model for model in self.bridge.file.models if model.workload not in self.workloads]
+        names = dict.fromkeys(model.workload for model in models)
+        return {name: tuple(model.size for model in models if model.workload == name) for name in names}
+
+    @property
+    def undescribed_text(self) -> str:
+        """One line."""
+        names = ", ".join(" ".join((name, *sizes)) for name, sizes in self.undescribed.items())
+        return f"only figures, which judge logs: {names}"
+
+    @cached_property
     def figures(self) -> tuple[PublishedFigure, ...]:
         suite = (figure for published in self.published.values() for figure in published.figures)
         return (*suite, *self.bridge.figures)

@@ -14,7 +14,7 @@ FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
     """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
     workload, size = _parts_of(catalogue, name)
-    if size is not None:
+    if size is not None and workload not in catalogue.undescribed:
         sized_workload(catalogue, workload, size)
     return workload, size
 
@@ -43,7 +43,7 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
 
 def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
     """Split a name, which may lack the task of its workload, such as ``llama3.1_8b``, or be a size alone."""
-    for workload in catalogue.workloads:
+    for workload in (*catalogue.workloads, *catalogue.undescribed):
         for known in (workload, workload.partition("_")[2]):
             if name == known:
                 return workload, None

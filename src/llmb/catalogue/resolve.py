@@ -237,6 +237,9 @@ def listed_tables(workload: WorkloadFile, size: str) -> Iterator[tuple[str, Layo
 
 
 def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
+    if name in catalogue.undescribed:
+        what = f"{name} has only figures, of {' and '.join(catalogue.undescribed[name])}: its model is not described"
+        raise UsageError(what, do=f"judge a log of it: 'llmb judge LOG -w {name}'")
     if name not in catalogue.workloads:
         raise unknown("workload", name, catalogue.workloads, do="see 'llmb list'")
     return catalogue.workloads[name]

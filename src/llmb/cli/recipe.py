@@ -62,7 +62,7 @@ def list_(
     """
     catalogue, name = Catalogue(), only_value("workload", place, workload)
     chosen = [_chosen(catalogue, name.lower())] if name else list(catalogue.workloads.values())
-    print_output(list_document(chosen) if json else list_table(chosen, catalogue.gpus))
+    print_output(list_document(chosen) if json else list_table(chosen, catalogue.gpus, catalogue.undescribed_text))
 
 
 def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:

@@ -274,7 +274,7 @@ def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
     }
 
 
-def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str]) -> Table:
+def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str], more: str = "") -> Table:
     """``gpu_types`` are all GPU types of the catalogue."""
     groups: dict[tuple[str, str, str, str, str], list[str]] = {}
     for workload in workloads:
@@ -282,12 +282,12 @@ def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str]) ->
             for release, table in listed_tables(workload, size):
                 key = (workload.workload, size, release, " ".join(table.dtypes), _scales_text(table))
                 groups.setdefault(key, []).extend(table.gpu_types)
-    rows = []
+    rows, heads = [], ("workload", "size", "release", "GPU types", "dtypes", "scales")
     for (name, size, release, dtypes, scales), types in groups.items():
         rest = [each for each in types if each not in gpu_types]
         every = " ".join(["all", *rest] if {*gpu_types} <= {*types} else types)
         rows.append((name, size, release, every, dtypes, scales))
-    return rows_table("Recipes", ("workload", "size", "release", "GPU types", "dtypes", "scales"), rows, caption=LEGEND)
+    return rows_table("Recipes", heads, rows, caption=[LEGEND, more])
 
 
 def _layout_tables(workload: WorkloadFile, size: str) -> list[LayoutTable]:

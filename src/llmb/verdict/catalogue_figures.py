@@ -27,7 +27,7 @@ def with_stated(
 
     Raises UsageError for a name that the catalogue does not have, and for a log that reports another.
     """
-    workloads = [*catalogue.workloads, *(model.workload for model in catalogue.bridge.file.models)]
+    workloads = [*catalogue.workloads, *catalogue.undescribed]
     names = {"gpu_type": catalogue.gpus, "workload": workloads, "dtype": [*Dtype]}
     for key, valid in names.items():
         if stated.get(key, valid) not in (valid, *valid):

@@ -109,14 +109,16 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
     run = if_possible(run, catalogue) if run.log else run
+    row = None if recipe else find_row(known, catalogue)
     found: Verdict | Missing
-    if recipe is None and (row := find_row(known, catalogue)):
+    if row:
         found = verdict_of_row(row, catalogue, run, stated_conditions(run), tolerance)
     elif recipe:
         found = verdict_of_recipe(recipe, [run], _logged_conditions(run, recipe), tolerance)
     else:
         found = _no_recipe(known, catalogue)
-    return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found))
+    title = recipe.title() if recipe else row.title if row else run.path.name
+    return Judged(title, (run,), _verdict(run, found))
 
 
 def _logged_conditions(run: AnalyzedRun, recipe: Recipe) -> Values:
