@@ -80,7 +80,7 @@ def expected_squares(
 
 
 def _of_uniform(squares: Sequence[int], longest: int) -> float:
-    """Return the mean for lengths from 1 to ``longest``, whose sums are differences of sums up to a length."""
+    """Return the mean over lengths from 1 to ``longest``, with each sum as the difference of two prefix sums."""
     squares_up_to = list(accumulate(squares))
     expected, expected_up_to = [0.0], [0.0]
     for n in range(1, len(squares)):

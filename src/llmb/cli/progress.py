@@ -45,7 +45,7 @@ class _Clock(ProgressColumn):
 
 
 class _LongWork:
-    """A text with additional ``columns``, elapsed and remaining time, and a bar in the rest of the line."""
+    """Text, additional ``columns``, the elapsed and remaining time, and a bar that fills the rest of the line."""
 
     def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
         self.began_at = self.spoke_at = time.monotonic()

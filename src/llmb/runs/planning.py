@@ -96,7 +96,7 @@ class Search:
         lines = "\n".join(f"  - {what}\n    {command}" for what, command in self.missing.items())
         do = f"run the commands above, or add {SYNTHETIC} for random weights and synthetic data"
         name = f"{self.recipe.workload} {self.recipe.size}"
-        return UsageError(f"{name} fine-tunes, and this is not prepared:\n{lines}", do=do)
+        return UsageError(f"these inputs of {name} are not prepared:\n{lines}", do=do)
 
     def once_prepared(self, plan: EnginePlan) -> EnginePlan:
         """``plan`` with its origin after preparation."""

@@ -25,7 +25,7 @@ def with_stated(
 ) -> tuple[AnalyzedRun, ...]:
     """Complete the configurations that logs report with the one that the user states.
 
-    Raises UsageError for a name that the catalogue does not have, and for a log that reports another.
+    Raises UsageError for a name that the catalogue does not have, and for a log that reports a different value.
     """
     workloads = [*catalogue.workloads, *catalogue.undescribed]
     names = {"gpu_type": catalogue.gpus, "workload": workloads, "dtype": [*Dtype]}

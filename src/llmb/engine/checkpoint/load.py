@@ -130,9 +130,9 @@ def load_checkpoint(
 ) -> CheckpointTime:
     """Restore trained weights, optimizer state and random states; return the duration.
 
-    ``path`` is the folder above ``weights``. Without ``with_optimizer``, for imported weights, which lack it, the
-    optimizer keeps its initial state. A collective: all ranks have to call it. Raises ValueError if the metadata names
-    a type that no checkpoint of llmb contains, and UsageError if a tensor is missing or cannot be read.
+    ``path`` is the folder above ``weights``. Without ``with_optimizer``, as for imported weights, the optimizer
+    keeps its initial state. A collective: all ranks have to call it. Raises ValueError if the metadata names a type
+    that no checkpoint of llmb contains, and UsageError if a tensor is missing or cannot be read.
     """
     each = [
         trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})

@@ -130,7 +130,7 @@ class PartsSavePlanner(DefaultSavePlanner):
 
 
 class PartsLoadPlanner(DefaultLoadPlanner):
-    """Reads tensors; of one with a place, only the elements in it."""
+    """Reads tensors; if a tensor has a place, only the elements in that place."""
 
     def __init__(self, places: Places) -> None:
         super().__init__()

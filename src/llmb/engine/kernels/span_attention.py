@@ -53,9 +53,9 @@ class Kernel(NamedTuple):
 def span_attention(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[TokenSpan], kernel: str, scale: float | None = None
 ) -> Tensor:
-    """[batch, queries or keys, heads, head_dim]; together the spans have all queries. kernel: a key of ``KERNELS``.
+    """[batch, queries or keys, heads, head_dim]; together the spans cover all queries. kernel: a key of ``KERNELS``.
 
-    scale: of scores, by default 1 / sqrt(head_dim) of queries.
+    scale: the factor of the scores, by default 1 / sqrt(head_dim of the queries).
     """
     numbers = [number for span in spans for number in span]
     seen: Tensor = _SpanAttention.apply(query, key, value, numbers, kernel, scale)

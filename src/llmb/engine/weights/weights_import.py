@@ -141,7 +141,7 @@ class NemoSource(NamedTuple):
 
 
 class NemoUnpickler(MetadataUnpickler):
-    """Metadata of Megatron-Core, whose own class of it has no required code."""
+    """Reads Megatron-Core's metadata class as torch's ``Metadata``, so that Megatron-Core is not required."""
 
     types = NEMO_TYPES
     writer = "NeMo"

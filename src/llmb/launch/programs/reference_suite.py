@@ -138,7 +138,7 @@ def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> i
 
 
 def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
-    """Format like the script."""
+    """Format ``value`` the way the script expects it."""
     use = _use(variable, script)
     words = {setting: word for word, setting in use.values.items()} if use else {}
     if value is True:

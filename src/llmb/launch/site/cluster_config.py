@@ -155,7 +155,7 @@ def checked_record(path: Path, data: object, schema: type[Shape]) -> Shape:
 
 
 def unusable(path: Path, problems: Iterable[str]) -> UsageError:
-    """The error for a file of settings with problems."""
+    """The error for a settings file that has problems."""
     lines = "\n".join(f"  {problem}" for problem in problems)
     return UsageError(f"{path.name} cannot be used:\n{lines}", do=see("describe-a-cluster"))
 

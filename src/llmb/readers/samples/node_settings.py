@@ -325,7 +325,7 @@ def _together(values: Iterable[str | None]) -> str | None:
 
 
 def _counted(values: Iterable[str | None]) -> str | None:
-    """Format with the number of each value if they differ."""
+    """Return the common value or, if they differ, each value with its count."""
     texts = [value for value in values if value]
     each = sorted(set(texts))
     return each[0] if len(each) == 1 else ", ".join(f"{value} on {texts.count(value)}" for value in each) or None

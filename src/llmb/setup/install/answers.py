@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions of an installation: the answers of its user, as a file and as options."""
+"""The installer's questions and the user's answers, as a file and as options."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping

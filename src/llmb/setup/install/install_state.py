@@ -161,9 +161,9 @@ class Journal:
 
 @contextmanager
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
-    """The journal of ``root``, locked, and created with it if it does not exist.
+    """The locked journal of ``root``; creates both if they do not exist.
 
-    Raises EnvironmentProblem if another installer is at work, or if nothing can be written.
+    Raises EnvironmentProblem if another installer is running, or if nothing can be written.
     """
     _begin(root, answers)
     with locked_journal(root) as journal:

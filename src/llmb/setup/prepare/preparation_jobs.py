@@ -43,7 +43,7 @@ class PrepareChoices(Record):
     skip_checkpoint: Annotated[bool, _option(help="Submit no job for the checkpoint.")] = False
     gpu_type: Annotated[
         str | None,
-        _option(help="GPU type that will train: its layout determines the sequence length. Default: all of them."),
+        _option(help="GPU type to train on: its layout determines the sequence length. Default: all GPU types."),
     ] = None
     seq_len: Annotated[
         int | None,

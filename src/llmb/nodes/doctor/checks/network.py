@@ -193,8 +193,8 @@ def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
 
 
 def _rates(active: Sequence[Port], gpus: int, target: TargetFacts) -> Finding:
-    """Slower ports beside one full port a GPU are those of storage. Nothing is ``target`` where a port is down, whose
-    part of the rate is missing."""
+    """If there is one full-rate port per GPU, slower ports are assumed to be for storage. ``target`` is empty if a
+    port is down, because the total then lacks its rate."""
     of = rule("network_rdma_rate")
     rated = [port for port in active if port.gbit_s]
     if not rated:
