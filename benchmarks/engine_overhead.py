@@ -31,8 +31,8 @@ from llmb.engine.model.decoder import build_model
 from llmb.engine.parallel.exchange import TrainedStage
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog import Progress, start_watchdog
-from llmb.jobs.local_run import local_spec
 from llmb.launch.local import local_variables
+from llmb.launch.local_spec import local_spec
 from llmb.launch.ranks import STORE
 from llmb.launch.site.site import this_machine
 from llmb.runs.failure import Phase

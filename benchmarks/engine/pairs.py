@@ -32,8 +32,8 @@ from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.stages import prepare_stages
-from llmb.jobs.local_run import local_spec
 from llmb.launch.local import local_variables
+from llmb.launch.local_spec import local_spec
 from llmb.launch.site.site import this_machine
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder

@@ -24,19 +24,21 @@ from llmb.cli.root import install_here, print_unspecified, say, warn
 from llmb.cli.runs import print_repeats, print_result
 from llmb.cli.shared_options import request_of, selection_options, takes, value_options
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, runs_lock
+from llmb.launch.jobspec.job_options import FrameworkChoices, framework_arguments, framework_options
 from llmb.launch.programs.conclude import EndedRun
 from llmb.launch.programs.engine.program import check_memory, memory_warnings
-from llmb.launch.started_ranks import StartedRank, join_run, started_rank
+from llmb.launch.started_ranks import join_run, started_rank
 from llmb.reports.junit import run_cases, write_junit
 from llmb.reports.output import print_output
 from llmb.reports.plan_report import plan_document, plan_table, start_lines
 from llmb.reports.sweep_report import titles_of
 from llmb.reports.table import plain_lines
 from llmb.runs.choices import Choices
-from llmb.runs.plan import EnginePlan, scale_warnings
+from llmb.runs.plan import scale_warnings
 
 REQUEST = selection_options(options_of(Request).values(), swept=True)
 CHOICES = value_options(options_of(Choices).values(), swept=True)
+FRAMEWORK = value_options([options_of(FrameworkChoices)[name] for name in ("framework", "framework_arg")])
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
@@ -95,10 +97,11 @@ class Several:
 
 
 @app.command()
-@takes(REQUEST, CHOICES, Pretended, Several)
+@takes(REQUEST, CHOICES, FRAMEWORK, Pretended, Several)
 def run(
     requested: dict[str, Any],
     chosen: dict[str, Any],
+    program: dict[str, Any],
     pretended: Pretended,
     several: Several,
     force: Force = False,
@@ -134,7 +137,7 @@ def run(
 
     - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 0,448`
     """
-    started = started_rank(os.environ)
+    started, framework = started_rank(os.environ), framework_options(build(FrameworkChoices, program))
     if started and started.rank:
         if not several.dry_run:
             join_run(started, os.environ)
@@ -148,26 +151,21 @@ def run(
         request, ranks = pretended.ranks_of(request)
         asked += [(request, choices, alone) for alone in ranks]
     if len(asked) * several.repeats > 1:
-        _refuse_several(started)
-        locals_ = [plan_here(catalogue, one, own, os.environ, install, alone) for one, own, alone in asked]
+        if started:
+            what = f"{started.world_size} ranks were started for one run, but these options select several"
+            raise UsageError(what, do="pass one value per option, and start the ranks once per run")
+        locals_ = [plan_here(catalogue, one, own, os.environ, install, alone, framework) for one, own, alone in asked]
         repeats = [several.repeats] * len(asked)
         run_or_print(locals_, repeats, dry_run=several.dry_run, start_new=several.start_new, json=json)
         return
     ((request, choices, alone),) = asked
-    local = plan_here(catalogue, request, choices, os.environ, install, alone)
+    local = plan_here(catalogue, request, choices, os.environ, install, alone, framework)
     if several.dry_run:
         if local.missing:
             say(f"warning: {local.missing.warning}")
-        _print_plan(local, _same_run(request, choices, local.plan), json=json)
+        _print_plan(local, _same_run(request, choices, local), json=json)
         return
     _run_one(local, ctx, force=force, json=json)
-
-
-def _refuse_several(started: StartedRank | None) -> None:
-    """Raise UsageError for several runs in ranks that something else has started."""
-    if started:
-        what = f"{started.world_size} ranks were started for one run, but these options select several"
-        raise UsageError(what, do="pass one value per option, and start the ranks once per run")
 
 
 def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) -> None:
@@ -185,13 +183,15 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
     print_result(ended, json=json, verbose=is_verbose(ctx))
 
 
-def _same_run(request: Request, choices: Choices, plan: EnginePlan) -> str:
+def _same_run(request: Request, choices: Choices, local: LocalRun) -> str:
     """Return a shell command for the same run, with every option specified."""
-    pinned, rank = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES}), []
+    plan, rank = local.plan, []
+    pinned = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES})
     if plan.recipe.pretended_rank is not None:
         rank = ["--pretend-scale", str(plan.recipe.scale), "--rank", str(plan.recipe.pretended_rank)]
         pinned = replace(pinned, scale=None)
-    return shlex.join(["llmb", "run", *arguments_of(pinned), *arguments_of(choices), *rank])
+    program = framework_arguments(local.framework)
+    return shlex.join(["llmb", "run", *arguments_of(pinned), *arguments_of(choices), *rank, *program])
 
 
 def _print_plan(local: LocalRun, same: str, *, json: bool) -> None:
@@ -307,8 +307,7 @@ def print_order(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_ne
             say(f"warning: {local.missing.warning}")
     titles = titles_of([local.plan for local in locals_])
     order = [f"{titles[turn.recipe]}, repeat {turn.repeat} of {repeats[turn.recipe]}" for turn in turns]
-    order = order or ["nothing: all have already run"]
-    print_output("".join(f"{line}\n" for line in order))
+    print_output("".join(f"{line}\n" for line in order or ["nothing: all have already run"]))
 
 
 def _before(local: LocalRun) -> Iterator[str]:

@@ -2,10 +2,9 @@
 """Runs on this machine: of one recipe, from its request to its row in the history, and repeats of several in turn."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -25,12 +24,12 @@ from llmb.jobs.refresh import refresh_job
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.submit import new_job, new_key, record_handle
 from llmb.launch.jobspec.job_options import FrameworkOptions
-from llmb.launch.jobspec.spec import JobSpec, Placement, layered, write_spec
+from llmb.launch.jobspec.spec import JobSpec, write_spec
 from llmb.launch.local import INTERRUPTED, JOB_VARIABLE, WORDS, local_command, local_variables, run_workers
+from llmb.launch.local_spec import local_spec
 from llmb.launch.programs.conclude import EndedRun, finish_run, read_ended_run
-from llmb.launch.programs.engine.nsys_command import check_here, with_profiler
-from llmb.launch.programs.engine.program import plan_engine
-from llmb.launch.programs.port import End, ProgramRequest, find_program
+from llmb.launch.programs.engine.nsys_command import check_here
+from llmb.launch.programs.port import End, find_program
 from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.launch.site.site import Machine, Site, check_machine, this_machine
 from llmb.launch.started_ranks import StartedRank, started_rank
@@ -45,7 +44,7 @@ from llmb.runs.failure import last_lines
 from llmb.runs.folder import RunFolder, link_latest, tail, writing
 from llmb.runs.plan import EnginePlan, Plan, pretending
 from llmb.runs.planning import NotPrepared
-from llmb.runs.record import ENGINE, LOCAL, RunRecord, new_record, newest_checkpoint, write_record
+from llmb.runs.record import ENGINE, RunRecord, new_record, newest_checkpoint, write_record
 from llmb.runs.steps import StepNews
 
 LAST_LINES = 12
@@ -61,19 +60,25 @@ class LocalRun:
     """A run that is planned, but not started."""
 
     plan: EnginePlan
-    unprofiled: EnginePlan
+    unprofiled: Plan
     """The plan before a profiler was chosen."""
     machine: Machine
     install: Path
     environ: Mapping[str, str]
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     label: str | None = None
     missing: NotPrepared | None = None
     """The preparations before it can be started."""
 
+    @property
+    def program(self) -> str:
+        return self.framework.framework or ENGINE
+
     def sample(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The workers' command and variables, for a folder that need not exist."""
-        folder = RunFolder(run_parent(self.install, self.plan) / "SECONDS" / experiment_name(self.plan))
-        spec = local_spec(self.plan, self.install, self.environ, folder)
+        name = self._experiment()
+        folder = RunFolder(run_parent(self.install, self.plan, name) / "SECONDS" / name)
+        spec = local_spec(self.plan, self.install, self.environ, folder, self.framework)
         return local_command(spec, folder, started_rank(self.environ)), self._variables(spec)
 
     def check(self) -> None:
@@ -83,6 +88,7 @@ class LocalRun:
         if not started_rank(self.environ):  # else they may be on several machines
             check_machine(self.plan, self.machine)
         check_here(self.unprofiled)
+        find_program(self.program).check_here()
         saved_in = Path(self.plan.checkpoint_dir) if self.plan.checkpoint_dir else run_parent(self.install, self.plan)
         check_space(self.plan, saved_in)
 
@@ -106,8 +112,8 @@ class LocalRun:
 
         Raises UserInterrupt once an interrupted run is recorded, EnvironmentProblem if files cannot be written.
         """
-        folder = create_run_folder(self.install, self.plan)
-        spec = local_spec(self.plan, self.install, self.environ, folder)
+        folder = create_run_folder(self.install, self.plan, self._experiment())
+        spec = local_spec(self.plan, self.install, self.environ, folder, self.framework)
         command, variables = local_command(spec, folder, started_rank(self.environ)), self._variables(spec)
         steps = find_program(spec.program).new_steps(folder)
 
@@ -140,6 +146,7 @@ class LocalRun:
         image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
         command = local_command(spec, folder, started_rank(self.environ))
         record = new_record(self.plan, command, variables, started, label=self.label, image=image)
+        record = record.model_copy(update={"program": self.program, "arguments": self.framework.arguments})
         row = new_job(Prepared(spec, folder, row_of_record(record)), new_key())
         row = replace(row, job_id=handle.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
         row = replace(row, started_s=row.submitted_s)
@@ -158,6 +165,9 @@ class LocalRun:
         except (EnvironmentProblem, UsageError) as error:
             say(f"the history of jobs lacks this run: {error.what}; 'llmb jobs rebuild' adds it")
 
+    def _experiment(self) -> str:
+        return experiment_name(self.plan, self.program, self.framework.arguments)
+
     def _variables(self, spec: JobSpec) -> dict[str, str]:
         return local_variables(spec, self.machine.cores, self.environ)
 
@@ -169,11 +179,20 @@ def plan_here(
     environ: Mapping[str, str],
     install: Path,
     pretended_rank: int | None = None,
+    framework: FrameworkOptions | None = None,
 ) -> LocalRun:
     """``pretended_rank`` runs alone, from random weights on synthetic data.
 
     Raises UsageError with everything that is wrong with the request.
     """
+    options = framework or FrameworkOptions()
+    program = find_program(options.framework or ENGINE)
+    if not program.runs_here:
+        do = "run 'llmb submit' where Slurm is available, or omit --framework"
+        raise UsageError(f"{program.name} needs a scheduler, and nothing is queued here", do=do)
+    if options.framework and started_rank(environ):
+        what = f"ranks that something else started train with llmb's engine, not {program.name}"
+        raise UsageError(what, do="unset RANK and WORLD_SIZE: 'llmb run' then starts the ranks")
     machine = this_machine()
     recipe = recipe_for(catalogue, request, machine, started_rank(environ))
     if pretended_rank is not None:
@@ -181,16 +200,18 @@ def plan_here(
         choices = choices.model_copy(update={"synthetic": True})
     missing = None
     try:
-        unprofiled = plan_engine(catalogue, recipe, choices, install)
+        unprofiled = program.plan(catalogue, recipe, choices, options, Site(install=install, shell=environ))
     except NotPrepared as error:
-        assert isinstance(error.plan, EnginePlan)
         unprofiled, missing = error.plan, error
+    plan = program.started(unprofiled)
+    assert isinstance(plan, EnginePlan), "it runs here"
     return LocalRun(
-        plan=with_profiler(unprofiled),
+        plan=plan,
         unprofiled=unprofiled,
         machine=machine,
         install=install,
         environ=environ,
+        framework=options,
         label=choices.label,
         missing=missing,
     )
@@ -226,34 +247,6 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
         unknown = {"peak_tflops": None, "gpu_memory_gb": None}
         return recipe.model_copy(update={**unknown, "decisions": (*recipe.decisions, note)})
     return recipe
-
-
-def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], folder: RunFolder) -> JobSpec:
-    """The job that runs ``plan`` here, in ``folder``, which need not exist."""
-    program = find_program(ENGINE)
-    site = Site(install=install, shell=environ)
-    request = ProgramRequest(
-        choices=Choices(),
-        options=FrameworkOptions(),
-        site=site,
-        variables=frozenset(environ),
-        gpus_per_node=plan.processes,
-    )
-    work = program.work(plan, request, folder)
-    return JobSpec(
-        scheduler=LOCAL,
-        program=program.name,
-        title=f"{plan.recipe.title()}, by llmb",
-        name=folder.name,
-        placement=Placement(1, plan.processes, whole_nodes=False),
-        gpus=plan.device == "cuda",
-        time_limit_min=None,
-        start="torchrun",
-        variables=layered([work.variables], {}, ()),
-        python=sys.executable,
-        work=work.command,
-        log=folder.log.name,
-    )
 
 
 def raise_unless_successful(run: EndedRun) -> None:
@@ -297,7 +290,7 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
         return []
     with read_history(local.install, say) as store:
         jobs = store.jobs(Filter(label=local.label, runs_only=True))
-    key = identity_of_plan(local.plan, ENGINE, {}).key
+    key = identity_of_plan(local.plan, local.program, local.framework.arguments).key
     folders = [job.folder for job in jobs if job.identity == key]
     conclude_ended(folders, say)
     ended = [run for folder in folders if (run := _ended(folder)) and run.result.status == "success"]

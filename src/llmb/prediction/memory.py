@@ -58,9 +58,9 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
 
 def estimate_here(plan: Plan) -> MemoryUse | None:
     """Return the estimate; None for other programs, CPUs, unknown GPUs and unsupported settings."""
-    if not isinstance(plan, EnginePlan) or plan.device != "cuda" or plan.recipe.gpu_memory_gb is None:
+    if not isinstance(plan, EnginePlan) or plan.declared_origin or plan.device != "cuda":
         return None
-    return None if why_not_estimated(plan) else estimate(plan)
+    return None if plan.recipe.gpu_memory_gb is None or why_not_estimated(plan) else estimate(plan)
 
 
 def clearly_fits(use: MemoryUse) -> bool:

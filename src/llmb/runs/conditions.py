@@ -138,15 +138,11 @@ def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> 
         "fp8_recipe": plan.fp8_recipe,
         "lora": plan.lora and plan.lora.model_dump(mode="json"),
         "profiler": plan.profile and plan.profile.profiler,
-        **_settings(plan),
+        **{name: getattr(plan, name) for name in SETTINGS if hasattr(plan, name)},
+        **({"parallelism": plan.parallelism.model_dump(mode="json")} if isinstance(plan, EnginePlan) else {}),
         **({} if recipe.pretended_rank is None else {"pretended_rank": recipe.pretended_rank}),
     }
     return RunIdentity(configuration=flat(parts))
-
-
-def _settings(plan: Plan) -> dict[str, Any]:
-    chosen = {name: getattr(plan, name) for name in SETTINGS if hasattr(plan, name)}
-    return chosen | ({"parallelism": plan.parallelism.model_dump(mode="json")} if isinstance(plan, EnginePlan) else {})
 
 
 def conditions_of(record: RunRecord) -> dict[str, Value]:
@@ -195,6 +191,7 @@ def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
 def _software(record: RunRecord) -> dict[str, Any]:
     environment = record.environment
     versions = {name: getattr(environment, name) if environment else None for name in VERSIONS}
+    versions |= (environment and environment.packages) or {}
     llmb = {"llmb_version": record.llmb_version, "llmb_commit": record.llmb_commit}
     return {**versions, **llmb, "llmb_modified": record.llmb_modified, "image": record.image}
 

@@ -106,6 +106,8 @@ class Environment(Record):
     """A note that this version of torch was never tested; None if it was."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees one; None without GPUs."""
+    packages: dict[str, str] | None = None
+    """Versions of the packages of another program than the engine, by name."""
 
 
 PROGRAM = "nvidia-smi"

@@ -194,7 +194,7 @@ class ComputePath(Record):
 
 
 class EnginePlan(Plan):
-    """The input of a worker of the engine. With software and machine it decides every number of a run."""
+    """The input of a worker of the engine or torchtitan. With software and machine it decides every number of a run."""
 
     emulate_fp8: bool = False
     recompute: Recompute

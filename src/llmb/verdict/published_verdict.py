@@ -24,7 +24,7 @@ from llmb.runs.conditions import (
     steps_text,
 )
 from llmb.runs.plan import EnginePlan
-from llmb.runs.record import RunRecord, VboostOutcome
+from llmb.runs.record import ENGINE, RunRecord, VboostOutcome
 from llmb.runs.result import Condition, Reference, Result, Verdict
 from llmb.verdict.group_difference import NORMAL_QUANTILE
 from llmb.verdict.judgement import Tolerance, default_tolerance, judge_against_figure
@@ -161,17 +161,17 @@ def _interval(figure: Expectation, window: Window | None) -> tuple[float, float]
 def _documented(run: AnalyzedRun, record: RunRecord) -> dict[str, Value]:
     """Return all conditions of a run but its window, in the words of reference documents, which name some of them."""
     plan, vboost = record.plan, record.vboost
-    engine, document = isinstance(plan, EnginePlan) and plan, plan.documented_software
+    engine = isinstance(plan, EnginePlan) and record.program == ENGINE and plan
     return {
         **run.configuration,
         **run.conditions,
-        "program": document or record.program,
+        "program": plan.documented_software or record.program,
         "data": record.origin.data.short,
         "lora": str(plan.lora) if plan.lora else None,
         "vboost": _vboost_text(vboost) if vboost else None,
         "peak_tflops": plan.recipe.peak_tflops,
         # The last: documents' own scripts ask for vboost themselves.
-        **(ways_of_engine(engine) if engine else _published_ways(plan.recipe) if document else {}),
+        **(ways_of_engine(engine) if engine else _published_ways(plan.recipe) if plan.documented_software else {}),
     }
 
 

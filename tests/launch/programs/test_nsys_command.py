@@ -16,9 +16,9 @@ from llmb.base.errors import EnvironmentProblem
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.begin import begin
-from llmb.jobs.local_run import local_spec
 from llmb.launch.jobspec.spec import write_spec
 from llmb.launch.local import local_command
+from llmb.launch.local_spec import local_spec
 from llmb.launch.programs.conclude import finish_run
 from llmb.launch.programs.engine.nsys_command import become_worker, check_here, nsys_command, with_profiler
 from llmb.launch.programs.port import End

@@ -16,7 +16,7 @@ from llmb.jobs.campaigns.proposal import CampaignContext, RequestedJobs, check_j
 from llmb.jobs.local_run import LocalRun, plan_here
 from llmb.launch.scheduler_lookup import scheduler_of
 from llmb.launch.site.site import this_machine
-from llmb.runs.record import ENGINE, LOCAL
+from llmb.runs.record import LOCAL
 
 MOST_OF_NAME = 40
 """Characters of the file's name in the label that selects its runs."""
@@ -68,7 +68,8 @@ def campaign_here(context: CampaignContext, requested: RequestedJobs) -> Campaig
 
 def _key(request: JobRequest) -> str:
     """The request as text, without the options that only a cluster needs."""
-    chosen = request.model_dump(mode="json", include={"request", "choices"})
+    fields = {"request", "choices", *(["framework"] if request.framework.framework else [])}
+    chosen = request.model_dump(mode="json", include=fields)
     return json.dumps([chosen, sorted(request.options.variables.items())], sort_keys=True)
 
 
@@ -81,11 +82,9 @@ def _gpu_type(context: CampaignContext, values: Mapping[str, object]) -> str | N
 
 
 def _plan(context: CampaignContext, request: JobRequest) -> LocalRun:
-    if request.framework.framework not in (None, ENGINE):
-        do = "run 'llmb submit' where Slurm is available, or omit --framework"
-        raise UsageError(f"{request.framework.framework} needs a scheduler, and nothing is queued here", do=do)
     environ = {**context.environ, **request.options.variables}
-    local = plan_here(context.catalogue, request.request, request.choices, environ, context.install)
+    chosen = request.request, request.choices, environ, context.install, None, request.framework
+    local = plan_here(context.catalogue, *chosen)
     if not context.dry_run:
         try:
             local.check()

@@ -82,7 +82,9 @@ Flags = Mapping[str, str | None]
 """A scheduler's own flags by long name. None is a flag without a value; an empty value removes one of a lower layer."""
 
 StartMode = Literal["torchrun", "task-per-gpu"]
-FrameworkName = Literal["megatron_bridge", "reference_suite"]
+FrameworkName = Literal["megatron_bridge", "reference_suite", "torchtitan"]
+NAMES = (r"[a-z][a-z0-9_]*", r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
+"""Forms of the names of a framework's arguments; the second of those that have a section."""
 _option = partial(Option, panel="Container and framework")
 
 
@@ -113,8 +115,8 @@ class FrameworkChoices(Record):
     framework: Annotated[
         FrameworkName | None,
         _option(
-            help="Train with this framework in its own container, or with the reference suite's own script of the"
-            " recipe's release. Default: llmb's engine."
+            help="Train with torchtitan, with a framework in its own container, or with the reference suite's own"
+            " script of the recipe's release. Default: llmb's engine."
         ),
     ] = None
     suite: Annotated[
@@ -162,6 +164,7 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
     arguments: dict[str, str] = {}
     texts = (text for text in (chosen.image, chosen.mounts) if text)
     problems = [problem for text in texts for problem in text_problems(text)]
+    dotted = chosen.framework == "torchtitan"
     for text in chosen.framework_arg:
         name, equals, value = text.partition("=")
         name = name.lstrip("-").replace("-", "_")
@@ -169,7 +172,7 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
             problems.append(
                 f"--framework-arg {name} looks like a secret, and arguments are written into the batch script"
             )
-        elif not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII) or not value.isprintable():
+        elif not equals or not re.fullmatch(NAMES[dotted], name, re.ASCII) or not value.isprintable():
             problems.append(f"--framework-arg is {text!r}; write NAME=VALUE")
         elif name in arguments:
             problems.append(f"--framework-arg has duplicate key '{name}'")
@@ -188,3 +191,9 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
         mounts=mounts,
         arguments=arguments,
     )
+
+
+def framework_arguments(options: FrameworkOptions) -> list[str]:
+    """Arguments of ``llmb run`` that select the program, and set its arguments."""
+    chosen = ["--framework", options.framework] if options.framework else []
+    return [*chosen, *(word for pair in options.arguments.items() for word in ("--framework-arg", "=".join(pair)))]

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from typing import Protocol
 
-from llmb.base.errors import unknown
+from llmb.base.errors import UsageError, unknown
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions, StartMode
@@ -86,6 +86,11 @@ class Program(Protocol):
     """Something that trains."""
 
     name: str
+    runs_here: bool = False
+    """``llmb run`` starts it on this machine, without a scheduler; its plan is then an ``EnginePlan``."""
+
+    def check_here(self) -> None:
+        """Raise EnvironmentProblem if this Python cannot start it."""
 
     def plan(
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
@@ -115,6 +120,7 @@ PROGRAMS = {
     "engine": ("llmb.launch.programs.engine.program", "EngineProgram"),
     "reference_suite": ("llmb.launch.programs.reference_suite", "ReferenceSuite"),
     "megatron_bridge": ("llmb.launch.programs.megatron_bridge.program", "MegatronBridge"),
+    "torchtitan": ("llmb.launch.programs.torchtitan.program", "Torchtitan"),
 }
 
 
@@ -126,3 +132,14 @@ def find_program(name: str) -> Program:
     module, attribute = PROGRAMS[name]
     program: Program = getattr(import_module(module), attribute)()
     return program
+
+
+def requested_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
+    """Return the cluster's, with the options' image and mounts. Raises UsageError if the cluster has no container."""
+    if not options.image and not options.mounts:
+        return container
+    if container.runtime == "none":
+        do = "set container.runtime in cluster_config.yaml, or omit --image and --mounts"
+        raise UsageError("this cluster's jobs run without a container", do=do)
+    chosen = {"image": options.image or container.image, "mounts": (*container.mounts, *options.mounts)}
+    return container.model_copy(update=chosen)

@@ -27,7 +27,7 @@ from llmb.runs.conditions import Value
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
-from llmb.runs.record import LOCAL, RunRecord
+from llmb.runs.record import ENGINE, LOCAL, RunRecord
 from llmb.runs.result import BETTER, WORST, VerdictName
 from llmb.verdict.catalogue_figures import NEEDED, with_catalogue_figures
 from llmb.verdict.explain_run import explain_judged
@@ -326,7 +326,7 @@ def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:
     """Return the command; None for other programs, which have their own options, and for uncatalogued recipes."""
-    if not isinstance(record.plan, EnginePlan):
+    if record.program != ENGINE or not isinstance(record.plan, EnginePlan):
         return None
     try:
         words = arguments_of_plan(Catalogue(), record.plan)

@@ -26,8 +26,8 @@ from llmb.jobs.order import Order, make_order
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions, JobOptions
 from llmb.launch.jobspec.spec import write_spec
 from llmb.launch.programs.conclude import stored_run
-from llmb.launch.programs.engine.program import engine_container
 from llmb.launch.programs.megatron_bridge.command import BridgeVersion, bridge_data
+from llmb.launch.programs.port import requested_container
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.site.site import Site
 from llmb.launch.slurm.script import worker_step
@@ -179,12 +179,12 @@ def test_an_image_of_the_reference_suites_own_scripts_is_refused_before_it_is_qu
 
 def test_an_image_for_the_engine_needs_a_container_too() -> None:
     with pytest.raises(UsageError, match="run without a container"):
-        engine_container(FrameworkOptions(image="/x.sqsh"), ContainerSettings())
+        requested_container(FrameworkOptions(image="/x.sqsh"), ContainerSettings())
     site = Site(install=INSTALL, config=cluster_schema()())
     request, asked = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8), {"data": "mock"}
     with pytest.raises(UsageError, match="--framework-arg requires --framework"):
         make_order(CATALOGUE, request, Choices(), JobOptions(), site, FrameworkOptions(arguments=asked))
-    chosen = engine_container(FrameworkOptions(image="/x.sqsh", mounts=("/y",)), ContainerSettings(**CONTAINER))
+    chosen = requested_container(FrameworkOptions(image="/x.sqsh", mounts=("/y",)), ContainerSettings(**CONTAINER))
     assert (chosen.image, chosen.mounts) == ("/x.sqsh", ("/datasets", "/y"))
 
 

@@ -12,10 +12,10 @@ from llmb.base.processes import run_talking
 from llmb.base.scratch import scratch_folder
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
+from llmb.launch.jobspec.job_options import FrameworkOptions
 from llmb.launch.jobspec.spec import PYTHON, RUN_FOLDER, VariableLayer
 from llmb.launch.programs.engine.nsys_command import with_profiler, worker_module
-from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
+from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress, requested_container
 from llmb.launch.site.site import Site
 from llmb.prediction.memory import clearly_fits, estimate, estimate_here, settle_sharding
 from llmb.prediction.prediction import predicted_step
@@ -47,6 +47,7 @@ class EngineProgram(Program):
     """Trains with ``llmb.engine.worker``, in the cluster's container or without one."""
 
     name = ENGINE
+    runs_here = True
 
     def plan(
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
@@ -58,7 +59,7 @@ class EngineProgram(Program):
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
         return ProgramWork(
             command=(PYTHON, "-P", "-m", worker_module(plan), RUN_FOLDER),
-            container=engine_container(request.options, request.site.config.container),
+            container=requested_container(request.options, request.site.config.container),
             variables=VariableLayer("engine", shipped_variables(plan.device, request.variables)),
         )
 
@@ -126,17 +127,6 @@ def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install:
         assert isinstance(error.plan, EnginePlan)
         error.plan = sharded(error.plan)
         raise
-
-
-def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
-    """Return the cluster's, with the options' image and mounts. Raises UsageError if the cluster has no container."""
-    if not options.image and not options.mounts:
-        return container
-    if container.runtime == "none":
-        do = "set container.runtime in cluster_config.yaml, or omit --image and --mounts"
-        raise UsageError("this cluster's jobs run without a container", do=do)
-    chosen = {"image": options.image or container.image, "mounts": (*container.mounts, *options.mounts)}
-    return container.model_copy(update=chosen)
 
 
 class ShippedVariable(NamedTuple):

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as a model and as arguments of torchtitan's trainer, what it cannot train, and its versions that were tried.
+
+All of it is of torchtitan 0.2.2 (torchtitan/config/job_config.py). The next, 0.3.0, has other arguments, and calls
+``torch.distributed.set_timeout``, which torch 2.13 lacks.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+from llmb.base.errors import EnvironmentProblem, UsageError, itemized, pip_install
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.layout_check import stage_sizes
+from llmb.catalogue.records import Dtype, Layout, Model, Recipe
+from llmb.catalogue.resolve import CPU
+from llmb.prediction.prediction import predicted_step
+from llmb.readers.samples.host import Device
+from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
+from llmb.runs.choices import Choices, Fp8Recipe
+from llmb.runs.plan import EnginePlan, make_plan
+
+NAME = "torchtitan"
+RELEASE = "0.2.2"
+TRIED = {RELEASE: ("2.13",)}
+"""Versions of torch, by that of torchtitan, with which it has trained."""
+FP8: Fp8Recipe = "current-all"
+"""The name in llmb's engine of its tensorwise scaling."""
+FP8_CONVERTER = "quantize.linear.float8"
+Arguments = Mapping[str, str | None]
+"""Values by the arguments' dotted names; None for a flag that is set."""
+
+# Choices that it supports; any other has to be left at its default.
+SUPPORTED = frozenset(
+    {
+        *("steps", "window", "seed", "label", "peak_lr", "warmup_steps", "grad_reduce_dtype", "fp8_recipe"),
+        *("emulate_fp8", "recompute", "compiled", "keep_logits", "stall_limit_s", "parallelism", "synthetic"),
+    }
+)
+
+
+def package_version(name: str) -> str | None:
+    """None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_versions(titan: str | None, torch: str | None) -> None:
+    """Raise EnvironmentProblem unless torchtitan has trained with this torch. None is a package that is missing."""
+    do = pip_install(NAME)
+    if titan is None or torch is None:
+        missing = [name for name, found in ((NAME, titan), ("torch", torch)) if found is None]
+        raise EnvironmentProblem(f"--framework {NAME} needs {' and '.join(missing)}, which this Python lacks", do=do)
+    if titan not in TRIED:
+        raise EnvironmentProblem(f"{NAME} {titan} is not supported, only {', '.join(TRIED)}", do=do)
+    if torch.split("+")[0].rpartition(".")[0] not in TRIED[titan]:
+        what = f"{NAME} {titan} was never tried with torch {torch}, only with {', '.join(TRIED[titan])}"
+        raise EnvironmentProblem(what, do=f"install torch {TRIED[titan][-1]}")
+
+
+class TitanModel(NamedTuple):
+    """The class of a model's arguments below ``torchtitan.models.<family>``, and its values."""
+
+    family: str
+    arguments: str
+    values: dict[str, Any]
+    rope_scaling: dict[str, Any] | None = None
+
+
+def titan_model(model: Model, layers: int) -> TitanModel:
+    """``model`` with so many layers; ``model_problems`` has none."""
+    values = {
+        "dim": model.hidden_size,
+        "n_layers": layers,
+        "n_heads": model.attention_heads,
+        "n_kv_heads": model.kv_heads,
+        "vocab_size": model.vocab_size,
+        "norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "max_seq_len": model.max_seq_len,
+    }
+    if model.qk_norm:
+        sizes = {"head_dim": model.head_dim, "hidden_dim": model.ffn_hidden_size}
+        own = {**values, **sizes, "qk_norm": True, "enable_weight_tying": model.tied_embeddings}
+        return TitanModel("qwen3", "Qwen3ModelArgs", own)
+    scaling = model.rope_scaling
+    assert scaling is not None, "model_problems rejects others"
+    frequencies = {
+        "scaling_factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_max_position,
+    }
+    # The size of its feed-forward layers, 8/3 of the model's, is rounded up to a multiple, which thus sets any size.
+    exact: dict[str, float | None] = {"ffn_dim_multiplier": None, "multiple_of": model.ffn_hidden_size}
+    if model.ffn_hidden_size < 8 * model.hidden_size // 3:
+        exact["ffn_dim_multiplier"] = model.ffn_hidden_size / (8 * model.hidden_size // 3)
+    return TitanModel("llama3", "TransformerModelArgs", {**values, **exact}, frequencies)
+
+
+def model_problems(model: Model) -> Iterator[str]:
+    """Yield the parts of a model that neither its llama3 nor its dense qwen3 has."""
+    llama = model.qk_norm is None
+    has = {
+        f"norm {model.norm}": model.norm != "rmsnorm",
+        f"mlp {model.mlp}": model.mlp != "swiglu",
+        "biases": model.qkv_bias or model.attention_output_bias or model.mlp_bias,
+        "experts": model.moe is not None,
+        "chunked attention": model.chunked_attention is not None,
+        "partial rotary embeddings": model.rotary_fraction != 1,
+        "an embedding that is tied to the head": llama and model.tied_embeddings,
+        f"heads of {model.head_dim} elements": llama and model.head_dim * model.attention_heads != model.hidden_size,
+        "unscaled rotary frequencies": llama and model.rope_scaling is None,
+        "scaled rotary frequencies beside norms of query and key": not llama and model.rope_scaling is not None,
+    }
+    if parts := [part for part, differs in has.items() if differs]:
+        yield f"{model.model} {model.size} has {', '.join(parts)}, unlike the models that llmb maps to torchtitan's"
+
+
+def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> EnginePlan:
+    """Return the plan. Raises UsageError with everything that torchtitan, or llmb with it, cannot do."""
+    problems = [*_recipe_problems(recipe), *model_problems(recipe.model), *_choice_problems(choices)]
+    if not problems:
+        forced: dict[str, object] = {"grad_reduce_dtype": "fp32", "keep_logits": True, "resources": False}
+        if recipe.dtype is Dtype.FP8:
+            forced["fp8_recipe"] = FP8
+        device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
+        plan = make_plan(recipe, choices.model_copy(update=forced), device=device)
+        problems = [*_sharding_problems(plan), *_layout_problems(plan), *_fp8_problems(plan)]
+    if problems:
+        what = f"{NAME} {RELEASE} cannot run this:{itemized(problems)}"
+        raise UsageError(what, do="omit --framework: the engine is llmb's own")
+    data = DataOrigin(kind="synthetic", name=recipe.training.data)
+    origin = Origin(weights=WeightsOrigin(kind="random"), data=data)
+    return plan.model_copy(update={"declared_origin": origin, "predicted": predicted_step(catalogue, plan)})
+
+
+def _recipe_problems(recipe: Recipe) -> Iterator[str]:
+    if recipe.task != "pretrain":
+        yield f"{recipe.workload} fine-tunes, and llmb starts torchtitan to pre-train only"
+    if recipe.packing or recipe.training.document_tokens:
+        yield "its sequences are packed from documents, and llmb gives torchtitan whole sequences"
+    if not recipe.layout.sequence_parallel:
+        yield "--no-sequence-parallel: it shards sequences wherever TP is above 1"
+
+
+def _choice_problems(choices: Choices) -> Iterator[str]:
+    default = Choices()
+    if choices.grad_reduce_dtype == "bf16":
+        yield "--grad-reduce-dtype is bf16; it reduces gradients in fp32"
+    if choices.fp8_recipe not in (None, FP8):
+        yield f"--fp8-recipe is {choices.fp8_recipe}; it scales as {FP8}"
+    if choices.keep_logits is False:
+        yield "--no-keep-logits: it keeps the logits of a micro-batch for the backward pass"
+    if choices.stall_limit_s == 0:
+        yield "--stall-limit is 0; its collectives always have a time limit"
+    for name in Choices.model_fields:
+        if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
+            yield f"{name.replace('_', ' ')} is set, which llmb does not pass to it"
+
+
+def _sharding_problems(plan: EnginePlan) -> Iterator[str]:
+    layout, recipe = plan.recipe.layout, plan.recipe
+    shard, _ = sharded_ranks(plan)
+    if shard % layout.cp or (layout.cp > 1 and plan.parallelism.dp_sharding == "none"):
+        yield f"CP is {layout.cp}, whose ranks always shard: --dp-shard-size has to be a multiple of it"
+    if shard == 1 and layout.dp > 1 and layout.dp < layout.gpus:
+        yield "parameters that are replicated, not sharded (DDP), beside other parallelism"
+    elif recipe.dtype is not Dtype.FP32 and shard == 1 and layout.tp * layout.pp > 1:
+        yield "TP or PP without data parallelism that shards: it then computes in fp32"
+    if shard > 1 and recipe.model.tied_embeddings:
+        yield "an embedding that is tied to the head, on ranks that shard it: torch refuses its way of sharding both"
+
+
+def _layout_problems(plan: EnginePlan) -> Iterator[str]:
+    layout, recipe = plan.recipe.layout, plan.recipe
+    if layout.seq_len % (layout.tp * (2 * layout.cp if layout.cp > 1 else 1)):
+        yield f"--seq-len is {layout.seq_len}; it has to be a multiple of TP {layout.tp} x 2 x CP {layout.cp}"
+    if layout.cp > 1 and plan.device == "cpu":
+        yield f"CP is {layout.cp}; on CPUs torch has no attention across ranks"
+    if layout.pp > 1 and recipe.model.qk_norm:
+        yield f"PP is {layout.pp}; its qwen3 has no pipeline stages"
+    if layout.pp > 1 and (sizes := stage_sizes(layout)) != titan_stages(layout):
+        yield f"stages of {', '.join(map(str, sizes))} layers: it makes those between the first and the last equal"
+
+
+def _fp8_problems(plan: EnginePlan) -> Iterator[str]:
+    if plan.emulate_fp8 and plan.compiled:
+        yield "--emulate-fp8 needs --no-compile"
+    if plan.recipe.dtype is Dtype.FP8 and plan.device == "cpu" and not plan.emulate_fp8:
+        yield "FP8 on a CPU needs --emulate-fp8"
+
+
+def sharded_ranks(plan: EnginePlan) -> tuple[int, int]:
+    """Number of ranks of DP x CP that shard parameters together, and that of such groups."""
+    layout = plan.recipe.layout
+    if plan.parallelism.dp_sharding == "none":
+        return layout.cp, layout.dp
+    size = plan.parallelism.dp_shard_size or layout.dp * layout.cp
+    return size, layout.dp * layout.cp // size
+
+
+class StageRule(NamedTuple):
+    """The layers of a stage, and by how many less the first and the last have."""
+
+    layers: int
+    first_less: int
+    last_less: int
+
+
+def stage_rule(layout: Layout) -> StageRule:
+    sizes = stage_sizes(layout)
+    layers = max(sizes)
+    return StageRule(layers, layers - sizes[0], layers - sizes[-1])
+
+
+def titan_stages(layout: Layout) -> list[int]:
+    """The layers of the stages that it makes of ``stage_rule``, as its ``generate_llm_fqn_per_model_part`` does."""
+    rule, stages = stage_rule(layout), layout.pp * layout.vp
+    equal, more = divmod(layout.layers + rule.first_less + rule.last_less, stages)
+    sizes = [equal + (number < more) for number in range(stages)]
+    return [sizes[0] - rule.first_less, *sizes[1:-1], sizes[-1] - rule.last_less]
+
+
+def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
+    """Arguments of its trainer but for the folder; ``extra`` are the user's.
+
+    Raises UsageError for an argument of the user's that llmb sets.
+    """
+    arguments = {**_training(plan), **_parallelism(plan), **_computation(plan)}
+    if clashing := [name for name in extra if name in arguments or name.startswith(("job.", "model."))]:
+        do = "use llmb's options for them; 'llmb run --help-all' shows all"
+        raise UsageError(f"--framework-arg {', '.join(clashing)}: llmb sets this itself", do=do)
+    return {**arguments, **dict(_own_argument(name, value) for name, value in extra.items())}
+
+
+def _own_argument(name: str, value: str) -> tuple[str, str | None]:
+    """A switch is a name alone: ``--a.b`` or ``--a.no-b``."""
+    if value == "false":
+        return re.sub(r"\.([^.]*)$", r".no-\1", name), None
+    return name, None if value == "true" else value
+
+
+def _training(plan: EnginePlan) -> Arguments:
+    layout, training = plan.recipe.layout, plan.recipe.training
+    passes = layout.ga if layout.pp > 1 else 1
+    return {
+        "training.steps": str(plan.steps),
+        "training.local_batch_size": str(layout.mbs * passes),
+        "training.global_batch_size": str(layout.gbs),
+        "training.seq_len": str(layout.seq_len),
+        "training.max_norm": str(training.clip_grad),
+        "training.mixed_precision_param": "float32" if plan.recipe.dtype is Dtype.FP32 else "bfloat16",
+        "optimizer.lr": str(training.peak_lr),
+        "optimizer.beta1": str(training.beta1),
+        "optimizer.beta2": str(training.beta2),
+        "optimizer.eps": str(training.eps),
+        "optimizer.weight_decay": str(training.weight_decay),
+        "lr_scheduler.warmup_steps": str(training.warmup_steps),
+        "lr_scheduler.total_steps": str(training.decay_steps),
+        "lr_scheduler.decay_type": "cosine",
+        "lr_scheduler.min_lr_factor": f"{training.min_lr / training.peak_lr:.6g}",
+        "debug.seed": str(plan.seed),
+        "metrics.log_freq": "1",
+        "metrics.disable_color_printing": None,
+        # As llmb's engine: four times as long before the first step.
+        "comm.init_timeout_seconds": str(4 * plan.stall_limit_s),
+        "comm.train_timeout_seconds": str(plan.stall_limit_s),
+    }
+
+
+def _parallelism(plan: EnginePlan) -> Arguments:
+    layout, (shard, replicas) = plan.recipe.layout, sharded_ranks(plan)
+    sizes: dict[str, str | None] = {
+        "parallelism.data_parallel_replicate_degree": str(replicas),
+        "parallelism.data_parallel_shard_degree": str(shard // layout.cp),
+        "parallelism.fsdp_reshard_after_forward": "always" if plan.parallelism.dp_sharding == "full" else "never",
+        "parallelism.tensor_parallel_degree": str(layout.tp),
+        "parallelism.context_parallel_degree": str(layout.cp),
+        "parallelism.pipeline_parallel_degree": str(layout.pp),
+    }
+    if layout.pp > 1:
+        rule = stage_rule(layout)
+        sizes |= {
+            "parallelism.pipeline_parallel_schedule": "Interleaved1F1B" if layout.vp > 1 else "1F1B",
+            "parallelism.pipeline_parallel_microbatch_size": str(layout.mbs),
+            "parallelism.pipeline_parallel_layers_per_stage": str(rule.layers),
+            "parallelism.pipeline_parallel_first_stage_less_layers": str(rule.first_less),
+            "parallelism.pipeline_parallel_last_stage_less_layers": str(rule.last_less),
+        }
+    return sizes
+
+
+def _computation(plan: EnginePlan) -> Arguments:
+    arguments: dict[str, str | None] = {"activation_checkpoint.mode": plan.recompute}
+    if plan.recompute == "selective":
+        arguments["activation_checkpoint.selective_ac_option"] = "op"
+    if plan.compiled:
+        arguments["compile.enable"] = None
+    if plan.fp8_recipe:
+        arguments |= {"model.converters": FP8_CONVERTER, f"{FP8_CONVERTER}.filter_fqns": "output"}
+        if plan.emulate_fp8:
+            arguments[f"{FP8_CONVERTER}.emulate"] = None
+        elif plan.parallelism.dp_sharding != "none" and sharded_ranks(plan)[0] > 1:
+            gather = f"{FP8_CONVERTER}.enable_fsdp_float8_all_gather"
+            arguments |= {gather: None, f"{FP8_CONVERTER}.precompute_float8_dynamic_scale_for_fsdp": None}
+    return arguments

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaces what torchtitan 0.2.2 cannot use on a CPU, which it was not made for; nothing is replaced elsewhere.
+
+Replaced are the name of its device, five functions that ``torch.cpu`` lacks, barriers that name devices, and the
+operation by which FSDP sums gradients (a product and a sum in one), which gloo lacks. Its models, its attention, its
+sharding and its optimizer are its own. Memory is not measured: the log has 0.
+"""
+
+import types
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+
+def replace_device_functions() -> None:
+    """Replace them, before torchtitan is imported."""
+    no_memory = types.SimpleNamespace(total_memory=1, name="cpu")
+    functions: dict[str, Any] = {
+        "get_device_name": lambda _device=None: "cpu",
+        "get_device_properties": lambda _device=None: no_memory,
+        "reset_peak_memory_stats": lambda _device=None: None,
+        "empty_cache": lambda: None,
+        "memory_stats": lambda _device=None: {f"{kind}_bytes.all.peak": 0 for kind in ("active", "reserved")},
+    }
+    for name, function in functions.items():
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, function)
+    torch._utils._get_available_device_type = lambda: "cpu"
+    barrier = dist.barrier
+
+    def barrier_without_devices(
+        group: dist.ProcessGroup | None = None, async_op: bool = False, device_ids: object = None
+    ) -> Any:  # noqa: ANN401 (as torch's)
+        del device_ids
+        return barrier(group, async_op)
+
+    dist.barrier = barrier_without_devices  # type: ignore[assignment]
+    set_factor = FSDPModule.set_gradient_divide_factor
+
+    def set_factor_of_sum(module: FSDPModule, factor: float) -> None:
+        set_factor(module, factor)
+        module.set_force_sum_reduction_for_comms(True)
+
+    FSDPModule.set_gradient_divide_factor = set_factor_of_sum  # type: ignore[assignment, method-assign]

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that is started once per rank: torchtitan's trainer with a recipe's model, on llmb's synthetic tokens.
+
+``python -m llmb.launch.programs.torchtitan.worker RUN_FOLDER ARGUMENTS...``; the arguments are those of
+``torchtitan.train``. The ranks meet as those of llmb's engine do, and train on the same samples.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from llmb.base.errors import LlmbError
+from llmb.base.parent_death import end_with_parent
+from llmb.engine.data.batches import rank_samples
+from llmb.engine.data.build import build_data
+from llmb.engine.device import local_device
+from llmb.engine.environment import describe_environment
+from llmb.engine.parallel.mesh import Groups, Ranks, connect_ranks, leave_ranks
+from llmb.launch.programs.torchtitan.arguments import NAME, check_versions, package_version, titan_model
+from llmb.launch.programs.torchtitan.on_cpu import replace_device_functions
+from llmb.readers.samples.host import host_name
+from llmb.runs.failure import failure_line
+from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.plan import EnginePlan
+from llmb.runs.record import engine_plan, read_record
+
+
+def train(folder: RunFolder, arguments: list[str]) -> None:
+    end_with_parent()
+    check_versions(package_version(NAME), torch.__version__)
+    plan = engine_plan(read_record(folder))
+    device = local_device(plan.device)
+    if plan.device == "cpu":
+        replace_device_functions()
+    log_on_one_rank(plan)
+    config = importlib.import_module("torchtitan.config").ConfigManager().parse_args(arguments)
+    connect_ranks(device, timedelta(seconds=config.comm.init_timeout_seconds))
+    record_environment(folder, device)
+    register_model(plan)
+    trainer = importlib.import_module("torchtitan.train").Trainer(config)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+
+
+def log_on_one_rank(plan: EnginePlan) -> None:
+    """Log as torchtitan does, but on the rank alone that has the loss: the first one of the last pipeline stage."""
+    importlib.import_module("torchtitan.tools.logging").init_logger()
+    layout = plan.recipe.layout
+    if int(os.environ["RANK"]) != layout.gpus // layout.pp * (layout.pp - 1):
+        logging.disable(logging.INFO)
+
+
+def record_environment(folder: RunFolder, device: torch.device) -> None:
+    """A collective."""
+    world = dist.get_world_size()
+    mesh = Groups().mesh(device, {"world": world})
+    ranks = Ranks(dist.get_rank(), world, device, mesh, mesh, mesh, mesh)
+    environment = describe_environment(ranks)
+    packages = {name: found for name in (NAME, "torchao") if (found := package_version(name))}
+    if ranks.is_first:
+        text = environment.model_copy(update={"packages": packages}).model_dump_json(indent=2)
+        write_atomically(folder.environment, f"{text}\n")
+
+
+def register_model(plan: EnginePlan) -> None:
+    """Register the plan's model and data under the name of torchtitan's family, in place of its own."""
+    model = titan_model(plan.recipe.model, plan.recipe.layout.layers)
+    family: Any = importlib.import_module(f"torchtitan.models.{model.family}")
+    arguments: Any = importlib.import_module(f"torchtitan.models.{model.family}.model.args")
+    scaling = {"rope_scaling_args": arguments.RoPEScalingArgs(**model.rope_scaling)} if model.rope_scaling else {}
+    spec = replace(
+        family.get_train_spec(),
+        model_args={plan.recipe.size: getattr(arguments, model.arguments)(**model.values, **scaling)},
+        build_tokenizer_fn=None,
+        build_dataloader_fn=lambda dp_world_size, dp_rank, **_: Batches(plan, dp_rank),  # noqa: ARG005 (torchtitan's)
+    )
+    importlib.import_module("torchtitan.protocols.train_spec").register_train_spec(model.family, spec)
+
+
+class Batches:
+    """The synthetic samples of a rank, in the form of torchtitan's loaders. Nothing is saved."""
+
+    def __init__(self, plan: EnginePlan, dp_rank: int) -> None:
+        self.plan, self.dp_rank = plan, dp_rank
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        data, layout = build_data(self.plan), self.plan.recipe.layout
+        for step in range(self.plan.steps):
+            samples = list(rank_samples(layout, self.plan.samples_before(step), self.dp_rank))
+            if layout.pp == 1:
+                batches = [data.micro_batch(numbers) for numbers in samples]
+                yield from (({"input": batch.tokens}, batch.labels) for batch in batches)
+                continue
+            parts = [data.micro_batch(numbers) for numbers in samples]  # which the pipeline takes apart again
+            yield {"input": torch.cat([part.tokens for part in parts])}, torch.cat([part.labels for part in parts])
+
+
+def main() -> None:
+    """Exit immediately, as a worker of the engine: torch's threads can abort a run that is done."""
+    exit_code = 1
+    try:
+        train(RunFolder(Path(sys.argv[1])), sys.argv[2:])
+        leave_ranks()
+        exit_code = 0
+    except SystemExit as error:  # of torchtitan's parser of arguments
+        exit_code = int(error.code or 0)
+    except Exception as error:  # noqa: BLE001 (top level of the process: any error ends this rank)
+        if isinstance(error, LlmbError):
+            sys.stderr.write(f"{error.text()}\n")
+        else:
+            traceback.print_exc()
+        sys.stderr.write(failure_line(int(os.environ.get("RANK", "0")), host_name(), error) + "\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()
