@@ -105,7 +105,7 @@ accuracy: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.predict.accuracy
 
 golden: $(VENV)/.dev
-	LLMB_GOLDEN=1 $(BIN)/pytest tests/launch/slurm/test_script_golden.py tests/launch/programs/megatron_bridge/test_megatron_bridge.py
+	LLMB_GOLDEN=1 $(BIN)/pytest tests/launch/slurm/test_script_golden.py tests/launch/programs/megatron_bridge/test_megatron_bridge.py tests/launch/programs/torchtitan/test_torchtitan.py
 
 reference: $(VENV)/.run
 	$(BIN)/python scripts/generate_reference.py
