@@ -180,6 +180,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "expectations": tuple[Expectation, ...],
         "expectations_reason": str | None,
         "predicted": PredictedStep | None,
+        "predicted_reason": str | None,
     },
     "parse": {
         "results[].status": Status,

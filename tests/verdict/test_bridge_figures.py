@@ -182,6 +182,8 @@ def test_sharded_rows_and_scalings_are_conditions() -> None:
     assert ways["parallelism.dp_sharding"].value == "full"
     assert "over 64 GPUs" in ways["parallelism.dp_sharding"].what
     assert ways["fp8_recipe"].value == "current"
+    assert {key for key, way in ways.items() if way.value is None} == {"cuda_graphs", "recompute"}
+    assert all("not known" in way.source for way in ways.values() if way.value is None)
 
 
 DTYPES = {"fp8-cs": "fp8_cs", "mxfp8": "fp8_mx", "nvfp4": "nvfp4", "bf16": "bf16"}

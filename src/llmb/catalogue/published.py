@@ -61,7 +61,8 @@ class PublishedCondition(Record):
 
     key: str
     """A key of the verdict's conditions."""
-    value: str
+    value: str | None
+    """None if it is not known; the source then says why."""
     slower_pct: tuple[float, float] | None = None
     """The slowdown of a step without it, in percent: from, to. Estimates from sizes; None if unknown."""
     what: str

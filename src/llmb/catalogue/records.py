@@ -526,12 +526,12 @@ class Recipe(Record):
         return f"PROXY ({self.layout.layers} of {self.full_layers} layers)" if self.proxy else ""
 
     @property
-    def engine_problems(self) -> tuple[str, ...]:
-        """Name what llmb's own engine lacks to train the recipe, and the programs that do; empty if it can train it."""
+    def engine_problem(self) -> str | None:
+        """Name what llmb's own engine lacks to train the recipe, and the programs that do; None if it can train it."""
         parts = self.model.other_parts
         lacks = (*(() if self.dtype in ENGINE_DTYPES else (self.dtype.value,)), *(parts.names if parts else ()))
         programs = "Megatron-Bridge and the reference suite train this recipe, and llmb judges their logs"
-        return (f"llmb's engine has no {' and no '.join(lacks)}: {programs}",) if lacks else ()
+        return f"llmb's engine has no {' and no '.join(lacks)}: {programs}" if lacks else None
 
     @property
     def shares_parameters(self) -> bool:

@@ -84,7 +84,7 @@ def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterato
     if recipe.conditions:
         columns = [
             *texts(": key", form=title_of),
-            *texts(": value"),
+            *texts(": value", form=lambda value: value or "n/a"),
             *texts("without it: slower_pct", form=lambda by: "{:g} to {:g} % slower".format(*by) if by else ""),
             *texts("source"),
         ]
@@ -266,7 +266,8 @@ def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
                         "proxy_scales": [row.gpus for row in table.rows if row.proxy],
                         "above_largest": table.above_largest,
                     }
-                    for table in _layout_tables(workload, size)
+                    for table in workload.layouts
+                    if table.size == size
                 ],
             }
             for size in sizes_of(workload)
@@ -288,10 +289,6 @@ def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str], mo
         every = " ".join(["all", *rest] if {*gpu_types} <= {*types} else types)
         rows.append((name, size, release, every, dtypes, scales))
     return rows_table("Recipes", heads, rows, caption=[LEGEND, more])
-
-
-def _layout_tables(workload: WorkloadFile, size: str) -> list[LayoutTable]:
-    return [table for table in workload.layouts if table.size == size]
 
 
 def _scales_text(table: LayoutTable) -> str:

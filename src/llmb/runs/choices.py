@@ -349,7 +349,7 @@ class Choices(Record):
 
     def problems(self, recipe: Recipe, device: Device, resumed: Lora | None = None) -> Iterator[str]:
         """Problems of training ``recipe`` with these choices on ``device``; ``resumed``: a checkpoint's adapters."""
-        yield from (*recipe.engine_problems, *limit_problems(self))
+        yield from filter(None, (recipe.engine_problem, *limit_problems(self)))
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device):
             yield problem

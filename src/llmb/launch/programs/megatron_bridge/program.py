@@ -61,7 +61,7 @@ class MegatronBridge(Program):
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
         plan = bridge_plan(catalogue, recipe, choices, origin, packed=packed)
         check_image(options.image, recipe)
-        usual = None if recipe.engine_problems else make_plan(recipe, Choices(), device="cuda")
+        usual = None if recipe.engine_problem else make_plan(recipe, Choices(), device="cuda")
         return plan.model_copy(update={"predicted": usual and predicted_step(catalogue, usual)})
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
