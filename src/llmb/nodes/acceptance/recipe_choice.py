@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import CPU, Request, gpu_types_of, listed_scales, resolve, sizes_of
+from llmb.catalogue.resolve import CPU, Request, gpu_types_of, listed_scales, releases_of, resolve, sizes_of
 from llmb.prediction.prediction import predicted_step
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
@@ -71,7 +71,7 @@ def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Re
     for name, workload in catalogue.workloads.items():
         for size in sizes_of(workload) if name.startswith(PRETRAINING) else ():
             request = Request(workload=name, size=size, gpu_type=gpu_type)
-            if gpu_type not in gpu_types_of(workload, size) or size == TINY[1]:
+            if gpu_type not in gpu_types_of(workload, size) or not releases_of(workload, size):
                 continue
             scales = listed_scales(catalogue, request).get(DTYPES[0])
             fitting = [scale for scale in scales.full if scale <= gpus] if scales else []
