@@ -47,7 +47,7 @@ class LlmbError(Exception):
         return printable_lines("\n".join((self.what, *lines)))
 
     def document(self) -> dict[str, Any]:
-        """The error for programs; its keys are a contract."""
+        """Return the error for programs; its keys are a contract."""
         return {
             "error": {
                 "what": self.what,
@@ -113,14 +113,14 @@ def see(page: str, what: str = "") -> str:
 
 
 def itemized(items: Iterable[object]) -> str:
-    """Return an error's lines below the first: one per item, then the number left out beyond ``MOST_ITEMS``."""
+    """Return the lines of an error below its first: one per item, then the number omitted beyond ``MOST_ITEMS``."""
     texts = list(items)
     more = [f"and {len(texts) - MOST_ITEMS} more"] if len(texts) > MOST_ITEMS else []
     return "".join(f"\n  - {item}" for item in (*texts[:MOST_ITEMS], *more))
 
 
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
-    """An error for a value outside a closed set, with the closest valid spelling when there is one."""
+    """Return an error for a value outside a closed set, with the closest valid spelling when there is one."""
     names = [str(choice) for choice in choices]
     model = str(value).lower().removeprefix("pretrain_").removeprefix("finetune_").partition("_")[0]
     meant = did_you_mean(value, names)
@@ -130,10 +130,9 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
-    """A question with the closest of ``names``, or an empty string. Of sizes such as 7b, the nearest number is meant.
-
-    A name is meant by a word with one or two wrong letters, by a part that no other has, or by a word with more behind
-    it. A word as short as a100 that lacks a letter of h100 names something else.
+    """Return a question with the closest of ``names``, or an empty string. For a size such as 7b, that is the nearest
+    number. A word matches a name if one or two of its letters are wrong, if it is a part that no other name has, or if
+    it continues the name. A word as short as a100 that lacks a letter of h100 names something else.
     """
     text, known = str(value).lower(), list(names)
     if _BILLIONS.fullmatch(text) and (sizes := [name for name in known if _BILLIONS.fullmatch(name)]):

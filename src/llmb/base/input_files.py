@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens untrusted files, and only regular ones: a pipe or a device may never end.
-
-Also reads what Linux shows of this machine as files.
+"""Opens untrusted files, and only regular ones: reading a pipe or a device may never end. Also reads the files by which
+Linux describes this machine.
 """
 
 import errno
@@ -82,7 +81,7 @@ def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the whole content. Raises OSError as above, and if it is larger than ``most_bytes``."""
+    """Return the whole content. Raise OSError as above, and if it is larger than ``most_bytes``."""
     with open_regular(path) as stream:
         return read_up_to(stream, most_bytes, path)
 
@@ -106,7 +105,7 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
 
 
 def parse_path(text: str | Path) -> Path:
-    """Return a path that need not exist. Raises UsageError for text that no path can have."""
+    """Return a path that need not exist. Raises UsageError for a string that no path can be."""
     try:
         path = Path(text).expanduser()
         path.lstat()
@@ -137,10 +136,8 @@ def not_regular(mode: int) -> str | None:
 
 
 def check_values(text: bytes, most: int = MOST_VALUES) -> None:
-    """Raise ValueError for JSON of more values than ``most``.
-
-    A megabyte, which is packed into a hundred bytes, has half a million of them, and while it is read each takes some
-    hundred bytes, or a thousand if it is wrong.
+    """Raise ValueError for JSON with more values than ``most``. A megabyte, compressed to a hundred bytes, has half a
+    million of them; while it is read, each takes some hundred bytes, or a thousand if it is invalid.
     """
     if sum(map(text.count, (b",", b"{", b"["))) > most:
         raise ValueError(f"it has more than {most:,} values")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options as the fields of records declare them: ``steps: Annotated[int | None, Option(help=..., minimum=1)] = None``.
 
-The field has name, type and default. Command line, campaign files, variables and documentation derive from it, and text
-such as ranges of numbers is read by the option's form.
+The field has the name, type and default. Command line, campaign files, variables and documentation derive from it, and
+strings such as ranges of numbers is read by the option's form.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Span(NamedTuple):
     last: int
     step: int = 1
     width: int = 1
-    """Digits of the first number as written, including leading zeros."""
+    """Digits of the first number as written, with leading zeros."""
 
     @property
     def numbers(self) -> range:
@@ -64,13 +64,13 @@ MOST_WHOLE = 2**63 - 1
 
 
 class Form(NamedTuple):
-    """``is_written`` returns False, or raises ValueError, for text in another format."""
+    """The form of an option's text. ``is_written`` returns False, or raises ValueError, for text in another format."""
 
     is_written: Callable[[str], object]
     valid: str
-    """The valid texts, as words after "it must be"."""
+    """The valid strings, as words after "it must be"."""
     any_case: bool = False
-    """Case is ignored, as in the reference suite's scripts."""
+    """True if case is ignored, as in the reference suite's scripts."""
 
 
 def pattern(expression: str) -> Callable[[str], object]:
@@ -84,7 +84,7 @@ LABEL = Form(
     "up to 64 letters, digits, '.', '_', '+' and '-', beginning with a letter or a digit, without '..', and not a"
     " number, a date or 'latest'",
 )
-"""Excludes text that would be read as an id or a time in selections of runs."""
+"""Excludes strings that would be read as an id or a time in selections of runs."""
 RANKS = Form(parse_ranges, "ranks such as 0 or 0,4-7")
 
 
@@ -105,15 +105,15 @@ class Option:
     """Form of text."""
     metavar: str | None = None
     repeatable: bool = False
-    """It can be repeated, and a job gets all values: it is not swept. The field is a tuple."""
+    """It can be repeated, and a job gets all values: there is no sweep over them. The field is a tuple."""
     several: bool = False
-    """Text that accepts several values at once, as numbers and choices always do."""
+    """A string that accepts several values at once, as numbers and choices always do."""
     negates: bool = False
     """A flag, ``--no-name``, that sets the field to False."""
     folder: bool = False
     """A path, made absolute, because workers may start in another folder."""
     envvar: str | None = None
-    """The reference suite's variable, which the command line reads if the option is not given."""
+    """The reference suite's variable, which the command line reads if the option is not set."""
     set_by: tuple[str, ...] = ()
     """Variables that the scheduler reads, in order of precedence."""
     name: str = ""
@@ -132,12 +132,12 @@ class Option:
 
     @property
     def listed(self) -> bool:
-        """Values are separated by commas."""
+        """True if its values are separated by commas."""
         return get_origin(self.annotation) is tuple and not self.repeatable
 
     @property
     def swept(self) -> bool:
-        """True if it takes several values, separated by commas, where several runs are requested."""
+        """True if the option takes several values, separated by commas, where several runs are requested."""
         if self.listed or self.repeatable or self.negates or self.folder:
             return False
         return self.type in (int, float) or get_origin(self.type) is Literal or self.several
@@ -167,12 +167,12 @@ class Option:
         return "" if self.above is None else f"above {self.above:g}"
 
     def is_within(self, number: Any) -> bool:  # noqa: ANN401 (of the option's type)
-        """True if it is within the limit."""
+        """Return True if the value is within the limit."""
         low = self.minimum is None or number >= self.minimum
         return bool(low and (self.above is None or number > self.above))
 
     def takes(self, value: object) -> bool:
-        """True if a value of Python has the option's type; limits are checked later."""
+        """Return True if a Python value has the option's type; limits are checked later."""
         if get_origin(self.type) is Literal:
             return value in get_args(self.type)
         if self.annotation is not bool and isinstance(value, bool):
@@ -184,7 +184,7 @@ class Option:
         return isinstance(value, (int, float) if self.type is float else self.type)
 
     def arguments(self, value: Any) -> Iterator[str]:  # noqa: ANN401 (of the option's type)
-        """The inverse of ``value``."""
+        """Yield the arguments for a value: the inverse of ``value``."""
         yes, _, no = self.spellings[-1].partition("/")
         if isinstance(value, bool):
             yield yes if value or self.negates else no
@@ -193,7 +193,7 @@ class Option:
                 yield from (yes, str(item))
 
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """The value of the field. Names are in lower case, so any case is accepted."""
+        """Return the value of the field. Names are in lower case, so any case is accepted."""
         if isinstance(given, str) and self.form.any_case:
             return given.lower()
         if self.negates:
@@ -206,12 +206,12 @@ class Option:
 
 @cache
 def options_of(*records: type) -> Mapping[str, Option]:
-    """The options declared by the fields of ``records`` and of nested records, by name, in order."""
+    """Return the options declared by the fields of ``records`` and of nested records, by name, in order."""
     return {option.name: option for record in records for option in _options(record)}
 
 
 def build(record: type[Shape], values: Mapping[str, Any]) -> Shape:
-    """A record from values of options; a value that is None or missing leaves the field at its default."""
+    """Return a record made from values of options; a value that is None or missing leaves the field at its default."""
     given: dict[str, Any] = {}
     kind: type = record
     for field, declared in _declared(kind).items():
@@ -226,7 +226,7 @@ def build(record: type[Shape], values: Mapping[str, Any]) -> Shape:
 
 
 def arguments_of(record: object) -> Iterator[str]:
-    """The command line's arguments that make ``record``, without values that are defaults."""
+    """Yield the command-line arguments that make ``record``, without values that are defaults."""
     kind: type = type(record)
     for field, declared in _declared(kind).items():
         value = getattr(record, field)
@@ -237,7 +237,7 @@ def arguments_of(record: object) -> Iterator[str]:
 
 
 def limit_problems(record: object) -> Iterator[str]:
-    """Problems with the numbers of a record's own fields."""
+    """Yield problems with the numbers of a record's own fields."""
     kind: type = type(record)
     for field, option in _declared(kind).items():
         if isinstance(option, Option):
@@ -257,7 +257,7 @@ def _options(record: type) -> Iterator[Option]:
 
 @cache
 def _declared(record: type) -> dict[str, Option | type]:
-    """The option of each field, or the nested record, also of inherited ones; other fields are omitted."""
+    """Return the option of each field, or the nested record, also of inherited ones; other fields are omitted."""
     declared: dict[str, Option | type] = {}
     defaults = _defaults(record)
     annotations: dict[str, Any] = {}
@@ -280,7 +280,7 @@ def _declared_in(annotation: type) -> bool:
 
 
 def _defaults(record: type) -> dict[str, Any]:
-    """Default of each field; ``REQUIRED`` if it has none."""
+    """Return the default of each field; ``REQUIRED`` if it has none."""
     fields = getattr(record, "model_fields", None)
     if fields is not None:
         return {name: REQUIRED if field.is_required() else field.default for name, field in fields.items()}
@@ -298,7 +298,7 @@ NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
 
 
 def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN401 (of the option's type)
-    """The option's value; a tuple if it is repeated. Raises UsageError with ``key``, the value and the valid values."""
+    """Return the option's value, a tuple if it is repeated. Raise UsageError with ``key``, value and valid values."""
     if option.repeatable or option.listed:
         return tuple(_one(option, key, text) for text in texts)
     if len(texts) != 1:
@@ -307,7 +307,7 @@ def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN
 
 
 def read_value(option: Option, text: str) -> Any:  # noqa: ANN401 (of the option's type)
-    """One value. Raises ValueError."""
+    """Parse one value. Raises ValueError."""
     try:
         return _adapter(option.type, option.minimum, option.above, option.form).validate_python(text)
     except ValidationError as error:
@@ -315,7 +315,7 @@ def read_value(option: Option, text: str) -> Any:  # noqa: ANN401 (of the option
 
 
 def valid_values(option: Option) -> str:
-    """Valid values, as words after "it must be"."""
+    """Return valid values, as words after "it must be"."""
     if get_origin(option.type) is Literal:
         return " or ".join(get_args(option.type))
     if option.type is bool:

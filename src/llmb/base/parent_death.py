@@ -24,7 +24,7 @@ def ending_with_this(command: Sequence[str]) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends. Kept by exec, but not by fork."""
+    """Have the kernel kill this process when the thread that started it ends. This survives exec, but not fork."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that was started here, and all that it started: to find and to end them, by which signals, and to read
-what one reports."""
+"""A process that was started here, and everything that it started: finding and ending them, the signals for that, and
+reading what a process reports."""
 
 import os
 import signal
@@ -47,9 +47,8 @@ class SignalGate:
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[SignalGate]:
-    """The first signal that ends a run raises Interrupted, once it is let through; further ones are ignored.
-
-    Without that, a signal during the start of a process would leave the process behind.
+    """Turn the first signal that ends a run into Interrupted, once it is let through; ignore further ones. Without
+    that, a signal during the start of a process would leave the process behind.
     """
     gate = SignalGate()
     previous = {number: signal.signal(number, gate.take) for number in ENDING}
@@ -77,9 +76,8 @@ Stream = IO[bytes] | int
 def started_program(
     command: Sequence[str], output: Stream, errors: Stream, environ: Mapping[str, str] | None = None
 ) -> Iterator[Process]:
-    """A program that ends with this process, and with the block if that is left by an error or a signal.
-
-    Raises Interrupted for a signal, when all that the program started has ended.
+    """Start a program that ends with this process, and with the block if an error or a signal leaves it. Raises
+    Interrupted for a signal, once everything that the program started has ended.
     """
     with signals_as_exceptions() as signals:
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the others in order.
@@ -100,7 +98,7 @@ def started_program(
 
 
 def waiting_for(process: Process) -> threading.Event:
-    """Set when it has ended, by a waiting thread: polling would disturb the measurement."""
+    """An event that a waiting thread sets when the process has ended: polling would disturb the measurement."""
     ended = threading.Event()
 
     def wait() -> None:
@@ -157,7 +155,7 @@ def signal_process(pid: int, number: signal.Signals) -> None:
 
 
 def family(pid: int) -> list[int]:
-    """``pid``, its children and their children."""
+    """Return ``pid``, its children and their children."""
     children: dict[int, list[int]] = {}
     for child, parent in _by_proc() if (PROC / "self" / "stat").exists() else _by_ps():
         children.setdefault(parent, []).append(child)
@@ -210,8 +208,7 @@ class Ended(NamedTuple):
 def run_talking(
     program: Sequence[str], variables: Mapping[str, str], on_line: Callable[[bytes], None], if_interrupted: str
 ) -> Ended:
-    """Return when ``program``, words after the Python interpreter, has ended; it never outlives this process.
-
+    """Run ``program``, arguments of the Python interpreter, until it ends; it never outlives this process.
     if_interrupted: what is left if a signal ends the program, for the message of UserInterrupt.
     """
     with tempfile.TemporaryFile() as talk:

@@ -28,10 +28,9 @@ CACHE_SIZE = 1024
 
 
 class Record(BaseModel):
-    """Base of all records that are written to files: immutable; unknown keys are errors.
-
-    Of a list in JSON, which programs write, only the first wrong item is an error: a short file may have millions, and
-    each takes memory. Of other data, which people write, all are.
+    """Base of all records that are written to files: immutable; unknown keys are errors. For a list in JSON, which
+    programs write, only the first invalid item is reported: a short file may have millions, and each takes memory. For
+    other data, which people write, all invalid items are reported.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -64,7 +63,7 @@ def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core,
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return its place, as dotted keys, and the problem. All of many errors would take as much memory again."""
+    """Return the place of the first problem, as dotted keys, and the problem: listing many would take much memory."""
     if error.error_count() > MOST_ERRORS:
         return "", f"{error.error_count():,} of its values are wrong"
     first = error.errors(include_url=False, include_input=False)[0]
@@ -80,7 +79,7 @@ class ReasonedRecord(Record):
 
     @classmethod
     def reason_keys(cls) -> Iterator[tuple[str, str]]:
-        """The fields that may be missing, each with the key of its reason."""
+        """Yield the fields that may be missing, each with the key of its reason."""
         for name, field in cls.model_fields.items():
             if Missing in get_args(field.annotation):
                 yield name, f"{name.removesuffix('_s')}_reason"

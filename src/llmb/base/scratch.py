@@ -16,7 +16,7 @@ NEW_S = 60.0
 
 @contextmanager
 def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
-    """A new folder in ``place``, by default in that for temporary files, which only its owner can enter.
+    """Yield a new folder in ``place``, which only its owner can enter, by default in the folder for temporary files.
 
     It is removed at the end, as are others with this prefix whose processes were killed. Raises OSError if it cannot
     be made.

@@ -54,9 +54,9 @@ _PARTS_OF_NAMES = (
 )
 """Every name of a secret contains one of these; few lines have any."""
 _WORDS = frozenset({"key", "pass", "pat", "sig", "sas", "auth"})
-"""Names that occur as words of a sentence before a colon."""
+"""Names of secrets that also occur as words of a sentence before a colon."""
 _LEAST = 4
-"""Characters of a value that such a word may name."""
+"""Minimum number of characters of a value after such a word."""
 _COUNT = r"(?i)[-+]?\d[\d._]*(e[-+]?\d+)?[kmgtbs%]{0,2}(/\w{1,6})?"
 _NO_VALUES = frozenset({"none", "null", "true", "false", "nan"})
 _PLAIN = r"\d{1,9}(\.\d+)?"
@@ -65,19 +65,19 @@ HIDDEN = "[secret]"
 
 
 def holds_secret(name: str, value: str = "") -> bool:
-    """True if a variable, an option or an argument may hold a secret, which must not be saved or printed."""
+    """Return True if a variable, an option or an argument may hold a secret, which must not be saved or printed."""
     return _is_secret_name(name, value) or has_secret(value, settings=not name.startswith(_FUNCTION))
 
 
 def has_secret(text: str, *, settings: bool = True) -> bool:
-    """True if a text may contain a secret; with ``settings`` also one that its name shows, as in ``password=...``."""
+    """Return True if a string may contain a secret; with ``settings``, also one such as ``password=...``."""
     if _may_hold(text) and re.search(_BY_VALUE, text):
         return True
     return settings and "=" in text and any(_is_secret_name(name, value) for name, value in re.findall(_PAIR, text))
 
 
 def has_secret_in_log(line: str) -> bool:
-    """True if a line of a log may contain a secret: also a quoted one, as a header, as JSON, or after an option."""
+    """Return True if a line of a log may hold a secret: also a quoted one, in a header or JSON, or after an option."""
     if _may_hold(line) and re.search(_BY_VALUE, line):
         return True
     folded = line.casefold()
@@ -105,7 +105,7 @@ def secret_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _may_hold(text: str) -> bool:
-    """Return False if no part of a text has the form of a secret."""
+    """Return False if no part of a string has the form of a secret."""
     if any(mark in text for mark in _MARKS):
         return True
     folded = text.casefold()
@@ -113,7 +113,7 @@ def _may_hold(text: str) -> bool:
 
 
 def _is_secret_name(name: str, value: str) -> bool:
-    """A number is not a secret where a name counts something, such as ``max_tokens``."""
+    """Return whether a name is that of a secret. Names that count something, such as ``max_tokens``, are not."""
     match _secret_name(name):
         case "many":
             return not re.fullmatch(_PLAIN, value)
@@ -122,7 +122,7 @@ def _is_secret_name(name: str, value: str) -> bool:
 
 
 def _is_secret(name: str, value: str, mark: str) -> bool:
-    """Return whether the text beside a name in a log is a secret. Logs count tokens, and print the special ones."""
+    """Return whether the text beside a name in a log is a secret. Logs count tokens, and print special tokens."""
     if _secret_name(name) is None or value.casefold() in _NO_VALUES:
         return False
     if name.casefold() in _WORDS:
@@ -132,7 +132,7 @@ def _is_secret(name: str, value: str, mark: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _secret_name(name: str) -> Literal["one", "many"] | None:
-    """Return whether a name is that of a secret, or of several; log lines have the same names again and again."""
+    """Return whether a name denotes one or several secrets. Cached, because log lines repeat the same names."""
     plain = re.sub(r"[.-]", "_", name)
     if plain.upper() in _KEY_SOURCES:
         return "one"

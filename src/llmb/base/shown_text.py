@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats values, and untrusted text so that it is safe to show. Pure.
-
-A terminal obeys control characters, also in a name, a record or a log.
+"""Formats values, and untrusted text so that it is safe to show. Pure. A terminal obeys control characters, even in a
+name, a record or a log.
 """
 
 import re
@@ -29,7 +28,7 @@ def printable_lines(text: str) -> str:
 def csv_value(value: object) -> object:
     """Return a value for a CSV file, with no text that a spreadsheet takes for a formula or that a terminal obeys.
 
-    Text that begins as formulas do has an apostrophe before it; numbers do not count.
+    Text that begins like a formula gets an apostrophe before it, unless it is a number.
     """
     if not isinstance(value, str):
         return value
@@ -48,7 +47,7 @@ def value_text(value: str | float | bool | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return text such as ``2 steps``."""
+    """Return a string such as ``2 steps``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

@@ -28,7 +28,7 @@ def student_t(freedom: float, probability: float = 0.975) -> float:
 
 
 def half_width(deviations: Floats) -> float:
-    """Half the 95 % confidence interval of the mean of a series of at least 2 steps, in step order.
+    """Return half the 95 % confidence interval of the mean of a series of at least 2 steps, in step order.
 
     ``deviations`` are the steps' differences from that mean.
     """
@@ -40,7 +40,7 @@ def half_width(deviations: Floats) -> float:
 
 
 def block_means(values: Series) -> tuple[Floats, int]:
-    """``values`` as means of complete blocks, and the size of a block: 1 for up to ``MOST_BLOCKS`` values."""
+    """Return ``values`` as means of complete blocks, and the size of a block: 1 for up to ``MOST_BLOCKS`` values."""
     size = -(-len(values) // MOST_BLOCKS)
     whole = np.asarray(values, float)[: len(values) // size * size]
     return whole.reshape(-1, size).mean(axis=1), size
@@ -48,7 +48,7 @@ def block_means(values: Series) -> tuple[Floats, int]:
 
 @lru_cache(maxsize=16)
 def cosines(count: int, more: int = 0) -> Floats:
-    """Orthogonal weights of the slowest movements of ``count`` steps, and of ``more``: each of length 1, of sum 0."""
+    """Return orthogonal weights of the slowest movements of ``count`` steps, and of ``more``: of length 1 and sum 0."""
     terms = max(min(2, count // 4), round(count ** (2 / 3) / 3)) + more
     angles = np.pi / count * np.outer(np.arange(1, terms + 1), np.arange(count) + 0.5)
     waves: Floats = np.sqrt(2 / count) * np.cos(angles)
@@ -56,7 +56,7 @@ def cosines(count: int, more: int = 0) -> Floats:
 
 
 def ar1_variances(weights: Floats) -> Floats:
-    """Variance of each row's weighted sum of an AR(1) series with ``PRIOR_AUTOCORRELATION`` and variance 1."""
+    """Return the variances of the rows' weighted sums of an AR(1) series with ``PRIOR_AUTOCORRELATION``, variance 1."""
     places = np.arange(weights.shape[-1])
     correlations = PRIOR_AUTOCORRELATION ** np.abs(np.subtract.outer(places, places))
     variances: Floats = ((weights @ correlations) * weights).sum(axis=-1)
@@ -65,7 +65,7 @@ def ar1_variances(weights: Floats) -> Floats:
 
 @lru_cache(maxsize=16)
 def _correction(count: int) -> float:
-    """Variance of the mean over the expected estimate, of an AR(1) series with ``PRIOR_AUTOCORRELATION``."""
+    """Return the variance of the mean over the expected estimate, of an AR(1) series with ``PRIOR_AUTOCORRELATION``."""
     of_mean = ar1_variances(np.full(count, 1 / math.sqrt(count)))
     return float(of_mean / ar1_variances(cosines(count)).mean())
 
@@ -73,14 +73,14 @@ def _correction(count: int) -> float:
 MAD_TO_STD = 1.4826
 """Standard deviation over median absolute deviation, of a normal distribution."""
 LEAST_SPREAD = 0.001
-"""Share of the level: logs print step times with two to four digits, and equal values have no spread."""
+"""Minimum spread, relative to the level: logs print two to four digits, and equal values have no spread."""
 OUTLIER_SPREADS = 5.0
 SPIKE_NEIGHBORS = 3
 """Number on each side; up to this many outliers in a row are still a spike."""
 
 
 def level_and_spread(values: Series) -> tuple[float, float, float]:
-    """The median, and the spreads below and above it, as standard deviations of a normal distribution.
+    """Return the median, and the spreads below and above it, as standard deviations of a normal distribution.
 
     Two spreads, because step times are skewed: a step can be late by more than it can be early.
     """
@@ -92,7 +92,7 @@ def level_and_spread(values: Series) -> tuple[float, float, float]:
 
 
 def despike(values: Series) -> Floats:
-    """``values``, at least 4, with outliers among their neighbors replaced by the neighbors' median (Hampel filter)."""
+    """Return at least 4 ``values`` with outliers replaced by the median of their neighbors (Hampel filter)."""
     array, half = np.asarray(values, float), SPIKE_NEIGHBORS
     padded = np.concatenate((array[half:0:-1], array, array[-2 : -half - 2 : -1]))
     windows = sliding_window_view(padded, 2 * half + 1)
@@ -112,8 +112,8 @@ FEWEST_FOR_AUTOCORRELATION = 20
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of a series. Spread and interval are None for a single value; of means of several steps, so is the
-    spread, and median and extremes are those of the means."""
+    """Statistics of a series. Spread and interval are None for a single value. For a series of means of several steps
+    the spread is None, and median and extremes are those of the means."""
 
     count: int
     """Number of steps."""
@@ -128,11 +128,11 @@ class Statistics:
     min: float
     max: float
     effective_count: float | None = None
-    """Number of independent steps whose mean is as certain; None for fewer than 20 steps, and in older records."""
+    """Number of independent steps with the same uncertainty; None for fewer than 20 steps, and in older records."""
 
 
 def describe(values: Sequence[float]) -> Statistics:
-    """Statistics of finite ``values`` in step order.
+    """Return statistics of finite ``values`` in step order.
 
     Raises ValueError for an empty series or a value that is not finite.
     """
@@ -163,8 +163,8 @@ def describe(values: Sequence[float]) -> Statistics:
 
 
 def describe_means(values: Sequence[float], steps: Sequence[int], error: float = 0.0) -> Statistics:
-    """Statistics of consecutive steps of which finite ``values`` are the means: the first of the first ``steps``, and
-    so on. Their mean is off by at most ``error``, which widens the interval."""
+    """Return statistics of consecutive steps from the finite means ``values``: the first is the mean of the first
+    ``steps``, and so on. Their mean is wrong by at most ``error``, which widens the interval."""
     array = np.asarray(values, float)
     mean = float(np.average(array, weights=steps))
     half = error + (half_width(array - mean) if len(array) > 1 else 0.0)
@@ -180,9 +180,8 @@ def are_between(low: float, values: Sequence[float], high: float) -> bool:
 
 
 def _effective_count(count: int, correlation: float) -> float | None:
-    """Effective count of a series with lag-1 ``correlation``, as if it were AR(1); negative correlation does not count.
-
-    In a short series the correlation comes out too low by about (1 + 4 rho) / n (Kendall, Biometrika 41, 1954).
+    """Return the effective count of a series with lag-1 ``correlation``, as if it were AR(1); a negative one is
+    ignored. In a short series the correlation is too low by about (1 + 4 rho) / n (Kendall, Biometrika 41, 1954).
     """
     if count < FEWEST_FOR_AUTOCORRELATION:
         return None
@@ -204,7 +203,7 @@ class Spread:
 
 
 def spread_of(means_s: Sequence[float]) -> Spread | None:
-    """None without a repeat."""
+    """Return the spread of repeats; None without a repeat."""
     if not means_s:
         return None
     mean, std = fmean(means_s), stdev(means_s) if len(means_s) > 1 else None

@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 """Seconds between checks whether a program has ended while other processes keep its output open."""
 BLOCK = 1 << 16
 NO_NUMBER = re.compile(r"\d{400}")
-"""Never a real value: int() rejects it, and patterns that look for numbers take hours."""
+"""Never a real value: int() rejects it, and patterns that match numbers take hours for it."""
 
 
 class Output(NamedTuple):
@@ -37,7 +37,7 @@ class Output(NamedTuple):
     code: int | None = None
     """Its exit code; None if it was not started, or ended for a limit."""
     not_here: bool = False
-    """True if the program does not exist."""
+    """True if the program does not exist on this machine."""
 
 
 def ask_program(
@@ -50,7 +50,7 @@ def ask_program(
 ) -> Output:
     """Run a program; never raise for one that is missing, fails, prints without end, or hangs even when it is killed.
 
-    ``held`` are descriptors that it inherits. Whatever it started ends with it, but for a process that waits for a
+    ``held`` are descriptors that it inherits. Whatever it started ends with it, except a process that waits for a
     device or a file system: that cannot be killed, and is left behind.
     """
     limit_s = min(limit_s, LONGEST_S)
@@ -114,7 +114,7 @@ def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, byte
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the program and its children that are still running."""
+    """End the program, and those of its children that are still running."""
     for number in (signal.SIGTERM, signal.SIGKILL) if process.poll() is None else (signal.SIGKILL,):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

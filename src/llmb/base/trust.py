@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose files are trusted: the only rule for settings and states that are acted on, and for links in shared folders.
 
-What a file says may be executed, written into a batch script or deleted for a user of ``llmb``. So such a file must
-be of this user or the system's administrator or, below a root of installation, of the root's owner: a root is either
-named on purpose, or found at or above the working folder, where it must not be another user's. Git does the same for
-repositories (``safe.directory``). Results of others can be read by anyone.
+The content of a file may be executed, written into a batch script or deleted for a user of ``llmb``. So such a file
+must be of this user or the system's administrator or, below a root of installation, of the root's owner: a root is
+either named explicitly, or found at or above the working folder, and must then not belong to another user. Git does the
+same for repositories (``safe.directory``). Results of others can be read by anyone.
 """
 
 import os
@@ -20,7 +20,7 @@ STATE_FOLDER = ".llmb"
 
 
 def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:
-    """Raise UsageError if another user owns ``path``, or the link that it is. ``root`` is that of installation."""
+    """Raise UsageError if another user owns ``path``, or the link there. ``root`` is the root of installation."""
     trusted = (ADMINISTRATOR, os.geteuid(), root and _owner(root))
     for owner in (_link_owner(path), _owner(path)):
         if owner not in (None, *trusted):

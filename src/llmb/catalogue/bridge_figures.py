@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of Megatron-Bridge's performance tables, as layouts of workloads and as published figures. Pure but for its
-two data files."""
+"""The rows of Megatron-Bridge's performance tables, as layouts of workloads and as published figures. Pure except for
+its two data files."""
 
 import csv
 from collections.abc import Iterator, Mapping
@@ -17,28 +17,28 @@ from llmb.catalogue.records import Dtype, Model, Record
 from llmb.catalogue.schema import ConditionEntry, FlopsEntry, LayoutRow, LayoutTable
 
 PREFIX = "mb-"
-"""Its releases begin with it; the rest is the release of NeMo's container."""
+"""Prefix of the names of its releases; the rest is the release of NeMo's container."""
 NEWEST = "mb"
 """The newest release that has a recipe."""
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gbs")
 DECIMALS = 4
 Printed = Annotated[int | None, BeforeValidator(lambda text: int(text) if text else None)]
-"""A number of a table, None where its cell is empty or absent."""
+"""A number of a table; None if its cell is empty or absent."""
 
 
 class BridgeModel(Record):
-    """A model's name in the tables, and the workload and size that it is."""
+    """A model's name in the tables, with its workload and size."""
 
     name: str
     task: str
     workload: str
     size: str
     experiment: str
-    """The beginning of the names of its experiments."""
+    """The prefix of the names of its experiments."""
 
 
 class BridgeErratum(Record):
-    """A printed layout that is impossible: the row is a figure, and no layout."""
+    """A printed layout that is impossible: the row is used as a figure, but not as a layout."""
 
     release: str
     line: int
@@ -57,7 +57,7 @@ class BridgeFile(Record):
 
 
 class BridgeRow(Record):
-    """A row of ``megatron_bridge.csv``: as printed but for the step time."""
+    """A row of ``megatron_bridge.csv``: as printed, except for the step time."""
 
     release: str
     gpu: str
@@ -83,14 +83,14 @@ class BridgeRow(Record):
     commit: str
     step_s_from_tokens: float
     tokens_from_tflops: float
-    """The quotient of TFLOP/s and the FLOPs per token of the model."""
+    """TFLOP/s divided by the FLOPs per token of the model."""
     rounding_pct: str
-    """The error that the printed tokens/s may have, where they are rounded to whole samples."""
+    """The possible error of the printed tokens/s, if they are rounded to whole samples."""
     notes: str
 
     @property
     def step_time_s(self) -> float:
-        """The step time by tokens/s, or where these are rounded to whole samples by TFLOP/s."""
+        """The step time from tokens/s or, if these are rounded to whole samples, from TFLOP/s."""
         if not self.rounding_pct:
             return self.step_s_from_tokens
         return round(self.gbs * self.seq / (self.tokens_from_tflops * self.gpus), DECIMALS)
@@ -113,7 +113,7 @@ class PublishedFigure:
     gpus: int
     expectation: Expectation
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the layout, where figures of one recipe differ in them."""
+    """Sizes of the layout, if figures of one recipe differ in them."""
 
     @property
     def title(self) -> str:
@@ -166,7 +166,7 @@ class BridgeTables:
         return next((one.note for one in self.file.errata if (one.release, one.line, one.dtype) == key), None)
 
     def conditions(self, release: str) -> tuple[ConditionEntry, ...]:
-        """How the rows of a release trained."""
+        """Return the training conditions of the rows of a release."""
         return (*self._sharding(release), *self.file.conditions)
 
     def _sharding(self, release: str) -> Iterator[ConditionEntry]:
@@ -184,7 +184,7 @@ class BridgeTables:
                 )
 
     def layouts(self, workload: str, models: Mapping[str, Model]) -> tuple[LayoutTable, ...]:
-        """The layouts of a workload, from the oldest release."""
+        """Return the layouts of a workload, from the oldest release."""
         return tuple(
             LayoutTable(
                 size=model.size,
@@ -202,7 +202,7 @@ class BridgeTables:
         )
 
     def flops(self, workload: str, models: Mapping[str, Model]) -> Iterator[FlopsEntry]:
-        """The FLOPs of a sequence by the rows of each release, the ratio of what they print."""
+        """Yield the FLOPs of a sequence according to the rows of each release: the ratio of the printed figures."""
         found: dict[tuple[str, str], FlopsEntry] = {}
         for model, row in self.named:
             if model.workload == workload:
@@ -229,7 +229,7 @@ def _layout_sizes(row: BridgeRow) -> dict[str, Any]:
 
 
 def _counts_ends(row: BridgeRow, layers: int) -> bool:
-    """Return whether the layers divide only if the embedding and the loss count as a layer each."""
+    """Return whether the layers are divisible only if the embedding and the loss count as one layer each."""
     stages = row.pp * (row.vp or 1)
     return layers % stages != 0 and (layers + 2) % stages == 0
 

@@ -34,7 +34,7 @@ Entry = TypeVar("Entry", LayoutTable, JobEntry)
 
 
 def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
-    """The workload with every GPU type by name: those described by ``gpus_with``, and the types each borrows from."""
+    """Return the workload with GPU types by name: those that ``gpus_with`` describes, and types to borrow from."""
     jobs = workload.jobs.model_copy(
         update={name: _applicable(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
     )
@@ -131,7 +131,7 @@ class Catalogue:
 
     @cached_property
     def rates(self) -> RatesFile:
-        """Return the steps that are predicted, and the accuracy of each."""
+        """Return the rates of predicted steps, and the accuracy of each."""
         return read_file(self.root / "rates.yaml", RatesFile)
 
     @cached_property
@@ -177,19 +177,19 @@ class Catalogue:
 
     @cached_property
     def bridge(self) -> BridgeTables:
-        """Return the tables of Megatron-Bridge, of which each has rows of many workloads."""
+        """Return the tables of Megatron-Bridge, each with rows for many workloads."""
         return read_bridge_tables(self.root, self.documents)
 
     @cached_property
     def undescribed(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the sizes of workloads with figures, by which logs are judged, but without a described model."""
+        """Return the sizes of workloads that have figures for judging logs, but no described model."""
         models = [model for model in self.bridge.file.models if model.workload not in self.workloads]
         names = dict.fromkeys(model.workload for model in models)
         return {name: tuple(model.size for model in models if model.workload == name) for name in names}
 
     @property
     def undescribed_text(self) -> str:
-        """One line."""
+        """Return the undescribed sizes in one line."""
         names = ", ".join(" ".join((name, *sizes)) for name, sizes in self.undescribed.items())
         return f"only figures, which judge logs: {names}"
 
@@ -220,7 +220,7 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
 
 
 def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
-    """The model that a row trains: a proxy has fewer layers, tokens or experts; a framework pads vocabularies."""
+    """Return the model that a row trains: a proxy has fewer layers, tokens or experts; frameworks pad vocabularies."""
     changes: dict[str, object] = {"layers": row.layers}
     if vocab_size := row.vocab_size or table.vocab_size:
         changes["vocab_size"] = vocab_size
@@ -230,7 +230,7 @@ def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
 
 
 def _read_models(path: Path) -> Mapping[str, Model]:
-    """Models of one family, by size."""
+    """Return the models of one family, by size."""
     family = read_file(path, ModelFile)
     _check_name(path, "model", family.model)
     models = {}
@@ -244,7 +244,7 @@ def _read_models(path: Path) -> Mapping[str, Model]:
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
-    """A file has the name of its content, which is then found without reading the others."""
+    """Check that a file is named after its content, which can then be found without reading other files."""
     if name != path.stem:
         problem = f"{key}: '{name}' must be '{path.stem}', like the name of its file"
         raise CatalogueError([located(path, (key,), problem)])
@@ -365,7 +365,7 @@ class JobDefaults(Record):
 
 
 def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:
-    """The catalogue's time limit and variables for ``recipe``, and the placement of its GPUs on nodes."""
+    """Return the catalogue's time limit and variables for ``recipe``, and the placement of its GPUs on nodes."""
     jobs = catalogue.workloads[recipe.workload].jobs
     limit = next(entry for entry in jobs.time_limits if entry.holds_for(recipe))
     variables = {

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads YAML data files into typed records; every error names its file and line.
-
-Files of others are loaded as they are written, and checked to need bounded time and memory.
+"""Reads YAML data files into typed records; every error names its file and line. Files from others are loaded as
+written, and checked to need bounded time and memory.
 """
 
 import re
@@ -151,7 +150,7 @@ def _parse(path: Path, *, foreign: bool = False) -> object:
 
 
 def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = ()) -> list[str]:
-    """One line per violation. ``skip`` drops leading keys that the file lacks, ``below`` prepends missing ones."""
+    """Return one line per violation. ``skip`` drops leading keys that the file lacks; ``below`` adds missing ones."""
     problems = []
     root = compose_file(path)
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
@@ -165,18 +164,18 @@ def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tu
 
 
 def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
-    """``file:line: what`` for the value that ``keys`` lead to (or the nearest one above it)."""
+    """Return ``file:line: what`` for the value that ``keys`` lead to (or the nearest one above it)."""
     return f"{path}:{line_in(compose_file(path), keys)}: {what}"
 
 
 def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
-    """The nodes of a YAML file, which have line numbers. It is parsed a second time, because only errors need lines."""
+    """Return the nodes of a YAML file, with line numbers. The file is parsed a second time, only in case of errors."""
     with path.open("rb") as stream:
         return yaml.compose(stream, Loader=LOADER)
 
 
 def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Line (from 1) of a value in a composed file."""
+    """Return the line (from 1) of a value in a composed file."""
     for key in keys:
         child = _child(node, key)
         if child is None:
@@ -186,7 +185,7 @@ def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's no
 
 
 def duplicate_keys(node: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Line and name of each duplicate key of a composed file: YAML would silently drop the first value."""
+    """Yield the line and name of each duplicate key of a composed file: YAML would silently drop the first value."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from duplicate_keys(item)

@@ -7,11 +7,11 @@ from itertools import accumulate, pairwise
 from llmb.catalogue.records import PARALLEL, Layout, Model
 
 SIZES = (*PARALLEL, "gpus", "mbs", "gbs", "seq_len", "layers")
-"""Fields of a layout that are at least 1."""
+"""Fields of a layout that must be at least 1."""
 
 
 def rank_model(model: Model, layout: Layout) -> Model:
-    """The model with the sizes that one rank has of each layer: its heads, features, vocabulary and experts."""
+    """Return the model with the sizes that one rank has of each layer: its heads, features, vocabulary and experts."""
     divided = ("attention_heads", "kv_heads", "ffn_hidden_size", "vocab_size")
     sizes: dict[str, object] = {name: getattr(model, name) // layout.tp for name in divided}
     if moe := model.moe:
@@ -22,7 +22,7 @@ def rank_model(model: Model, layout: Layout) -> Model:
 
 
 def stage_layers(layout: Layout) -> list[range]:
-    """The layers of every stage, in the order in which a token passes them."""
+    """Return the layers of every stage, in the order in which a token passes them."""
     bounds = accumulate(stage_sizes(layout), initial=0)
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
@@ -34,7 +34,7 @@ def stage_counts(layout: Layout) -> list[int] | None:
 
 
 def stage_sizes(layout: Layout) -> list[int]:
-    """The number of layers of every stage, in the order in which a token passes them.
+    """Return the number of layers of every stage, in the order in which a token passes them.
 
     There are PP x VP stages of equal size, except for a first and a last stage whose size the layout may give. If the
     recipe counts the embedding and the loss as layers, the first and the last stage have one layer less.
@@ -50,18 +50,18 @@ def stage_sizes(layout: Layout) -> list[int]:
 
 
 def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """The numbers of the stages of a pipeline rank: every PP-th stage."""
+    """Return the numbers of the stages of a pipeline rank: every PP-th stage."""
     return tuple(range(pp_rank, layout.pp * layout.vp, layout.pp))
 
 
 def end_stage_sizes(layout: Layout) -> tuple[list[int], list[int]]:
-    """Layers of the first and of the last stage, each empty if the layout does not give them."""
+    """Return layers of the first and of the last stage, each empty if the layout does not give them."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     return [first] if first is not None else [], [last] if last is not None else []
 
 
 def check_layout(model: Model, layout: Layout) -> list[str]:
-    """All reasons why ``model`` cannot be trained with ``layout``; empty if it can."""
+    """Return all reasons why ``model`` cannot be trained with ``layout``; empty if it can."""
     sizes = ((name, getattr(layout, name)) for name in SIZES)
     small = [f"{name} is {value}; it must be at least 1" for name, value in sizes if value < 1]
     if small:
@@ -120,7 +120,7 @@ def _pipeline(model: Model, layout: Layout, *, batch_divides: bool) -> Iterator[
 
 
 def _custom_split(layout: Layout) -> Iterator[str]:
-    """True if the layout gives the layers of the first or the last stage; the others share the rest evenly."""
+    """Yield the problems of sizes set for the first or the last stage; the other stages share the rest evenly."""
     if layout.pp == 1:
         yield "a first or last stage with a given number of layers needs PP above 1"
         return

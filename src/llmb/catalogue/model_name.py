@@ -12,7 +12,7 @@ FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
 
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
+    """Return the workload, and the size if ``name`` ends in one. Raises UsageError with the closest name."""
     workload, size = _parts_of(catalogue, name)
     if size is not None and workload not in catalogue.undescribed:
         sized_workload(catalogue, workload, size)
@@ -20,7 +20,7 @@ def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
 
 
 def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """The workload and the size, which may be in ``name`` or separate.
+    """Return the workload and the size, which may be in ``name`` or separate.
 
     Raises UsageError for an unknown name, and if there are two sizes or none.
     """
@@ -30,7 +30,7 @@ def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, st
 
 
 def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """Like ``model_of``, without checking the size: the caller looks the model up."""
+    """Return the result of ``model_of`` without checking the size: the caller looks the model up."""
     workload, own_size = _parts_of(catalogue, name)
     if own_size and size and own_size != size:
         raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="pass only one")
@@ -42,7 +42,7 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
 
 
 def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """Split a name, which may lack the task of its workload, such as ``llama3.1_8b``, or be a size alone."""
+    """Split a name, which may omit the task of its workload, such as ``llama3.1_8b``, or be just a size."""
     for workload in (*catalogue.workloads, *catalogue.undescribed):
         for known in (workload, workload.partition("_")[2]):
             if name == known:

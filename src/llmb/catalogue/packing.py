@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences packed from synthetic documents: document lengths, and the cost of attention within documents.
 
-Lengths are uniform between one token and ``longest_document``, or as likely as those of SQuAD. Documents fill a
+Lengths are uniform between one token and ``longest_document``, or distributed like those of SQuAD. Documents fill a
 sequence one after the other; the last one is truncated at the end of the sequence. Pure but for its data file.
 """
 
@@ -16,7 +16,7 @@ from llmb.catalogue.records import DocumentLengths, Model, Packing, Record
 DATA = Path(__file__).with_name("squad_lengths.yaml")
 CORRECTIONS = 2
 SHORTEST_MEAN = 2
-"""A document of one token predicts nothing."""
+"""Minimum mean length: a document of one token predicts nothing."""
 
 
 class SquadLengths(Record):
@@ -27,7 +27,7 @@ class SquadLengths(Record):
     mean_tokens: int
     """Mean length in packed sequences of ``seq_len`` tokens."""
     relative: tuple[float, ...]
-    """Equally likely lengths, in means."""
+    """Equally likely lengths, as multiples of the mean."""
 
 
 @cache
@@ -36,25 +36,25 @@ def squad_lengths() -> SquadLengths:
 
 
 def document_lengths(mean: int, kind: DocumentLengths = "uniform") -> Sequence[int]:
-    """Equally likely lengths of documents with ``mean`` tokens on average, the longest last."""
+    """Return equally likely lengths of documents with ``mean`` tokens on average, the longest last."""
     if kind == "uniform":
         return range(1, 2 * mean)
     return [max(1, round(mean * relative)) for relative in squad_lengths().relative]
 
 
 def longest_document(mean: int, kind: DocumentLengths = "uniform") -> int:
-    """The longest of documents with ``mean`` tokens on average."""
+    """Return the longest of documents with ``mean`` tokens on average."""
     return document_lengths(mean, kind)[-1]
 
 
 def scaled_mean(seq_len: int) -> int:
-    """The mean length of documents that relate to a sequence as SQuAD's relate to one of 4096 tokens."""
+    """Return the mean length of documents relative to a sequence that SQuAD's have relative to one of 4096 tokens."""
     squad = squad_lengths()
     return max(SHORTEST_MEAN, round(squad.mean_tokens * seq_len / squad.seq_len))
 
 
 def synthetic_packing(model: Model, seq_len: int, mean: int, kind: DocumentLengths = "uniform") -> Packing:
-    """The expected statistics of sequences packed from documents of ``mean`` tokens on average."""
+    """Return the expected statistics of sequences packed from documents of ``mean`` tokens on average."""
     chunked = model.chunked_attention
     long = chunked is not None and min(seq_len, longest_document(mean, kind)) > chunked.chunk_size
     like = ", with lengths like SQuAD's" if kind == "squad" else ""
@@ -70,7 +70,7 @@ def synthetic_packing(model: Model, seq_len: int, mean: int, kind: DocumentLengt
 def expected_squares(
     seq_len: int, mean: int, chunk_size: int | None = None, kind: DocumentLengths = "uniform"
 ) -> float:
-    """The mean sum of squared document lengths of a sequence, or of the lengths of their chunks.
+    """Return the mean sum of squared document lengths of a sequence, or of the lengths of their chunks.
 
     A sequence of n tokens begins with a document of l tokens, which leaves one of n - l tokens: over all equally likely
     lengths l, E(n) is the mean of square(min(l, n)) + E(n - min(l, n)).
@@ -102,7 +102,7 @@ def _of(squares: Sequence[int], lengths: Sequence[int]) -> float:
 
 @cache
 def fitted_mean(squares: float, seq_len: int, kind: DocumentLengths = "uniform") -> int:
-    """The mean document length whose sequences come closest to ``squares``, the published sum of squares of one."""
+    """Return the mean document length whose sequences come closest to ``squares``, the published sum of squares."""
     lengths = document_lengths(seq_len, kind)
     # The sum of squares is nearly proportional to the mean: it would be, if no document were truncated.
     spread = sum(length**2 for length in lengths) * len(lengths) / sum(lengths) ** 2
@@ -118,7 +118,7 @@ def _possible(mean: float, seq_len: int) -> int:
 
 
 def chunked_squares(lengths: Iterable[int], chunk_size: int) -> int:
-    """The sum of squared lengths of documents that are split into chunks."""
+    """Return the sum of squared lengths of documents that are split into chunks."""
     return sum(_square(length, chunk_size) for length in lengths)
 
 

@@ -9,7 +9,7 @@ from llmb.base.record import Record
 
 
 class DocumentProfile(Record):
-    """The steps from ``start`` that a document profiles; ``stop`` is no longer profiled, and ends the run."""
+    """The steps from ``start`` that a document profiles; ``stop`` is not profiled, and ends the run."""
 
     start: int
     stop: int
@@ -39,7 +39,7 @@ class Document(Record):
     """None if it does not state the steps."""
     window_reason: str | None = None
     profile: DocumentProfile | None = None
-    """None if it does not profile."""
+    """None if it profiles no steps."""
     nccl_trace_in_log: bool = False
     """True if the log of a traced run has NCCL's lines."""
     results: DocumentResults | None = None
@@ -50,21 +50,21 @@ class Document(Record):
     """Workloads, or workloads and sizes, as prefixes of its experiments' names."""
     convention: str
     framework: str
-    """The software that trained there."""
+    """The software with which the document's runs trained."""
     data: Literal["synthetic", "squad"] | None = None
-    """The data that it trained on; None if it does not state it."""
+    """The data of the document's training; None if it does not state it."""
     notes: tuple[str, ...] = ()
 
 
 class PublishedCondition(Record):
-    """The training of a published run, if a run here may train differently."""
+    """How a published run trained, if a run here may train differently."""
 
     key: str
     """A key of the verdict's conditions."""
     value: str | None
     """None if it is not known; the source then says why."""
     slower_pct: tuple[float, float] | None = None
-    """The slowdown of a step without it, in percent: from, to. Estimates from sizes; None if unknown."""
+    """The slowdown of a step without it, in percent, from and to. Estimates from sizes; None if unknown."""
     what: str
     """A description, and the source of the estimate."""
     source: str
@@ -89,7 +89,7 @@ class Expectation(Figures):
     kind: Literal["table", "example"]
     convention: str
     peak_tflops: float | None
-    """The peak behind the document's MFU column."""
+    """The peak FLOP rate behind the document's MFU column."""
     source: str
     line: int
     release: str
@@ -141,7 +141,7 @@ class Source(Record):
     page: str | None
     """The page to request access to the repository; None for a model that is not on the hub."""
     dataset: Literal["squad", "squad-tiny"]
-    """Folder below ``datasets/``. A tiny model has its own: its few samples are never taken for SQuAD."""
+    """Folder below ``datasets/``. A tiny model has its own: its few samples must never be mistaken for SQuAD."""
     document: str | None = None
     line: int | None = None
     notes: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ class Unspecified:
 
 
 def unspecified_text(choices: Sequence[Unspecified]) -> str:
-    """One line."""
+    """Return the default and its alternatives in one line."""
     return f"not specified: {'; '.join(choice.text() for choice in choices)}"
 
 
@@ -69,13 +69,13 @@ class Dtype(StrEnum):
 
 
 ENGINE_DTYPES = (Dtype.FP32, Dtype.BF16, Dtype.FP8)
-"""The engine of llmb computes in these; recipes in others are for other programs."""
+"""Dtypes in which the engine of llmb computes; recipes in others are for other programs."""
 
 GradReduceDtype = Literal["fp32", "bf16"]
 
 
 class Convention(StrEnum):
-    """The ways of counting the model FLOPs of one sequence (see docs/explanation/flops-and-mfu.md)."""
+    """Ways of counting the model FLOPs of one sequence (see docs/explanation/flops-and-mfu.md)."""
 
     PUBLISHED = "published"
     FULL = "full"
@@ -127,14 +127,14 @@ class Gpu(Record):
     device_names: tuple[str, ...]
     """Patterns (glob) of the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
-    """Types whose published layouts it uses if a workload has none for it, the closest first."""
+    """GPU types whose published layouts it uses if a workload has none for it, the closest first."""
     nvlink_c2c: bool = False
-    """True if NVLink also connects it with its host's CPU."""
+    """True if NVLink also connects it to its host's CPU."""
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
 
     def is_called(self, name: str) -> bool:
-        """Return whether ``name`` is a device name of exactly this variant; a slice of MIG is not the GPU."""
+        """Return whether ``name`` is a device name of exactly this variant; a MIG slice is a different device."""
         return MIG not in name and any(fnmatchcase(name, pattern) for pattern in self.device_names)
 
     @model_validator(mode="after")
@@ -146,7 +146,7 @@ class Gpu(Record):
 
 
 def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:
-    """The type of a device name; None for any other variant, whose peak is not guessed."""
+    """Return the type of a device name; None for any other variant, whose peak is not guessed."""
     return next((gpu.gpu_type for gpu in gpus if gpu.is_called(name)), None)
 
 
@@ -176,7 +176,7 @@ class RopeScaling(Record):
 Router = Literal["sigmoid-scaled-inputs", "softmax-weighted-outputs", "sigmoid-weighted-outputs"]
 """The scores of a token's chosen experts, and what they scale.
 
-``sigmoid-weighted-outputs`` (DeepSeek-V3): the sigmoids of the chosen logits, normalised, weight the outputs.
+``sigmoid-weighted-outputs`` (DeepSeek-V3): the sigmoids of the chosen logits, normalized, weight the outputs.
 ``sigmoid-scaled-inputs`` (Llama 4): each logit's sigmoid scales the token before its expert.
 ``softmax-weighted-outputs`` (Mixtral): the softmax over the chosen logits weights the outputs of the experts.
 """
@@ -201,8 +201,8 @@ class MixtureOfExperts(Record):
 
 
 class ChunkedAttention(Record):
-    """Chunked attention; each ``global_every``-th layer has full attention, no rotary embedding, and a temperature by
-    position (Llama 4)."""
+    """Chunked attention; each ``global_every``-th layer has full attention, no rotary embedding, and a temperature that
+    depends on the position (Llama 4)."""
 
     chunk_size: Size
     global_every: Size
@@ -248,7 +248,7 @@ class OtherParts(Record):
     """Parts of a model that llmb's engine does not have."""
 
     attention_sinks: bool = False
-    """A learned logit of each head, to which nothing is attended."""
+    """A learned logit of each head that takes part in the softmax, but has no key or value."""
     sliding_window: SlidingWindow | None = None
     latent_attention: LatentAttention | None = None
     router_groups: RouterGroups | None = None
@@ -326,7 +326,7 @@ class Model(Record):
         return layer % self.moe.interleave == self.moe.interleave - 1
 
     def is_global_layer(self, layer: int) -> bool:
-        """True for a layer with full causal attention."""
+        """Return True for a layer with full causal attention."""
         return self.chunked_attention is None or (layer + 1) % self.chunked_attention.global_every == 0
 
 
@@ -395,7 +395,7 @@ class Layout(ParallelSizes):
 
 
 DocumentLengths = Literal["uniform", "squad"]
-"""The distribution of the lengths of synthetic documents: uniform, or as likely as those of SQuAD."""
+"""The distribution of the lengths of synthetic documents: uniform, or like those of SQuAD."""
 
 
 class Training(Record):
@@ -415,7 +415,7 @@ class Training(Record):
     data: Literal["uniform", "zipf"]
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, which a model can learn."""
     document_tokens: int | None = None
-    """Mean tokens of the packed documents; 0 if a sequence is one document, None if it is unless the recipe packs."""
+    """Mean tokens of the packed documents; 0: each sequence is one document; None: so is it unless the recipe packs."""
     document_lengths: DocumentLengths = "uniform"
 
 
@@ -458,7 +458,7 @@ class Lora(Record):
 
     @property
     def fused(self) -> bool:
-        """Return whether query, key and value share one A, as the adapter of a fused projection has it."""
+        """Return whether query, key and value share one A, as in the adapter of a fused projection."""
         return self.targets == "qkv"
 
 
@@ -481,20 +481,20 @@ class Recipe(Record):
     lora: Lora | None = None
     """The adapters that the recipe trains; None if it trains all weights."""
     capacity_factor: Positive | None = None
-    """Rows that each routed expert computes, in equal shares of a rank's tokens, with dropped and padded tokens; None
-    if no token is dropped."""
+    """Rows that each routed expert computes, relative to an equal share of a rank's tokens, with dropped and padded
+    tokens; None if no token is dropped."""
     packing: Packing | None
     published_flops: PublishedFlops | None
     expectations: tuple[Expectation, ...]
     expectations_reason: str | None
     """The reason if there is no expectation."""
     conditions: tuple[PublishedCondition, ...] = ()
-    """The training by the code of its document, if a run here may train differently."""
+    """How the document's code trained, if a run here may train differently."""
     checkpoint: Checkpoint | None
     peak_tflops: Positive | None
     notes: tuple[str, ...]
     full_layers: Size
-    """Layers of the model that a proxy stands for."""
+    """Number of layers of the full model if this is a proxy."""
     gpu_memory_gb: Positive | None = None
     """Memory of one GPU, in 10^9 bytes; None if unknown."""
     unspecified: tuple[Unspecified, ...] = ()
@@ -507,12 +507,12 @@ class Recipe(Record):
 
     @property
     def model_name(self) -> str:
-        """Workload and size, and their substitute, so that it is never taken for the model or all its ranks."""
+        """The workload, the size and any substitute, so that it never passes for the full model or all its ranks."""
         return " ".join(filter(None, (self.workload, self.size, self.stand_in)))
 
     @property
     def stand_in(self) -> str:
-        """Return the replacement of the model, or of all ranks; empty without one."""
+        """Return what replaces the model, or all ranks; empty without a replacement."""
         return " ".join(filter(None, (self.proxy_text, self.pretended_text)))
 
     @property
@@ -527,7 +527,7 @@ class Recipe(Record):
 
     @property
     def engine_problem(self) -> str | None:
-        """Name what llmb's own engine lacks to train the recipe, and the programs that do; None if it can train it."""
+        """Name what llmb's own engine lacks to train the recipe, and programs that have it; None if nothing."""
         parts = self.model.other_parts
         lacks = (*(() if self.dtype in ENGINE_DTYPES else (self.dtype.value,)), *(parts.names if parts else ()))
         programs = "Megatron-Bridge and the reference suite train this recipe, and llmb judges their logs"
@@ -540,15 +540,15 @@ class Recipe(Record):
 
     @property
     def figure(self) -> Expectation | None:
-        """Return the published figure that runs are compared with: one of a table rather than an example."""
+        """Return the published figure that runs are compared with: one from a table rather than an example."""
         return next(iter(self.expectations), None)
 
     def title(self, dtype: str | None = None) -> str:
-        """``dtype`` may describe the precision in more detail."""
+        """Return the title of the recipe; ``dtype`` may describe the precision in more detail."""
         return f"{self.model_name} {dtype or self.dtype} on {self.scale} x {self.gpu_type}"
 
     def published_way(self, key: str) -> str | None:
-        """The value of one of the conditions; None if unknown."""
+        """Return how the published run trained under one of the conditions; None if unknown."""
         return next((condition.value for condition in self.conditions if condition.key == key), None)
 
     @property

@@ -21,7 +21,7 @@ from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 def published_flops(
     catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
 ) -> PublishedFlops | None:
-    """The document's own count: its printed value for this shape, or its formula."""
+    """Return the document's own count: its printed value for this shape, or its formula."""
     entries = [
         entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
     ]
@@ -47,7 +47,7 @@ def scale_name(row: LayoutRow) -> str:
 
 
 def by_size(row: LayoutRow) -> tuple[bool, int]:
-    """Proxies last."""
+    """Return a sort key that puts proxies last."""
     return row.proxy, row.gpus
 
 
@@ -60,7 +60,7 @@ _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
 
 class LayoutSizes(Record):
-    """Sizes of a layout, as far as stated."""
+    """Sizes of a layout, as far as they are stated."""
 
     tp: Annotated[int | None, _size(help="Tensor parallel size.")] = None
     pp: Annotated[int | None, _size(help="Pipeline parallel size.")] = None
@@ -156,9 +156,9 @@ class _Pick:
 def resolve(
     catalogue: Catalogue, request: Request, found: Mapping[str, str] = MappingProxyType({}), *, check: bool = True
 ) -> Recipe:
-    """The recipe that ``request`` names.
+    """Return the recipe that ``request`` names.
 
-    ``found`` has the origin of fields that the user left open and the caller filled in, such as ``detected``. Without
+    ``found`` maps fields that the caller filled in for the user to their origin, such as ``detected``. Without
     ``check`` the layout may be invalid.
 
     Raises UsageError for an unknown name (with the closest one), a scale that the recipe does not list, and an
@@ -194,7 +194,7 @@ def resolve(
 def _unspecified(
     recipe: Recipe, request: Request, found: Mapping[str, str], possible: Mapping[str, Sequence[str]]
 ) -> Iterator[Unspecified]:
-    """Return every default, unless only one value is possible; a value may be followed by words in brackets."""
+    """Return every default that has alternatives; a value may be followed by words in brackets."""
     for field_name, name in OPEN_CHOICES.items():
         value = getattr(recipe, field_name)
         if value is None or (getattr(request, field_name) is not None and field_name not in found):
@@ -204,7 +204,7 @@ def _unspecified(
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
-    """The scales of a workload's size on a GPU type, by dtype; the request's dtype and scale are ignored.
+    """Return the scales of a workload's size on a GPU type, by dtype; the request's dtype and scale are ignored.
 
     Raises UsageError for an unknown name.
     """
@@ -223,7 +223,7 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
 
 
 def listed_tables(workload: WorkloadFile, size: str) -> Iterator[tuple[str, LayoutTable]]:
-    """Yield the layouts with the release that is shown, those of all Megatron-Bridge's as one."""
+    """Yield the layouts with the release to show; all those of Megatron-Bridge count as one."""
     tables = [table for table in workload.layouts if table.size == size]
     bridge = [table for table in tables if table.release and is_bridge(table.release)]
     yield from ((table.release or "llmb", table) for table in tables if table not in bridge)
@@ -246,7 +246,7 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
 
 
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
-    """The full model, not a proxy, that a size of a workload trains."""
+    """Return the full model, not a proxy, that a size of a workload trains."""
     return catalogue.families[sized_workload(catalogue, workload, size).model][size]
 
 
@@ -261,7 +261,7 @@ def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
 
 
 def seq_lens_of(catalogue: Catalogue, workload: str, size: str) -> tuple[int, ...]:
-    """Sequence lengths of all recipes of a size, from the shortest."""
+    """Return sequence lengths of all recipes of a size, from the shortest."""
     return tuple(sorted({table.seq_len for table in find_workload(catalogue, workload).layouts if table.size == size}))
 
 
@@ -278,24 +278,24 @@ def sizes_of(workload: WorkloadFile) -> list[str]:
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
-    """GPU types that a size runs on: those of its layouts and those that may borrow one."""
+    """Return GPU types that a size runs on: those of its layouts and those that may borrow one."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
     borrowing = [gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized]
     return list(dict.fromkeys(itemized + borrowing))
 
 
 def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
-    """The GPU type of a request, by default the first that its size is published for. Raises UsageError."""
+    """Return the GPU type of a request, by default the first that its size is published for. Raises UsageError."""
     return _gpu_type(catalogue, sized_workload(catalogue, request.workload, request.size), request)
 
 
 def releases_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Releases of the reference suite that publish layouts of a size, oldest first."""
+    """Return releases of the reference suite that publish layouts of a size, oldest first."""
     return [release for release in _all_releases(workload, size) if not is_bridge(release)]
 
 
 def bridge_releases_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Releases of Megatron-Bridge that publish figures of a size, oldest first."""
+    """Return releases of Megatron-Bridge that publish figures of a size, oldest first."""
     return [release for release in _all_releases(workload, size) if is_bridge(release)]
 
 
@@ -316,8 +316,8 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
 
 
 def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | None:
-    """The release of the request; by default the newest of the reference suite, of Megatron-Bridge where the suite has
-    none, or not in the dtype."""
+    """Return the release of the request; by default the newest one of the reference suite or, if the suite has none
+    with this dtype, of Megatron-Bridge."""
     suite, bridge = releases_of(workload, request.size), bridge_releases_of(workload, request.size)
     if request.release in (None, NEWEST):
         default = suite[-1:] if request.release is None else []
@@ -394,7 +394,7 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
 
 
 def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
-    """The layout of a scale without a row, if the document's rule gives its batch."""
+    """Return the layout of a scale without a row, if the document's rule gives its batch."""
     for choice in choices:
         rule = choice.table.batch_rule
         if rule and scale > rule.gpus and scale * rule.gbs % rule.gpus == 0:
@@ -495,7 +495,7 @@ def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: L
 def _expectations(
     catalogue: Catalogue, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick, changed: dict[str, int]
 ) -> tuple[tuple[Expectation, ...], str | None]:
-    """The published figures of exactly this recipe, or the reason why there are none.
+    """Return the published figures of exactly this recipe, or the reason why there are none.
 
     Tables are before examples, and figures of a stated GPU type before those that may be of any type in the document.
     """
@@ -519,7 +519,7 @@ def _expectations(
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:
-    """The recipes of a request's dtype, or of all, by dtype and from the smallest scale to the largest.
+    """Return the recipes of a request's dtype, or of all, by dtype and from the smallest scale to the largest.
 
     Raises UsageError for an unknown name, and if the request has a scale.
     """

@@ -23,7 +23,7 @@ class Prior(Record):
 
 
 class StepRate(Record):
-    """The factor by which work takes longer than at nominal rates, or seconds; with a prior if it was fitted."""
+    """The factor by which work takes longer than at nominal rates, or seconds; with a prior if the rate was fitted."""
 
     value: float = Field(ge=0)
     prior: Prior | None = None
@@ -162,7 +162,7 @@ class LoraEntry(Lora):
 
 
 class CapacityEntry(Record):
-    """Rows that each routed expert computes, in equal shares of a rank's tokens."""
+    """Rows that each routed expert computes, relative to an equal share of a rank's tokens."""
 
     factor: float = Field(gt=0)
     source: str
@@ -302,7 +302,7 @@ class Example(FigureRow):
 
 
 class ConditionEntry(PublishedCondition):
-    """A condition of the figures that it selects; an omitted key matches all."""
+    """A condition of the figures that it selects; an omitted key matches all of them."""
 
     workloads: tuple[str, ...] = ()
     """Only of a document that has several."""

@@ -12,9 +12,8 @@ MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 
 
 def parameter_count(model: Model) -> tuple[int, int]:
-    """Total parameters, and active parameters, in which only the experts that the router chooses count.
-
-    Both include the embedding and the head, once where they are one matrix.
+    """Return total parameters, and active parameters, which include only the experts that the router chooses. Both
+    include embedding and head, counted once if they are one matrix.
     """
     vocabularies = 1 if model.tied_embeddings else 2
     outside = vocabularies * model.vocab_size * model.hidden_size + _norm(model)
@@ -28,7 +27,7 @@ def parameter_count(model: Model) -> tuple[int, int]:
 
 
 def trainable_parameters(model: Model, lora: Lora | None) -> int:
-    """Parameters that have gradients and optimizer state: those of the adapters, or all if there are none.
+    """Return parameters that have gradients and optimizer state: those of the adapters, or all if there are none.
 
     Of a model without experts if feed-forward layers have adapters.
     """
@@ -42,12 +41,12 @@ def trainable_parameters(model: Model, lora: Lora | None) -> int:
 
 
 def checkpoint_bytes(model: Model, lora: Lora | None = None) -> int:
-    """An estimate: each trainable parameter is saved in fp32, with the two AdamW moments."""
+    """Estimate the size: each trainable parameter is saved in fp32, with the two AdamW moments."""
     return 4 * 3 * trainable_parameters(model, lora)
 
 
 def _linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the linear layers of a block without experts."""
+    """Return inputs and outputs of the linear layers of a block without experts."""
     hidden, inner = model.hidden_size, model.ffn_hidden_size
     queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
     shapes = {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys)}
@@ -78,7 +77,7 @@ def _attention_matrices(model: Model) -> int:
 
 
 def _biases(model: Model) -> int:
-    """Biases of one layer. A bias has an element for each output of its matrix."""
+    """Return biases of one layer. A bias has an element for each output of its matrix."""
     outputs = {name: outputs for name, (_, outputs) in _linear_shapes(model).items()}
     attention = {"q_proj": model.qkv_bias, "k_proj": model.qkv_bias, "v_proj": model.qkv_bias}
     attention |= {"o_proj": model.attention_output_bias}
@@ -91,7 +90,7 @@ def _norm(model: Model) -> int:
 
 
 def _feed_forward(model: Model, layer: int) -> tuple[int, int]:
-    """Parameters with all experts, and with the chosen ones."""
+    """Return parameters with all experts, and with the chosen ones."""
     matrices = MATRICES[model.mlp]
     if model.moe is None or not model.is_moe_layer(layer):
         dense = matrices * model.hidden_size * model.ffn_hidden_size
@@ -115,10 +114,10 @@ FROZEN_PASSES = 2
 def flops_per_sequence(
     recipe: Recipe, convention: Convention, *, lora: Lora | None = None, packing: Packing | None = None
 ) -> float | None:
-    """Model FLOPs of one sequence of ``recipe``, without padding in ``packed``.
+    """Return model FLOPs of one sequence of ``recipe``, without padding in ``packed``.
 
-    ``lora`` adds the FLOPs of these adapters, except in ``published``; ``packing`` replaces the recipe's statistics.
-    None if no reference document counts them (``published``), or if there are no statistics (``packed``).
+    ``lora`` adds the FLOPs of these adapters, except for ``published``; ``packing`` replaces the recipe's statistics.
+    None if no reference document counts them (``published``), or if there are no statistics (for ``packed``).
     """
     model, seq_len = recipe.model, recipe.layout.seq_len
     if convention == Convention.PUBLISHED:
@@ -135,14 +134,14 @@ def flops_per_sequence(
 
 
 def adapter_flops(model: Model, lora: Lora | None, tokens: float) -> float:
-    """FLOPs of the adapters' own products for ``tokens``: one multiplication of each token with each parameter."""
+    """Return the FLOPs of the adapters' own products: one multiplication of each of ``tokens`` with each parameter."""
     return PASSES * 2 * trainable_parameters(model, lora) * tokens if lora else 0.0
 
 
 def model_flops(
     model: Model, seq_len: int, *, causal: bool, frozen: bool = False, packing: Packing | None = None
 ) -> float:
-    """Model FLOPs of one sequence of ``seq_len`` tokens.
+    """Return model FLOPs of one sequence of ``seq_len`` tokens.
 
     ``causal`` counts the half of the attention square that a causal model needs, otherwise the full square counts.
     ``frozen`` leaves out weight gradients: two thirds of the weight products remain (attention has no weights).
@@ -164,7 +163,7 @@ def model_flops(
 
 
 def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float:
-    """The count of the source document: its printed value, or the value of its formula, including errors."""
+    """Return the count of the source document: its printed value, or the value of its formula, including errors."""
     if source.printed_flops is not None:
         return source.printed_flops
     as_published = model.model_copy(update=source.as_published)
@@ -174,7 +173,7 @@ def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float
 
 
 def _layer_weights(model: Model, layer: int) -> int:
-    """Weights of one layer that multiply a token (without the router, which is under 0.5 %, as is usual)."""
+    """Return the weights of one layer that multiply a token (without the router, which is under 0.5 %, as is usual)."""
     matrices = MATRICES[model.mlp] * model.hidden_size
     if model.moe is None or not model.is_moe_layer(layer):
         return _attention_matrices(model) + matrices * model.ffn_hidden_size
@@ -183,7 +182,7 @@ def _layer_weights(model: Model, layer: int) -> int:
 
 
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
-    """Pairs of positions that a layer with global, or with chunked attention compares in a sequence, without
+    """Return the pairs of positions that a layer with global or chunked attention compares in a sequence, without
     subtracting the causal half."""
     chunked = model.chunked_attention
     if packing:
@@ -196,7 +195,7 @@ def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Pac
 
 
 def _layer_square(model: Model, layer: int, seq_len: int, packing: Packing | None) -> float:
-    """Return the pairs of positions of one layer, which may attend to a window."""
+    """Return the pairs of positions of one layer, whose attention may be limited to a window."""
     window = model.other_parts.sliding_window if model.other_parts else None
     if window and layer % window.every == 0 and seq_len > window.tokens:
         return 2 * seq_len * window.tokens - window.tokens**2
@@ -212,7 +211,7 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The metrics that follow from a step time. Each None has its reason in ``reasons`` under the same name."""
+    """The metrics that follow from a step time. Each None has its reason in ``reasons``, under the same name."""
 
     tokens_per_s: float
     """Rate of all places, including padding."""
@@ -230,7 +229,7 @@ class Throughput:
 def throughput(
     recipe: Recipe, step_time_s: float, *, lora: Lora | None = None, packing: Packing | None = None
 ) -> Throughput:
-    """The metrics of ``recipe`` at ``step_time_s`` seconds per step, with the FLOPs of the adapters of ``lora``.
+    """Return the metrics of ``recipe`` at ``step_time_s`` seconds per step, with the FLOPs of the adapters of ``lora``.
 
     ``packing`` has the statistics of sequences that were trained, if they are known, instead of the recipe's.
     tokens/s = GBS x sequence length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak).
@@ -273,7 +272,7 @@ def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float 
 
 
 def _beyond_peak(tflops: Mapping[str, float | None], peak: float | None) -> dict[str, str]:
-    """Conventions that count too much work that is skipped, such as masked attention, for an MFU to make sense."""
+    """Return conventions that count so much skipped work, such as masked attention, that their MFU means nothing."""
     beyond = [name for name, value in tflops.items() if value and peak and value > peak]
     return {f"{MFU}.{name}": "above the peak, because it counts work that is skipped" for name in beyond}
 

@@ -13,7 +13,7 @@ LAST = "last"
 STEADY = "auto"
 """The steps in which the run is steady, which are known only after its end."""
 DOCUMENTED_STEPS = 50
-"""Steps of the runs that documents publish figures of."""
+"""Steps of the runs whose figures documents publish."""
 
 
 def check_rule(rule: str) -> None:
@@ -23,7 +23,7 @@ def check_rule(rule: str) -> None:
 
 
 def _literal(rule: str) -> Span:
-    """The steps of a rule A-B. Raises UsageError."""
+    """Return the steps of a rule A-B. Raises UsageError."""
     try:
         span, *others = parse_ranges(rule)
     except ValueError as error:
@@ -35,10 +35,10 @@ def _literal(rule: str) -> Span:
 
 @lru_cache(maxsize=64)  # many logs are of runs of as many steps
 def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented: str | None = None) -> Window:
-    """The window of a run of ``total_steps`` steps; ``first_step`` is not 0 if it resumes from a checkpoint.
+    """Return the window of a run of ``total_steps`` steps; ``first_step`` is not 0 if it resumes from a checkpoint.
 
-    ``reference`` is the window ``documented`` by the source of the recipe, of a run as long as its runs; else it leaves
-    out the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup): 35-44 of 50 steps. A document that takes the
+    ``reference`` is the ``documented`` window of the recipe's source if the run has the same length; otherwise it
+    excludes the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup): 35-44 of 50 steps. A document that uses
     only the last step documents no window. For ``auto`` the same is provisional, until the steps of the run are known.
     """
     if total_steps < 1:

@@ -241,7 +241,7 @@ def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Ten
 
 
 def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents | None:
-    """Documents of the first micro-batch; None if sequences are not packed."""
+    """Return documents of the first micro-batch; None if sequences are not packed."""
     layout, device = plan.recipe.layout, ranks.device
     model = rank_model(plan.recipe.model, layout)
     starts = first_documents(plan)
@@ -255,7 +255,7 @@ def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents |
 
 
 def key_range(plan: EnginePlan, ranks: Ranks, reach: Reach) -> tuple[Tensor, Tensor]:
-    """The first and the last key that each of this rank's queries attends to: [MBS or 1, queries]."""
+    """Return the first and the last key that each of this rank's queries attends to: [MBS or 1, queries]."""
     layout = plan.recipe.layout
     starts = first_documents(plan)
     places = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)[None]
@@ -266,13 +266,13 @@ def key_range(plan: EnginePlan, ranks: Ranks, reach: Reach) -> tuple[Tensor, Ten
 def forward_and_backward(
     core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], gradient: Tensor, documents: Documents | None
 ) -> list[Tensor]:
-    """The result of an attention layer, and the gradients of query, key and value."""
+    """Return the result of an attention layer, and the gradients of query, key and value."""
     output = core(*heads, documents)
     return [output.detach(), *torch.autograd.grad(output, heads, gradient)]
 
 
 def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float:
-    """Median time of several passes in sequence, after warm-up passes."""
+    """Return the median time of several passes in sequence, after warm-up passes."""
     for _ in range(WARM_UPS):
         once()
     moments = [Moment(device)]
@@ -291,7 +291,7 @@ def forget_memory(device: torch.device) -> None:
 
 
 def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tensor, last_keys: Tensor) -> list[Tensor]:
-    """The result and the gradients of query, key and value: [batch, queries or keys, heads, head_dim] fp32.
+    """Return the result and the gradients of query, key and value: [batch, queries or keys, heads, head_dim] fp32.
 
     gradient: of the result. first_keys, last_keys: what each query attends to, [batch or 1, queries].
     """

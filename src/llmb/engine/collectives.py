@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
 
 def group_of(mesh: DeviceMesh) -> Group:
-    """The process group of a mesh with one dimension."""
+    """Return the process group of a mesh with one dimension."""
     return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
 
 
@@ -44,7 +44,7 @@ def all_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
-    """This rank's shard, along ``dim``, of the sum over the ranks."""
+    """Return this rank's shard, along ``dim``, of the sum over the ranks."""
     shard: Tensor = _ReduceScatter.apply(full, dim, group)
     return shard
 
@@ -67,13 +67,13 @@ def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: 
 
 
 def finish_all_to_all(started: Tensor) -> Tensor:
-    """The exchanged rows, once all have arrived."""
+    """Return the exchanged rows, once all have arrived."""
     exchanged: Tensor = _FinishAllToAll.apply(started, started.grad_fn)
     return exchanged
 
 
 def rank_sum(summand: Tensor, group: Group) -> Tensor:
-    """All-reduces the sum. The gradient, which is the same on all ranks, is the gradient of each summand."""
+    """All-reduce the sum. The gradient, which is the same on all ranks, is the gradient of each summand."""
     total: Tensor = _RankSum.apply(summand, group)
     return total
 
@@ -85,7 +85,7 @@ def gradient_sum(tensor: Tensor, group: Group) -> Tensor:
 
 
 def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tensor:
-    """All-reduces the sum or the maximum, without a gradient."""
+    """All-reduce the sum or the maximum, without a gradient."""
     reduced: Tensor = c10d.wait_tensor(c10d.all_reduce(tensor.contiguous(), how, group.name))
     return reduced
 

@@ -37,7 +37,7 @@ class Moment:
             self.event.synchronize()
 
     def seconds_since(self, earlier: "Moment") -> float:
-        """Both events must have completed."""
+        """Return the seconds since an earlier moment; both must have passed on the device."""
         if self.event and earlier.event:
             milliseconds: float = earlier.event.elapsed_time(self.event)
             return milliseconds / 1000
@@ -79,7 +79,7 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    """Model of this machine's CPU."""
+    """Return the model of this machine's CPU."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -29,7 +29,7 @@ RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 def describe_environment(ranks: Ranks) -> Environment:
-    """Versions, devices, nodes and the settings that affect speed. A collective: every rank must call it."""
+    """Return versions, devices, nodes and the settings that affect speed. A collective: every rank must call it."""
     nodes = of_every_rank(host_name(), ranks)
     on_gpu = ranks.device.type == "cuda"
     seen = _gpus_of_run(ranks)
@@ -63,7 +63,7 @@ def describe_environment(ranks: Ranks) -> Environment:
 
 
 def gpus_after(ranks: Ranks) -> tuple[GpuState, ...] | None:
-    """The present state of the run's GPUs. A collective on GPUs."""
+    """Return the present state of the run's GPUs. A collective on GPUs."""
     return _gpus_of_run(ranks).gpus or None
 
 
@@ -76,7 +76,7 @@ def cudnn_text(version: int | None) -> str | None:
 
 
 def node_gpus(node: str) -> NodeGpus:
-    """All GPUs that nvidia-smi shows on this node; none if it is missing or fails."""
+    """Return all GPUs that nvidia-smi shows on this node; none if it is missing or fails."""
     for fields in QUERIES:
         said = ask_program(command(fields), QUERY_S)
         if said.code is None:
@@ -87,7 +87,7 @@ def node_gpus(node: str) -> NodeGpus:
 
 
 def _gpus_of_run(ranks: Ranks) -> NodeGpus:
-    """The GPUs of all ranks, described by the first rank of each node. A collective on GPUs."""
+    """Return the GPUs of all ranks, described by the first rank of each node. A collective on GPUs."""
     if ranks.device.type != "cuda":
         return NodeGpus(None, ())
     own = node_gpus(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else NodeGpus(None, ())
@@ -99,7 +99,7 @@ def _gpus_of_run(ranks: Ranks) -> NodeGpus:
 
 
 def _cuda_of_driver() -> str | None:
-    """The newest CUDA version that the driver supports."""
+    """Return the newest CUDA version that the driver supports."""
     version = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -114,7 +114,7 @@ def cudnn_version() -> str | None:
 
 
 def assembler_version(device: torch.device) -> str | None:
-    """Version of the assembler for Triton's kernels, such as 12.8.93; None without Triton."""
+    """Return the version of the assembler for Triton's kernels, such as 12.8.93; None without Triton."""
     if find_spec("triton") is None:
         return None
     from triton import knobs

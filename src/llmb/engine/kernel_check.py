@@ -106,7 +106,7 @@ def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
 
 
 def difference_of(parts: Parts) -> float:
-    """The largest difference between found and expected values, as a multiple of what rounding can explain.
+    """Return the largest difference between found and expected values, as a multiple of what rounding can explain.
 
     That is one step of their format, at their own magnitude plus the mean square's root of all. fp32 is sums in another
     order, or the largest of values in bf16.
@@ -121,7 +121,7 @@ def difference_of(parts: Parts) -> float:
 
 
 def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTrial]:
-    """A check of each kernel that a run with this plan may use, at each of its shapes."""
+    """Yield a check of each kernel that a run with this plan may use, at each of its shapes."""
     if plan.fp8_recipe is None:
         return
     shapes, activation = shapes_of(plan), plan.recipe.model.mlp
@@ -171,7 +171,7 @@ def cast_parts(values: Values, shape: Shape, dtype: torch.dtype) -> Parts:
 
 
 def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
-    """A cast of the bf16 tensor in ``stored``, [rows, columns] or several such."""
+    """Return a cast of the bf16 tensor in ``stored``, [rows, columns] or several such."""
     yield casts[2], elementwise.largest_value(stored)
     columns = stored.shape[-1]
     for values, transposed, source in zip(
@@ -185,7 +185,7 @@ def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
 
 
 def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
-    """Weights of several layers, cast into one matrix."""
+    """Return the weights of several layers, cast into one matrix."""
     rows, scale = sum(parts), values.number(SCALE)
     whole = torch.empty((rows, columns), dtype=FORMATS[WEIGHT], device=values.device)
     transposed, amax = whole.new_empty((columns, rows)), values.number(0.0)

@@ -178,7 +178,7 @@ def load_start(
 
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:
-    """True if a step's figures must be known before it continues.
+    """Return True if a step's figures must be known before it continues.
 
     A saved checkpoint must have finite values, and the step after a profile starts when the profile is written.
     """
@@ -251,7 +251,7 @@ def update(stages: Stages, optimizers: Sequence[AdamW], training: Training, numb
 def do_step(
     number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[AdamW], source: StepSource, ranks: Ranks
 ) -> tuple[Tensor | None, Tensor, StepData]:
-    """This rank's loss, if it has one, the gradient norm, and the data. Does not wait for the device."""
+    """Return this rank's loss, if it has one, the gradient norm, and the data. Does not wait for the device."""
     data = source.step(number)
     loss = add_gradients(passes, plan, data, number, ranks)
     return loss, update(passes.stages, optimizers, plan.recipe.training, number), data

@@ -166,7 +166,7 @@ def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
 
 
 def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """The norm over all ranks of gradients, of which so many ranks have the same, each counted once; 0-d fp64.
+    """Return the norm over all ranks of gradients, of which so many ranks have the same, each counted once; 0-d fp64.
 
     In fp64, because in fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
     """
@@ -181,7 +181,7 @@ def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 
 def squared_norm(gradients: list[Tensor]) -> Tensor:
-    """The sum of the squares of all elements, 0-d fp64."""
+    """Return the sum of the squares of all elements, 0-d fp64."""
     if any(gradient.is_cuda for gradient in gradients):
         return torch.stack(torch._foreach_norm(gradients, 2.0, torch.float64)).square().sum()
     sums = []
@@ -195,7 +195,7 @@ def squared_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def ranks_with_a_copy(tensor: Tensor) -> int:
-    """The number of ranks of its mesh that hold the same shard of a tensor."""
+    """Return the number of ranks of its mesh that hold the same shard of a tensor."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)

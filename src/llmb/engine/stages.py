@@ -46,7 +46,7 @@ from llmb.runs.plan import EnginePlan
 
 
 def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[TrainedStage]:
-    """This rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
+    """Return this rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
     stages = give_memory(shape_stages(plan, ranks, backend), plan, ranks)
     for stage in stages:
         stage.initialize(plan.seed)
@@ -54,7 +54,7 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = IN
 
 
 def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
-    """This rank's stages on the meta device, transformed as the plan requires; ``backend`` compiles."""
+    """Return this rank's stages on the meta device, transformed as the plan requires; ``backend`` compiles."""
     with torch.device("meta"):
         stages = build_stages(plan.recipe.model, plan.recipe.layout, ranks.pp_rank)
     transform(stages, plan, ranks, backend)
@@ -97,7 +97,7 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
     """
 
     def group(mesh: DeviceMesh, dim: int) -> Group | None:
-        """None for one rank."""
+        """Return None for one rank."""
         if mesh.size(dim) == 1:
             return None
         return Group(mesh.get_group(dim).group_name, mesh.size(dim), mesh.get_local_rank(dim))

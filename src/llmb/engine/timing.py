@@ -224,7 +224,7 @@ class StepReader:
         )
 
     def read(self, *, all_steps: bool) -> Iterator[CompleteStep]:
-        """The steps to read now: ``all_steps``, or those that need no wait."""
+        """Yield the steps to read now: ``all_steps``, or those that need no wait."""
         left = 1 if self.queues and not all_steps else 0
         while len(self.pending) > left:
             yield self._read(self.pending.popleft())
@@ -285,7 +285,7 @@ class StepReader:
         return CompleteStep(step, pending.memory, layer_times)
 
     def _exchange(self, mine: RankStep) -> list[RankStep]:
-        """The values of every rank."""
+        """Return the values of every rank."""
         if self.ranks.world_size == 1 or self.ranks.alone:
             return [mine]
         values = torch.tensor(mine, dtype=torch.float64)

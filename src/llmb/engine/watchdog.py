@@ -59,7 +59,7 @@ class Collectives(NamedTuple):
 
 
 def pending_collectives(*, saving: bool) -> Collectives:
-    """This rank's collectives. Those of an asynchronous checkpoint count only while training waits for it."""
+    """Return this rank's collectives. Those of an asynchronous checkpoint count only while training waits for it."""
     waits: list[Wait] = []
     begun: dict[str, int] = {}
     dumps: list[Callable[[bool, bool], bytes]] = [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]
@@ -300,7 +300,7 @@ class Watchdog:
         )
 
     def _verdict(self, beat: Beat) -> str | None:
-        """The cause of the hang. Rank 0 determines it; if it does not, the next ranks do, a few at a time."""
+        """Return the cause of the hang. Rank 0 determines it; if it does not, the next ranks do, a few at a time."""
         over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
         # As long before its turn as it takes to tell who is silent.
         soon_s = over_s + self.patience_s + 2 * self.interval_s
@@ -339,7 +339,7 @@ def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
 
 
 def stacks() -> list[str]:
-    """The stacks of this process's threads, except those of the watchdog."""
+    """Return the stacks of this process's threads, except those of the watchdog."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():

@@ -30,18 +30,18 @@ from llmb.catalogue.window import STEADY
 FEWEST_STEPS = 10
 FEWEST_STALLS = 3
 LEAST_HITS = 0.8
-"""Minimum fraction of slow steps among those at the period's distance."""
+"""Minimum fraction of slow steps among the steps at multiples of the period."""
 LEAST_PERIODIC = 0.6
-"""Minimum fraction of the slow steps that are at the period's distance."""
+"""Minimum fraction of the slow steps that lie at multiples of the period."""
 MOST_PERIODS = 200
-"""Number of distances between slow steps to try."""
+"""Maximum number of distances between slow steps to try."""
 FALSE_ALARM_RATE = 0.01
 FEWEST_RUNS = 3
-"""Number of runs on each side of a step."""
+"""Minimum number of runs on each side of a change."""
 MOST_PAIRED = 1000
-"""The length above which pairs of steps are not searched: there would be millions."""
+"""Maximum length of a series whose pairs of steps are searched: in longer ones there would be millions."""
 LONG_HISTORY = 20
-"""The least number of runs: with fewer, one outlier among three may be chance, however far it is."""
+"""Minimum number of runs: with fewer, one outlier among three may be chance, however far off it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Anomalies:
-    """None if unknown; the period is also None if stalls have none."""
+    """Anomalies of a window; None if unknown. The period is also None if stalls have none."""
 
     outliers: tuple[Outlier, ...] = ()
     drift_pct: float | None = None
@@ -67,11 +67,10 @@ class Anomalies:
 
 
 def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
-    """``step_times_s`` are finite, of successive steps without warm-up; ``first_step`` is the first one's number.
-
-    Outliers are farther from the running median than five times the spread of all steps (from the median absolute
-    deviation on that side). The drift is the slope of least squares without outliers; its interval holds for
-    autocorrelated steps. Of fewer than 10 steps nothing is known.
+    """Find outliers, drift and periodic stalls. ``step_times_s`` are finite, of successive steps without warm-up;
+    ``first_step`` is the number of the first one. Outliers are farther from the running median than five times the
+    spread of all steps (from the median absolute deviation on that side). The drift is the least-squares slope without
+    outliers; its interval holds for autocorrelated steps. For fewer than 10 steps nothing is reported.
     """
     if len(step_times_s) < FEWEST_STEPS:
         return Anomalies()
@@ -93,9 +92,8 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
 
 
 def _drift(values: Floats) -> tuple[float, float]:
-    """Change over the series in percent of its mean, and half of its 95 % confidence interval.
-
-    The interval is made like that of a mean (``half_width``), of movements that are orthogonal to the drift.
+    """Return the change over the series in percent of its mean, and half of its 95 % confidence interval. The interval
+    is derived like that of a mean (``half_width``), from movements that are orthogonal to the drift.
     """
     blocks, size = block_means(values)
     count = len(blocks)
@@ -106,14 +104,14 @@ def _drift(values: Floats) -> tuple[float, float]:
 
 
 def _line_length(count: int) -> float:
-    """Norm of the vector of ``count`` places, from their middle."""
+    """Return the norm of the vector of ``count`` positions relative to their middle."""
     return math.sqrt(count * (count * count - 1) / 12)
 
 
 @lru_cache(maxsize=16)
 def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
-    """Return for a series of ``count``: weights of the drift, of the slowest movements that are orthogonal to it, and
-    the correction of the error of a short series.
+    """Return, for a series of ``count`` steps, the weights of the drift, those of the slowest movements orthogonal to
+    it, and the correction for the error of a short series.
     """
     line = (np.arange(count) - (count - 1) / 2) / _line_length(count)
     waves = cosines(count, 1)
@@ -126,7 +124,7 @@ def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
-    """The distance between slow steps, and those steps; None if the distance is not regular."""
+    """Return the distance between slow steps, and the steps; None if the distance is not regular."""
     near = pairwise(slow), zip(slow, slow[2:], strict=False)
     distances = Counter(after - before for pairs in near for before, after in pairs)
     best: tuple[int, list[int]] | None = None
@@ -144,14 +142,14 @@ def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Consecutive runs, by index, with the same step time up to chance, and its geometric mean."""
+    """Consecutive runs, by index, whose step times differ only by chance, and their geometric mean."""
 
     runs: range
     mean_s: float
 
 
 def find_levels(means_s: Sequence[float]) -> list[Level]:
-    """The levels of a history in order of time; a single one if no step is found. ``means_s`` are above 0."""
+    """Return the levels of a history in order of time; a single one if no step is found. ``means_s`` are above 0."""
     if not means_s:
         return []
     logs = np.log(means_s)
@@ -177,7 +175,7 @@ def _parts(logs: Floats, part: range) -> Iterator[range]:
 
 
 def _split(values: Floats, steps: int) -> list[int] | None:
-    """The indices of one or two steps; None if chance explains them."""
+    """Return the indices of one or two changes; None if chance explains them."""
     from scipy.special import stdtr
 
     count = len(values)
@@ -203,7 +201,7 @@ def _split(values: Floats, steps: int) -> list[int] | None:
 
 LEAST_STEADY = 8
 LEAST_SHARE = 1 / 3
-"""Minimum fraction of the run that is steady, like ``LEAST_STEADY`` steps."""
+"""Minimum fraction of the run that is steady, for ``LEAST_STEADY`` steps or more."""
 PENALTY = 18.0
 NO_STEADY_STATE = (
     f"no steady state: it takes {FEWEST_STEPS} steps after the first one, and a constant level in a third of them; "
@@ -214,16 +212,16 @@ MOST_BLOCKS = 512
 
 
 def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | None:
-    """The longest stretch of steps, numbered from ``first_step``, whose level does not change; None if there is none in
-    a third of the steps.
+    """Return the longest stretch of steps, numbered from ``first_step``, whose level does not change; None if there is
+    none in a third of the steps.
 
-    ``step_times_s`` are those of one attempt, in order and finite, all of them. Fewer than 10 steps are never steady.
+    ``step_times_s`` are those all those of one attempt, in order and finite. Fewer than 10 steps are never steady.
 
     Single slow steps, such as those with a checkpoint, are replaced by the running median (Hampel filter), so that they
-    do not count as changes of level. The series is then divided where that lowers the sum of squares most, and each
-    part again (binary segmentation), as long as a division lowers it by more than ``PENALTY`` x ln(n) x the variance of
-    a step. The penalty is six times the usual one for independent steps, 3 ln n, because autocorrelated steps wander:
-    six is the long-run variance of an AR(1) series with 0.5 over the variance that its differences show.
+    do not count as changes of level. The series is then split where that reduces the sum of squares most, and so is
+    each part (binary segmentation), as long as a split reduces it by more than ``PENALTY`` x ln(n) x the variance of a
+    step. The penalty is six times the usual one for independent steps, 3 ln n, because autocorrelated steps wander: six
+    is the long-run variance of an AR(1) series with 0.5 over the variance that its differences show.
     """
     count = len(step_times_s)
     if count < FEWEST_STEPS:
@@ -240,7 +238,7 @@ def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | No
 
 
 def _segments(values: Floats) -> list[tuple[int, int]]:
-    """First and last index of each part with the same level."""
+    """Return the first and last index of each part with the same level."""
     # Of differences, so that changes of level do not count as noise.
     noise = MAD_TO_STD * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
     variance = max(noise, LEAST_SPREAD * abs(float(np.median(values)))) ** 2
@@ -257,7 +255,7 @@ def _segments(values: Floats) -> list[tuple[int, int]]:
 
 
 def _second_level(values: Floats, threshold: float) -> int | None:
-    """The index at which a second level begins; None if one level explains the values as well."""
+    """Return the index at which a second level begins; None if one level explains the values as well."""
     count = len(values)
     if count < 2:
         return None
@@ -269,7 +267,7 @@ def _second_level(values: Floats, threshold: float) -> int | None:
 
 
 def _without_outlying_ends(values: Floats, first: int, last: int) -> tuple[int, int]:
-    """A warm-up of a few steps, or a last step with a checkpoint, is too short for a level."""
+    """Drop levels at the ends that are too short: a warm-up of a few steps, or a last step with a checkpoint."""
     level, below, above = level_and_spread(values[first : last + 1])
 
     def outlying(index: int) -> bool:

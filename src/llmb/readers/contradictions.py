@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from statistics import median
 
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
-"""Larger gaps between them, such as 30 years, are damage."""
+"""Shorter or longer step times, such as 30 years, are damage."""
 MOST_OF_CLOCK = 1.1
-"""Step times may sum to this much of the time that passed by the clock, which may have been corrected meanwhile."""
+"""Maximum sum of step times relative to the time that passed by the clock, which may have been corrected meanwhile."""
 LEAST_OF_CLOCK = 0.5
-"""A usual step may take this little of the time between two ends of steps, less what is known to lie between them: a
+"""Minimum of a usual step relative to the time between two ends of steps, less the time known to lie between them: a
 checkpoint or an evaluation lies between some steps, but not between most."""
 CLOCK_ERROR_S = 1.0
-"""Error of times taken by a waiting host, or by a clock of whole seconds."""
+"""Error of times read by a waiting host, or from a clock of whole seconds."""
 FINE_CLOCK_ERROR_S = 1e-3
 """Error of usual times by a clock with fractions of a second."""
 FEW_LAPS = 3
-"""With fewer steps, a single wait of the host may lengthen the usual step."""
+"""With fewer steps, a single wait of the host may lengthen the median step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

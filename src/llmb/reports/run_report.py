@@ -303,7 +303,7 @@ def _profile_rows(result: Result) -> Iterator[Row]:
 
 
 def resource_rows(use: ResourceUse) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and note: power of the GPUs, else the CPU of the busiest node, and energy per token."""
+    """Yield the name, value and note: power of the GPUs, else the CPU of the busiest node, and energy per token."""
     host = max(use.hosts, key=lambda host: host.cpu_pct_mean or 0.0, default=None)
     if use.power_w_mean is not None:
         yield "GPU power W", number(use.power_w_mean), ", ".join(_gpu_notes(use))

@@ -203,7 +203,7 @@ def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
 
 
 def without_figures(outcome: LogOutcome, reason: str) -> LogOutcome:
-    """The outcome of an invalid run, without its figures."""
+    """Return the outcome of an invalid run, without its figures."""
     return replace(outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=())
 
 

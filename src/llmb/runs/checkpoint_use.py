@@ -89,7 +89,7 @@ class CheckpointReport:
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
-    """None for a run that neither loads nor saves."""
+    """Return None for a run that neither loads nor saves."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
     return read_or_missing("the unfinished checkpoints", lambda: _report(folder, plan, steps))
@@ -144,7 +144,7 @@ def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
 
 
 def base_weights(plan: Plan) -> WeightsOrigin | None:
-    """The frozen weights of a run with adapters; None for a run that trains all weights.
+    """Return the frozen weights of a run with adapters; None for a run that trains all weights.
 
     Raises UsageError if the checkpoint cannot be read.
     """

@@ -89,7 +89,7 @@ def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Ite
 
 
 def valid_shard_sizes(layout: Layout) -> list[int]:
-    """Divisors of DP x CP; with expert parallelism, those for which the number of replicas divides EDP too."""
+    """Return divisors of DP x CP; with expert parallelism, those for which the number of replicas divides EDP too."""
     replicas = layout.dp * layout.cp
     divisors = [size for size in range(1, replicas + 1) if replicas % size == 0]
     return [size for size in divisors if layout.edp % (replicas // size) == 0]
@@ -120,7 +120,7 @@ DEFAULT_RESOURCE_INTERVAL_S = 1.0
 
 
 def logits_gb(recipe: Recipe) -> float:
-    """Size in 10^9 bytes of one micro-batch's logits on a rank that computes them, in the run's dtype."""
+    """Return the size in 10^9 bytes of one micro-batch's logits on a rank that computes them, in the run's dtype."""
     layout, size = recipe.layout, 4 if recipe.dtype is Dtype.FP32 else 2
     return layout.mbs * layout.seq_len / layout.cp * rank_model(recipe.model, layout).vocab_size * size / 1e9
 
@@ -326,7 +326,7 @@ class Choices(Record):
         return self.keep_logits if self.keep_logits is not None else keeps_logits(recipe)
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:
-        """None for a run without FP8."""
+        """Return None for a run without FP8."""
         if recipe.dtype is not Dtype.FP8:
             return None
         return self.fp8_recipe or cast("Fp8Recipe", recipe.published_way("fp8_recipe") or "delayed")
@@ -337,7 +337,7 @@ class Choices(Record):
         return self.force_load_balancing or (pretends and self.capacity_factor_of(recipe) is None)
 
     def capacity_factor_of(self, recipe: Recipe) -> float | None:
-        """None if no token is dropped."""
+        """Return None if no token is dropped."""
         if self.force_load_balancing:
             return None
         return recipe.capacity_factor if self.capacity_factor is None else self.capacity_factor or None

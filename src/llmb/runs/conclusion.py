@@ -56,7 +56,7 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 
 
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
-    """Throughput and parameters as fields of a result.
+    """Return throughput and parameters as fields of a result.
 
     ``packing`` has the statistics of the sequences that were trained, if the steps have them.
     """
@@ -70,7 +70,7 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
 
 
 def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
-    """Mean statistics of the sequences of ``steps``; None if they have none."""
+    """Return the mean statistics of the sequences of ``steps``; None if they have none."""
     squares = [step.sum_of_squares for step in steps if step.sum_of_squares is not None]
     if not steps or len(squares) < len(steps):
         return None
@@ -136,7 +136,7 @@ def if_possible(result: Result) -> Result:
 
 
 def conclude(evidence: RunEvidence) -> Result:
-    """The result of a run, without its verdict."""
+    """Return the result of a run, without its verdict."""
     result = if_possible(_conclude(evidence))
     return result if evidence.plan.recipe.pretended_rank is None else _pretended(evidence.plan, result)
 
@@ -307,7 +307,7 @@ def _used(
 
 
 def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:
-    """The GPUs that train, by node; None if an id is unknown."""
+    """Return the GPUs that train, by node; None if an id is unknown."""
     gpus: dict[str, set[str]] = {}
     for gpu in states:
         if gpu.uuid is None:
@@ -465,7 +465,7 @@ def split_window_reason(record: RunRecord) -> str | None:
 
 
 def window_began(record: RunRecord) -> int:
-    """The first step of the attempt that trained the first step of the window."""
+    """Return the first step of the attempt that trained the first step of the window."""
     first = record.plan.window.first
     begun = (attempt.first_step for attempt in reversed(record.attempts))
     return next((step for step in begun if step <= first), record.plan.first_step)

@@ -97,7 +97,7 @@ class Difference(Record):
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
-    """Nested values under dotted keys; a sequence becomes text."""
+    """Return nested values under dotted keys; a sequence becomes text."""
     flat_values: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -351,7 +351,7 @@ def rule_of(key: str) -> ConditionRule:
 
 
 def title_of(key: str) -> str:
-    """Title of a condition, for display."""
+    """Return the title of a condition, for display."""
     rule = rule_of(key)
     exact = not any("*" in pattern for pattern in rule.keys)
     return rule.title if exact and rule.title else key
@@ -396,7 +396,7 @@ def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
 
 
 def together(sides: Iterable[Values]) -> dict[str, str]:
-    """Texts of several runs as one by key."""
+    """Return the texts of several runs as one by key."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
     texts = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}

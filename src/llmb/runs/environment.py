@@ -157,7 +157,7 @@ def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
 
 
 def of_run(gpus: Iterable[GpuState], uuids: Iterable[str | None]) -> tuple[GpuState, ...]:
-    """States of the run's devices; all of them if an id is unknown, such as that of a MIG slice."""
+    """Return the states of the run's devices; all of them if an id is unknown, such as that of a MIG slice."""
     listed, ids = tuple(gpus), {uuid and uuid.removeprefix("GPU-") for uuid in uuids}
     listed_ids = {gpu.uuid and gpu.uuid.removeprefix("GPU-") for gpu in listed}
     if not ids <= listed_ids:
@@ -185,7 +185,7 @@ def _reasons(text: str) -> tuple[str, ...] | None:
 
 
 def _text(value: str) -> str | None:
-    """None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]``, and for equivalent texts."""
+    """Return None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]``, and for equivalent texts."""
     return None if not value or value.startswith("[") or value in ("N/A", "Unknown") else value
 
 

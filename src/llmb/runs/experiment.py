@@ -26,7 +26,7 @@ DIGITS = 6
 
 
 def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The name that log files and folders of equal runs share; it carries the whole configuration.
+    """Return the name that log files and folders of equal runs share; it carries the whole configuration.
 
     ``arguments`` are those of a framework's script. The name contains a proxy's number of layers, and for a run that
     recording slows down, what is recorded: ``llmb parse`` then skips it.
@@ -48,7 +48,7 @@ def recorded_suffix(plan: Plan) -> str:
 
 
 def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
-    """The folder of all runs of the experiment ``name``; by default that of llmb's own engine."""
+    """Return the folder of all runs of the experiment ``name``; by default that of llmb's own engine."""
     return install / WORKLOADS / plan.recipe.workload / "experiments" / (name or experiment_name(plan))
 
 
@@ -95,7 +95,7 @@ def _data_parts(plan: Plan) -> Iterator[str]:
 
 
 def _engine_parts(plan: Plan) -> Iterator[str]:
-    """Settings of llmb's engine; other programs do not have them."""
+    """Yield settings of llmb's engine; other programs do not have them."""
     if not isinstance(plan, EnginePlan):
         return
     recipe, training = plan.recipe, plan.recipe.training

@@ -25,7 +25,7 @@ MOST_RANKS = 16
 
 
 def time_to_notice(limit_s: float) -> float:
-    """Seconds without progress after which ranks act, so that the run has ended within ``limit_s``.
+    """Return seconds without progress after which ranks act, so that the run has ended within ``limit_s``.
 
     If the limit is too short for that, ranks act after half of it: they must not act on every short pause.
     """
@@ -79,7 +79,7 @@ class RankStatus:
 
 
 def find_stall(ranks: Sequence[RankStatus], limit_s: float, patience_s: float) -> str | None:
-    """The ranks that block the run, for the log; None while the run makes progress, or may do so.
+    """Return the ranks that block the run, for the log; None while the run makes progress, or may do so.
 
     A rank without a heartbeat for ``patience_s`` is not responding. The run is hung if no rank that responds has made
     progress within its limit, or, if some rank has not responded for the limit, if none has made progress since.
@@ -105,7 +105,7 @@ def overdue(beat: Beat, limit_s: float) -> bool:
 
 
 def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
-    """The ranks that are in no collective, or otherwise those that others wait for and that wait for no one."""
+    """Return the ranks that are in no collective, or otherwise those that others wait for and that wait for no one."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
@@ -115,7 +115,7 @@ def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
 
 
 def _waits_for(beat: Beat, beats: Sequence[Beat]) -> set[int]:
-    """The ranks that have not begun a collective that ``beat`` is in."""
+    """Return the ranks that have not begun a collective that ``beat`` is in."""
     missing = set()
     for wait in beat.waits:
         members = parse_ranks(wait.ranks)
@@ -133,7 +133,7 @@ def _left(status: RankStatus) -> bool:
 
 
 def _silent_text(silent: Sequence[RankStatus], awake: Sequence[Beat]) -> str:
-    """The step in which the others wait: the last heartbeat of the silent ranks is older."""
+    """Return the step in which the others wait: the last heartbeat of the silent ranks is older."""
     beats = [status.beat for status in silent if status.beat]
     parts = []
     if beats:
@@ -241,19 +241,19 @@ def failure_line(rank: int, host: str, error: BaseException) -> str:
 
 
 def first_failure(log: str) -> str | None:
-    """The rank that most likely failed first, and its error; None if the log names none."""
+    """Return the rank that most likely failed first, and its error; None if the log names none."""
     failure = _find(log)
     return failure.sentence if failure else None
 
 
 def failed_host(log: str) -> str | None:
-    """The node of the rank that failed first; None if only its victims are known."""
+    """Return the node of the rank that failed first; None if only its victims are known."""
     failure = _find(log)
     return failure.host if failure and not VICTIM.search(failure.how) else None
 
 
 def last_lines(log: str, most: int) -> list[str]:
-    """The lines that lead to the first failure, without the output of its victims and the launcher after it."""
+    """Return the lines that lead to the first failure, without the output of its victims and the launcher after it."""
     failure = _find(log)
     end = failure.end if failure else None
     if end is None:

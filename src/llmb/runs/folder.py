@@ -177,13 +177,13 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
 
 
 def user_config(environ: Mapping[str, str]) -> Path | None:
-    """The file of the user's own defaults, which need not exist; None for a process without a home."""
+    """Return the file of the user's own defaults, which need not exist; None for a process without a home."""
     base = environ.get("XDG_CONFIG_HOME", "").strip() or (environ.get("HOME") and f"{environ['HOME']}/.config")
     return Path(base) / "llmb" / "config.yaml" if base else None
 
 
 def user_root(path: Path) -> Path | None:
-    """The root of installation in the user's defaults. Other keys are left to their users."""
+    """Return the root of installation in the user's defaults. Other keys are left to their users."""
     from llmb.catalogue.data_files import read_data  # few users have such a file
 
     check_owner(path)
@@ -199,7 +199,7 @@ def user_root(path: Path) -> Path | None:
 
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:
-    """The root of installation, without its origin."""
+    """Return the root of installation, without its origin."""
     return chosen_root(environ, start).path
 
 
@@ -284,7 +284,7 @@ def write_newest(path: Path, text: str) -> None:
 
 
 def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> Path:
-    """The first of ``name``, ``name-2``, ... in ``folder`` for which ``create`` raises no FileExistsError."""
+    """Return the first of ``name``, ``name-2``, ... in ``folder`` for which ``create`` raises no FileExistsError."""
     number = 1
     while True:
         path = folder / (name if number == 1 else f"{name}-{number}")
@@ -340,7 +340,7 @@ def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing
 
 
 def why_unreadable(error: Exception) -> str:
-    """One of ``UNREADABLE``, in one line."""
+    """Return one of ``UNREADABLE``, in one line."""
     if isinstance(error, BrokenRecord):
         return f"{error.what} ({Path(error.where or '').name})"
     if isinstance(error, OSError):
@@ -360,7 +360,7 @@ ATTEMPT = "llmb: attempt "
 
 
 def tail(path: Path) -> str:
-    """The last ``TAIL_BYTES`` of a log, only of the latest attempt; empty if there is none."""
+    """Return the last ``TAIL_BYTES`` of a log, only of the latest attempt; empty if there is none."""
     if not path.exists():
         return ""
     with open_regular(path) as stream:
@@ -369,6 +369,6 @@ def tail(path: Path) -> str:
 
 
 def latest_attempt(log: str) -> str:
-    """The part of a log that the run's latest attempt wrote."""
+    """Return the part of a log that the run's latest attempt wrote."""
     began = log.rfind(f"\n{ATTEMPT}")
     return log if began < 0 else log[began + 1 :]

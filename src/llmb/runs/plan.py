@@ -135,7 +135,7 @@ class Plan(Record):
         return self.first_step + self.steps - 1
 
     def samples_before(self, step: int) -> int:
-        """Samples that the training consumed before ``step``; earlier runs may have had another batch size."""
+        """Return samples that the training consumed before ``step``; earlier runs may have had another batch size."""
         consumed = self.start.consumed_samples if self.start else 0
         return consumed + (step - self.first_step) * self.recipe.layout.gbs
 
@@ -151,7 +151,7 @@ class Plan(Record):
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Origin of weights; for a run that resumes from ``start``, that of the training so far."""
+    """Return the origin of weights; for a run that resumes from ``start``, that of the training so far."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:
@@ -330,7 +330,7 @@ def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype
 
 
 def chosen_lora(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Lora | None:
-    """The adapters of the recipe, or the resumed ones, with the explicit options; None without any."""
+    """Return the adapters of the recipe, or the resumed ones, with the explicit options; None without any."""
     lora = (saved and saved.lora) or recipe.lora
     return lora and lora.model_copy(update=choices.lora_changes())
 
@@ -381,14 +381,14 @@ def document_problems(training: Training, seq_len: int) -> Iterator[str]:
 
 
 def pretending(recipe: Recipe, rank: int) -> Recipe:
-    """The recipe with one rank that runs alone; published figures are of all ranks."""
+    """Return the recipe with one rank that runs alone; published figures are of all ranks."""
     alone = recipe.model_copy(update={"pretended_rank": rank})
     reason = f"{alone.pretended_text}: published figures are of all ranks"
     return alone.model_copy(update={"expectations": (), "expectations_reason": reason})
 
 
 def with_documents(recipe: Recipe, training: Training) -> Recipe:
-    """The recipe with ``training``, and with the statistics of the documents that it then trains on.
+    """Return the recipe with ``training``, and with the statistics of the documents that it then trains on.
 
     If a recipe packs and ``training`` specifies no documents, their length is chosen for the same attention cost.
     """
@@ -411,14 +411,14 @@ def with_documents(recipe: Recipe, training: Training) -> Recipe:
 
 
 def with_packing(recipe: Recipe, training: Training, packing: Packing) -> Recipe:
-    """The recipe with ``training`` on a packed dataset, whose statistics are ``packing``."""
+    """Return the recipe with ``training`` on a packed dataset, whose statistics are ``packing``."""
     whole = {"document_tokens": None, "document_lengths": "uniform"}
     changes = {"training": training.model_copy(update=whole), "packing": packing}
     return recipe.model_copy(update=changes)
 
 
 def _unpacked(recipe: Recipe, training: Training) -> Recipe:
-    """The recipe with ``training`` on sequences that are one document each."""
+    """Return the recipe with ``training`` on sequences that are one document each."""
     changes: dict[str, Any] = {"training": training, "packing": None}
     if recipe.packing:
         changes |= {"expectations": (), "expectations_reason": "each sequence is one document; the recipe's are packed"}
@@ -426,7 +426,7 @@ def _unpacked(recipe: Recipe, training: Training) -> Recipe:
 
 
 def _usual_mean(recipe: Recipe, training: Training) -> int | None:
-    """Mean tokens of the documents, if they are not specified; None if a sequence is one document."""
+    """Return mean tokens of the documents, if they are not specified; None if a sequence is one document."""
     seq_len = recipe.layout.seq_len
     if recipe.packing:
         return fitted_mean(recipe.packing.sum_of_squares, seq_len, training.document_lengths)

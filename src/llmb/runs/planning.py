@@ -90,7 +90,7 @@ class Search:
             raise UsageError(f"{name} cannot train with these weights and data:{itemized(self.problems)}")
 
     def not_prepared(self) -> UsageError | None:
-        """The error with everything that is missing, and the commands that prepare it."""
+        """Return the error with everything that is missing, and the commands that prepare it."""
         if not self.missing:
             return None
         lines = "\n".join(f"  - {what}\n    {command}" for what, command in self.missing.items())
@@ -99,12 +99,12 @@ class Search:
         return UsageError(f"these inputs of {name} are not prepared:\n{lines}", do=do)
 
     def once_prepared(self, plan: EnginePlan) -> EnginePlan:
-        """``plan`` with its origin after preparation."""
+        """Return ``plan`` with its origin after preparation."""
         inputs = TrainingInputs(weights=plan.weights, dataset=plan.dataset)
         return plan.model_copy(update={"declared_origin": self.origin(inputs)})
 
     def origin(self, inputs: TrainingInputs) -> Origin:
-        """The origin of a run from ``inputs`` after preparation."""
+        """Return the origin of a run from ``inputs`` after preparation."""
         weights = weights_origin(inputs.weights)
         if self.source is None or self.choices.synthetic or inputs.dataset:
             return Origin(weights=weights, data=data_origin(inputs.dataset, self.recipe.training))
@@ -212,7 +212,7 @@ class Search:
         return TrainingInputs(weights=weights, **data)
 
     def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
-        """The weights that saved adapters belong to, at their old place or at that of ``--weights``."""
+        """Return the weights that saved adapters belong to, at their old place or at that of ``--weights``."""
         recorded = saved_base(adapters.record)
         if self.choices.weights:
             return self._checked(read_checkpoint(Path(self.choices.weights)), recorded.name if recorded else None)
@@ -226,7 +226,7 @@ class Search:
             return None
 
     def _imported(self, saved: SavedCheckpoint) -> InitialWeights | None:
-        """The weights of an imported checkpoint, or those that its adapters belong to."""
+        """Return the weights of an imported checkpoint, or those that its adapters belong to."""
         if self._rejects_weights(saved):
             return None
         return self._base(saved) if saved.record.lora else initial_weights(saved)
@@ -252,7 +252,7 @@ class Search:
 
 
 def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: Choices) -> Search:
-    """A search below the root of installation, and in the folders that ``choices`` names."""
+    """Return a search below the root of installation, and in the folders that ``choices`` names."""
     return Search(catalogue, recipe, choices, prepared_folders(install, recipe.workload))
 
 
@@ -265,7 +265,7 @@ def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialW
 
 
 def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
-    """The mean statistics of the packs, for the attention of ``model``. Raises OSError and ValueError."""
+    """Return the mean statistics of the packs, for the attention of ``model``. Raises OSError and ValueError."""
     chunked = model.chunked_attention
     squares = None
     if chunked and packed.longest_document > chunked.chunk_size:
@@ -347,7 +347,7 @@ OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")
 
 
 def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
-    """Arguments of ``llmb run`` and ``submit`` by which they train the same, without what is the default.
+    """Return the arguments of ``llmb run`` and ``submit`` by which they train the same, without what is the default.
 
     Profiles are not recorded again. Raises UsageError if the catalogue does not have the recipe.
     """
@@ -373,7 +373,7 @@ def _request(recipe: Recipe) -> Request:
 
 
 def _choices(plan: EnginePlan, usual: EnginePlan) -> Iterator[tuple[str, Any]]:
-    """Choices whose values differ from the recipe's."""
+    """Yield choices whose values differ from the recipe's."""
     pairs: list[tuple[str, Record, Record]] = [(name, plan, usual) for name in SETTINGS]
     pairs += [(name, plan.recipe.training, usual.recipe.training) for name in OF_TRAINING]
     for name, own, other in pairs:

@@ -86,7 +86,7 @@ class Profiling(Record):
     ] = False
 
     def steps_of(self, documented: DocumentProfile | None) -> int | None:
-        """The number of steps of the run that profiling implies, if none is specified."""
+        """Return the number of steps of the run that profiling implies, if none is specified."""
         if self.nccl_trace:
             return NCCL_TRACE_STEPS
         if not self.profile or self.profile_stop_step is not None:
@@ -96,7 +96,7 @@ class Profiling(Record):
     def settled(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Profile | None:
-        """The options resolved, by default to the document's steps if the run has them, else to the last tenth.
+        """Return the options resolved, by default to the document's steps if the run has them, else to the last tenth.
 
         Call only if ``problems`` finds none.
         """
@@ -114,7 +114,7 @@ class Profiling(Record):
         )
 
     def _span(self, steps: int, first_step: int, documented: DocumentProfile | None) -> tuple[int, int]:
-        """The first profiled step, and the first one after the profile."""
+        """Return the first profiled step, and the first one after the profile."""
         start, stop, end = self.profile_start_step, self.profile_stop_step, first_step + steps
         if documented and stop is None:
             fits = first_step <= (documented.start if start is None else start) < documented.stop <= end
@@ -156,7 +156,7 @@ class Profiling(Record):
 
 
 def listed(ranks: str) -> tuple[int, ...]:
-    """The ranks in a text such as ``0,4-7``, sorted."""
+    """Return the ranks in a text such as ``0,4-7``, sorted."""
     return tuple(sorted(set(numbers_of(parse_ranges(ranks)))))
 
 

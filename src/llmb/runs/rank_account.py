@@ -100,7 +100,7 @@ class MemoryUse(Record):
 
 
 def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
-    """The plan without its data-dependent parts, and the assumptions instead."""
+    """Return the plan without its data-dependent parts, and the assumptions instead."""
     assumptions = []
     changes: dict[str, object] = {}
     if plan.recipe.packing is not None:
@@ -112,7 +112,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 
 
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
-    """One rank, one of every stage, or the candidates for the fullest rank.
+    """Return one rank, one of every stage, or the candidates for the fullest rank.
 
     Raises UsageError for both, and for a rank that the layout does not have.
     """
@@ -126,12 +126,12 @@ def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> lis
 
 
 def stage_ranks(layout: Layout) -> list[int]:
-    """The first rank of each rank of a pipeline; the others with the same layers take no more."""
+    """Return the first rank of each rank of a pipeline; the others with the same layers take no more."""
     return [stage * (layout.gpus // layout.pp) for stage in range(layout.pp)]
 
 
 def fullest_ranks(layout: Layout) -> list[int]:
-    """The ranks of ``stage_ranks`` among which the fullest is.
+    """Return the ranks of ``stage_ranks`` among which the fullest is.
 
     The earlier a stage, the more micro-batches it holds: a later one can only be fuller if it has more layers, or the
     loss.

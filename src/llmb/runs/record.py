@@ -266,7 +266,7 @@ def new_record(
 
 
 def source_fields() -> dict[str, Any]:
-    """The fields of a record that identify the running llmb."""
+    """Return the fields of a record that identify the running llmb."""
     source = source_version()
     return {
         "llmb_version": __version__,
@@ -322,7 +322,7 @@ def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
-    """None while the job has not ended, or if it was killed with its batch script."""
+    """Return None while the job has not ended, or if it was killed with its batch script."""
     return read_stored(folder.job_end, JobEnd) if folder.job_end.exists() else None
 
 
@@ -336,13 +336,13 @@ def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageEr
 
 
 def short_id(text: str) -> str:
-    """The id of the run with this ``run_id``, or of another named item."""
+    """Return the id of the run with this ``run_id``, or of another named item."""
     digits = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:LENGTH]
     return digits.translate(_AS_LETTERS)
 
 
 def may_be_short_id(text: str) -> bool:
-    """True for an id, and for the beginning of one."""
+    """Return True for an id, and for the beginning of one."""
     return 0 < len(text) <= LENGTH and set(text) <= set(LETTERS)
 
 
@@ -389,7 +389,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
 
 
 def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
-    """The last complete checkpoint that this run has saved."""
+    """Return the last complete checkpoint that this run has saved."""
     checkpoints = saved_checkpoints(folder.checkpoints_of(plan))
     return checkpoints[-1] if checkpoints else None
 
@@ -427,7 +427,7 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
 
 
 def _ended_attempts(folder: RunFolder, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """The attempts so far, the last one with its end if that was recorded completely."""
+    """Return the attempts so far, the last one with its end if that was recorded completely."""
     try:
         end = read_job_end(folder)
     except ValueError:

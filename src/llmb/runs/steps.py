@@ -121,7 +121,7 @@ class Counters:
 
 
 def count_steps(steps: Sequence[Step]) -> Counters | None:
-    """None for a run without a step."""
+    """Return None for a run without a step."""
     if not steps:
         return None
     return Counters(
@@ -130,7 +130,7 @@ def count_steps(steps: Sequence[Step]) -> Counters | None:
 
 
 def step_to_json(step: Step) -> str:
-    """One line. JSON has no NaN: such a value becomes null, and ``not_finite`` keeps it as text."""
+    """Return one line. JSON has no NaN: such a value becomes null, and ``not_finite`` keeps it as text."""
     values: dict[str, Any] = asdict(step)
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     spoiled = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
@@ -156,7 +156,7 @@ def _adapter() -> TypeAdapter[Step]:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """All complete steps; a last line that was truncated by a crash is left out.
+    """Return all complete steps; a last line that was truncated by a crash is left out.
 
     Raises BrokenRecord if any other line is not a step.
     """
@@ -164,7 +164,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Every line as returned by ``read``, which raises ValueError for an incomplete one, such as the last."""
+    """Return every line as returned by ``read``, which raises ValueError for an incomplete one, such as the last."""
     if not path.exists():
         return []
     records: list[Line] = []

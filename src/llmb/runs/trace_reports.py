@@ -59,7 +59,7 @@ class ProfileReport:
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
-    """The file with the profile of ``rank``: the newest one, if several jobs have run the plan."""
+    """Return the file with the profile of ``rank``: the newest one, if several jobs have run the plan."""
     if not plan.profile or plan.profile.profiler != "nsys":
         return folder.torch_profile / f"rank-{rank}.json.gz"
     reports = folder.nsys_profile.glob(report_name(plan, rank, job="*", node="*"))
@@ -73,7 +73,7 @@ def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, s
 
 
 def report_name(plan: Plan, rank: int | str, job: str | None = None, node: str | None = None) -> str:
-    """The name of a report of Nsight Systems, in which rank, job and node may be patterns or variables.
+    """Return the name of a report of Nsight Systems, in which rank, job and node may be patterns or variables.
 
     As in the recipe's document, whose names may hold the job and the node; outside of a job llmb's own name.
     """
@@ -84,12 +84,12 @@ def report_name(plan: Plan, rank: int | str, job: str | None = None, node: str |
 
 
 def nccl_log(folder: RunFolder, rank: int) -> Path:
-    """The file with NCCL's log of ``rank``."""
+    """Return the file with NCCL's log of ``rank``."""
     return folder.nccl_trace / f"rank-{rank}{NCCL_LOG_END}"
 
 
 def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
-    """None for a run that is not profiled. An existing breakdown is used.
+    """Return None for a run that is not profiled. An existing breakdown is used.
 
     Exports the report of the first rank that has one of Nsight Systems.
     """
@@ -128,7 +128,7 @@ def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
 
 
 def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
-    """The breakdown saved at the end of the run, if any. Raises BrokenRecord."""
+    """Return the breakdown saved at the end of the run, if any. Raises BrokenRecord."""
     return read_stored(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
 
 
@@ -206,7 +206,7 @@ def _few_devices(
 
 
 def _by_use(ports: Sequence[RdmaPort], devices: Sequence[str]) -> tuple[list[RdmaPort], list[str]]:
-    """The used ports, and the usable devices: others of their kind that are not slower."""
+    """Return the used ports, and the usable devices: others of their kind that are not slower."""
     used = [port for port in ports if port.device in devices]
     kinds = {(port.link_layer, port.driver) for port in used}
     rate = max((port.gbit_s or 0 for port in used), default=0)
@@ -237,7 +237,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def network_log(folder: RunFolder, rank: int) -> Path:
-    """The file with NCCL's lines about the network for ``rank``, the first of its node."""
+    """Return the file with NCCL's lines about the network for ``rank``, the first of its node."""
     return folder.nccl_network / f"rank-{rank}{NCCL_LOG_END}"
 
 

@@ -122,7 +122,7 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own
 def _recipes(
     configuration: Mapping[str, Value], request: Request, catalogue: Catalogue, *, own_sizes: bool
 ) -> Iterator[Recipe]:
-    """The recipes with the layout of a configuration, that of the default release first; then the newest."""
+    """Yield the recipes with the layout of a configuration, that of the default release first; then the newest."""
     release, workload = configuration.get("release"), catalogue.workloads[request.workload]
     newest = [] if own_sizes else reversed(bridge_releases_of(workload, request.size))
     gbs = configuration.get("layout.gbs")

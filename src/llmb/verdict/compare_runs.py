@@ -115,7 +115,7 @@ LEAST_CHANGE_PCT = 2.0
 
 
 def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:
-    """Mean clock and power of a GPU, if both sides were sampled and differ."""
+    """Yield the mean clock and power of a GPU, if both sides were sampled and differ."""
     for name in SAMPLED:
         old, new = _mean(before, name), _mean(after, name)
         if old and new and abs(new / old - 1) >= LEAST_CHANGE_PCT / 100:
@@ -123,7 +123,7 @@ def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[Analyzed
 
 
 def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
-    """Mean over the sampled runs."""
+    """Return the mean over the sampled runs."""
     results = [run.record.result for run in runs if run.record and run.record.result]
     values = [getattr(result.resources, name) for result in results if result.resources]
     known = [value for value in values if value is not None]
@@ -239,7 +239,7 @@ def _disturbed(pair: Pair) -> Iterator[str]:
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:
-    """Tokens per step and GPU, or sequences if neither side reports their length; None if unknown."""
+    """Return tokens per step and GPU, or sequences if neither side reports their length; None if unknown."""
     lengths = [side.get("layout.seq_len") for side in (before, after)]
     return _work(before, lengths == [None, None]), _work(after, lengths == [None, None])
 

@@ -39,13 +39,13 @@ class Place:
 
 
 def digest_of(*facts: object) -> str:
-    """Digest of values that distinguishes them by their text."""
+    """Return the digest of values that distinguishes them by their text."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def once_in(*found: RunSet) -> tuple[RunSet, ...]:
-    """Each selection with every run once. Of a run with differing copies, one is kept as invalid, and the other runs of
-    the recipe carry the fault.
+    """Return each selection with every run once. Of a run with differing copies, one is kept as invalid, and the other
+    runs of the recipe carry the fault.
 
     Logs are read where a run folder may be theirs.
     """
@@ -78,7 +78,7 @@ def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tupl
 
 
 def with_copies(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Parsed runs: copies of another run are marked, and runs that contradict their copies are invalid."""
+    """Return parsed runs: copies of another run are marked, and runs that contradict their copies are invalid."""
     places = [replace(_place(run), path=run.log_path.absolute()) for run in _known_as_one(runs)]
     why_changed = _changed_copies(places)
     why_copied = _further_copies(places)
@@ -137,7 +137,7 @@ def _log_digest(run: AnalyzedRun) -> str | None:
 
 
 def _by_source(places: Iterable[Place]) -> list[list[Place]]:
-    """Runs found in several places, the folders of a run first."""
+    """Return runs found in several places, the folders of a run first."""
     found: dict[str, dict[Path, Place]] = defaultdict(dict)
     for place in places:
         found[place.source][place.path] = place

@@ -312,7 +312,7 @@ def work_of(plan: Plan) -> Work:
 
 
 def node_of_ranks(environment: Environment) -> dict[int, str]:
-    """The node of each rank: ranks are numbered node by node."""
+    """Return the node of each rank: ranks are numbered node by node."""
     each = [node for node in environment.nodes for _ in range(environment.ranks_per_node.get(node, 0))]
     return dict(enumerate(each))
 

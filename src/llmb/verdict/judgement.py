@@ -293,7 +293,7 @@ def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
-    """Statistics of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
+    """Return statistics of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
     found = describe(means_s)
     if found.std is None:
         return found

@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """The dimensions of the layout by torch's names of their groups; of several with one group the first."""
+    """Return the dimensions of the layout by torch's names of their groups; of several with one group the first."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -240,7 +240,7 @@ Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
 
 
 def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBackend:
-    """A backend for ``torch.compile`` that reports each call of a graph to ``called``."""
+    """Return a backend for ``torch.compile`` that reports each call of a graph to ``called``."""
 
     def compiled(module: fx.GraphModule, _inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
         graph = counted(module, run, backward=backward)
@@ -331,7 +331,7 @@ def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator
 
 
 def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Fake results that share memory with arguments and with each other, as the real ones would."""
+    """Return fake results that share memory with arguments and with each other, as the real ones would."""
     values: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), arguments, strict=True))
     (output,) = module.graph.find_nodes(op="output")
     for node in needed_for(output):

@@ -166,7 +166,7 @@ class Ledger(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """True while compiled code runs under it."""
+        """Return True while compiled code runs under it."""
         return True
 
     def begin(self) -> None:
@@ -297,7 +297,7 @@ def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Ten
 
 
 def owner_here() -> tuple[Owner, bool]:
-    """The owner of new allocations, and whether they are within a kernel of the engine."""
+    """Return the owner of new allocations, and whether they are within a kernel of the engine."""
     within_kernel = False
     for path, function in stack():
         within_kernel = within_kernel or KERNELS in path
@@ -308,7 +308,7 @@ def owner_here() -> tuple[Owner, bool]:
 
 
 def stack() -> Iterator[tuple[str, str]]:
-    """File and qualified name of each function, the innermost first."""
+    """Yield the file and qualified name of each function, the innermost first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_code.co_qualname

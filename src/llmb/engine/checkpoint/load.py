@@ -95,7 +95,7 @@ BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, Attribut
 
 
 def torch_message(error: BaseException) -> str:
-    """The reason of the first rank that failed, or the message of the error, on one line."""
+    """Return the reason of the first rank that failed, or the message of the error, on one line."""
     if isinstance(error, CheckpointException) and error.failures:
         error = min(error.failures.items())[1][0]
     return " ".join(str(error).split()) or type(error).__name__

@@ -92,7 +92,7 @@ class Writer(FileSystemWriter):
         return StorageMeta(save_id=self.save_id)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy in host memory, which later steps do not change."""
+        """Return a copy in host memory, which later steps do not change."""
         copyable = {}
         for name, tensor in state_dict.items():
             # On a CPU, torch cannot copy a shard that is a view into a buffer, except by ``clone``.
@@ -126,7 +126,7 @@ class Writer(FileSystemWriter):
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The causes of ``error``, the latest first."""
+    """Yield the causes of ``error``, the latest first."""
     cause = error.__cause__ or error.__context__
     while cause:
         yield cause

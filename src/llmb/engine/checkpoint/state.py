@@ -77,7 +77,7 @@ def place_of(part: RankPart) -> PartPlace:
 
 
 def boxes(shape: Numbers, start: int, stop: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """Offsets and sizes of the boxes of a tensor's elements ``start`` to ``stop``, in order."""
+    """Yield offsets and sizes of the boxes of a tensor's elements ``start`` to ``stop``, in order."""
     rest = shape[1:]
     row = prod(rest)
     if not rest:
@@ -174,13 +174,13 @@ def training_state(stages: Stages, optimizers: Sequence[AdamW], device: torch.de
 
 
 def trained_state(stage: TrainedStage) -> dict[str, Tensor]:
-    """Trained weights in fp32, and FP8 scales; not copied."""
+    """Return trained weights in fp32, and FP8 scales; not copied."""
     trained = [each for each in stage.held() if each.parameter.requires_grad]
     return {f"{MODEL}{each.name}": each.values.detach() for each in trained} | scale_state(stage.model)
 
 
 def optimizer_state(stage: TrainedStage, optimizer: AdamW) -> dict[str, Tensor]:
-    """AdamW's moments and step counts, not copied."""
+    """Return AdamW's moments and step counts, not copied."""
     return {
         f"{OPTIMIZER}{name}.{kind}": value
         for name, parameter in stage.model.named_parameters()

@@ -45,10 +45,10 @@ class TrainingData(Protocol):
     """Samples by number. A sample depends on its number and the seed only, so every layout trains on the same data."""
 
     def longest_document(self) -> int:
-        """The largest number of tokens in a document of any sample, or in padding."""
+        """Return the largest number of tokens in a document of any sample, or in padding."""
 
     def micro_batch(self, numbers: range) -> MicroBatch:
-        """The samples with these numbers, on the host. The last token of a document has no label."""
+        """Return the samples with these numbers, on the host. The last token of a document has no label."""
 
 
 def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
@@ -83,7 +83,7 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[M
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for the whole run: torch has 32, shared with other uses, and caches memory for each."""
+    """Return one stream for the whole run: torch has 32, shared with other uses, and caches memory for each."""
     return torch.cuda.Stream(device)
 
 

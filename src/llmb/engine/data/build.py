@@ -93,7 +93,7 @@ ROUNDS = 4
 
 
 def shuffled(place: int, count: int, key: str) -> int:
-    """The number at ``place`` of a permutation of 0 .. ``count`` - 1, which ``key`` selects.
+    """Return the number at ``place`` of a permutation of 0 .. ``count`` - 1, which ``key`` selects.
 
     A Feistel network on a grid of at least ``count`` numbers; it is applied again to a number beyond ``count``, as
     described by Black and Rogaway (2002).
@@ -145,7 +145,7 @@ class PackedData:
         return MicroBatch(tokens, labels, starts, filled)
 
     def _row(self, number: int) -> tuple[list[Tensor], int]:
-        """Tokens, labels and starts of a sample, [seq_len] each, and the places that documents take."""
+        """Return tokens, labels and starts of a sample, [seq_len] each, and the places that documents take."""
         pack = self.pack(number)
         first, end = self.arrays.packs[pack : pack + 2]
         bounds = self.arrays.documents[first : end + 1]

@@ -32,12 +32,12 @@ def _casts(device: int) -> bool:
 
 
 def largest_value(values: Tensor) -> Tensor:
-    """Largest absolute value; 0-d fp32, NaN if any value is NaN."""
+    """Return the largest absolute value; 0-d fp32, NaN if any value is NaN."""
     return values.abs().amax().float() if values.numel() else values.new_zeros((), dtype=torch.float32)
 
 
 def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` times ``scale``. Values beyond the range of ``dtype`` are clamped."""
+    """Return ``values`` times ``scale``. Values beyond the range of ``dtype`` are clamped."""
     largest = torch.finfo(dtype).max
     # Casts of larger values differ between versions and devices of torch.
     return (values.float() * scale).clamp(-largest, largest).to(dtype)
@@ -68,7 +68,7 @@ def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor,
 
 
 def transpose(values: Tensor) -> Tensor:
-    """An FP8 matrix with rows and columns exchanged, contiguous."""
+    """Return an FP8 matrix with rows and columns exchanged, contiguous."""
     if has_kernel(values):
         # Another copy of the values is written, by rows, which takes less time than copies whose stores are scattered.
         return cast_both_ways(values, torch.ones((), device=values.device), values.dtype)[1]
@@ -84,7 +84,7 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
 
 
 def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) -> Tensor:
-    """The gradient of the inputs of ``activate``, from that of its result; rounded as by torch."""
+    """Return the gradient of the inputs of ``activate``, from that of its result; rounded as by torch."""
     if activation == "squared-relu":
         positive = functional.relu(inputs)
         to_input: Tensor = torch.ops.aten.threshold_backward(gradient * (2.0 * positive), positive, 0)
@@ -94,7 +94,7 @@ def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) 
 
 
 def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype) -> BothWays:
-    """``cast_both_ways`` of ``activate(inputs)``, which is not stored."""
+    """Return ``cast_both_ways`` of ``activate(inputs)``, which is not stored."""
     if has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -106,7 +106,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype:
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype
 ) -> BothWays:
-    """``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which is not stored."""
+    """Return ``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which is not stored."""
     # Of other numbers of rows the assembler of CUDA 12.8, which Triton brings along, loses values: seen on an H200.
     if inputs.shape[0] % ALIGNED_ROWS == 0 and has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
@@ -154,7 +154,7 @@ def factors_of(rotation: Rotation) -> RotaryFactors:
 
 
 def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
-    """The leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out."""
+    """Return the leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out."""
     size = factors.own.shape[-1]
     rotated, rest = heads[..., :size].float(), heads[..., size:]
     partners = (
@@ -178,7 +178,7 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
 
 
 def rotated_back(gradients: Heads, rotation: Rotation) -> Tensor:
-    """The gradient of a product, [batch * seq, outputs], from those of its rotated heads."""
+    """Return the gradient of a product, [batch * seq, outputs], from those of its rotated heads."""
     back = factors_of(rotation._replace(sin=-rotation.sin))
     query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)

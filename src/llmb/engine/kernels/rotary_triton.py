@@ -208,7 +208,7 @@ def _contiguous_heads(part: Tensor) -> Tensor:
 
 
 def _heads_of_pairs(part: Tensor) -> Tensor:
-    """True if pairs of elements can be loaded at once."""
+    """Return True if pairs of elements can be loaded at once."""
     assert part.shape[-1] % 2 == 0
     even = part.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in part.stride()[:3])
     # Not contiguous(): of a tensor that is, and begins at an odd place, it makes no copy.

@@ -110,7 +110,7 @@ def _parts(span: TokenSpan) -> Iterator[SpanPart]:
 def forward(
     query: Tensor, key: Tensor, value: Tensor, numbers: Sequence[int], kernel: str, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The result, [batch, queries, heads, head_dim], and its log-sum-exp, [batch, heads, queries] fp32."""
+    """Return the result, [batch, queries, heads, head_dim], and its log-sum-exp, [batch, heads, queries] fp32."""
     outputs, lse = _empty_results(query, value)
     query, key, value, into = (heads.transpose(1, 2) for heads in (query, key, value, outputs))
     for span in _spans(numbers):
@@ -151,7 +151,7 @@ def backward(
     kernel: str,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     results = (query.new_empty(query.shape), key.new_zeros(key.shape), value.new_zeros(value.shape))
     to_query, to_key, to_value = (result.transpose(1, 2) for result in results)
     gradient, query, key, value, seen = (heads.transpose(1, 2) for heads in (gradient, query, key, value, seen))

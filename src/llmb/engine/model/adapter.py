@@ -55,7 +55,7 @@ class FusedAdapter(nn.Module):
         self.dropout: nn.Module = nn.Identity()
 
     def forward(self, hidden: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The outputs of the layers, in order, including the adapter's; they may be split into heads."""
+        """Return the outputs of the layers, in order, including the adapter's; they may be split into heads."""
         added = self.parts(self.a(self.dropout(hidden)) * self.scale)
         return tuple(output + part.view_as(output) for output, part in zip(outputs, added, strict=True))
 
@@ -66,8 +66,8 @@ def is_of_adapter(name: str) -> bool:
 
 
 def adapter_deviation(name: str, shape: tuple[int, ...]) -> float:
-    """The standard deviation of an adapter's initial values: Xavier's for A, and 0 for B, so that training starts with
-    the base's outputs, as in Megatron-Bridge."""
+    """Return the standard deviation of an adapter's initial values: Xavier's for A, and 0 for B, so that training
+    starts with the base's outputs, as in Megatron-Bridge."""
     is_a = name.split(".")[-2] == "a"
     return math.sqrt(2 / sum(shape)) if is_a else 0.0
 
@@ -119,7 +119,7 @@ class Dropout(nn.Module):
 
 
 def mixed(numbers: Tensor) -> Tensor:
-    """A bijective hash of the low 32 bits of int64 numbers (Wellons, lowbias32)."""
+    """Return a bijective hash of the low 32 bits of int64 numbers (Wellons, lowbias32)."""
     numbers = numbers & WORD
     numbers = ((numbers ^ (numbers >> 16)) * 0x7FEB352D) & WORD
     numbers = ((numbers ^ (numbers >> 15)) * 0x846CA68B) & WORD

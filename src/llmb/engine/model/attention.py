@@ -71,7 +71,7 @@ class DocumentSegments(NamedTuple):
 
 
 def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], longest: int) -> DocumentSegments:
-    """The segments of queries at the places in ``ranges``, of sequences whose documents begin at ``starts``.
+    """Return the segments of queries at the places in ``ranges``, of sequences whose documents begin at ``starts``.
 
     starts: [batch, seq] int64, on the host: for each token of the full sequences, where its document begins.
     """
@@ -124,7 +124,7 @@ def rotary_tables(model: Model, positions: Tensor) -> Rotary:
 
 
 def frequencies(model: Model, device: torch.device) -> Tensor:
-    """Radians per position of each rotated pair: [pairs], fp32."""
+    """Return radians per position of each rotated pair: [pairs], fp32."""
     size = int(model.head_dim * model.rotary_fraction)
     exponents = torch.arange(0, size, 2, device=device, dtype=torch.float32) / size
     plain, scaling = 1.0 / model.rope_theta**exponents, model.rope_scaling
@@ -152,7 +152,7 @@ Documents = Masks | DocumentSegments
 
 
 def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -> Masks:
-    """The masks of queries at ``places`` [queries] of a sequence of ``keys`` tokens, for all layers.
+    """Return the masks of queries at ``places`` [queries] of a sequence of ``keys`` tokens, for all layers.
 
     positions: [batch, queries], each query's position in its document.
     """
@@ -163,7 +163,7 @@ def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -
 
 
 def between(first: Tensor, last: Tensor, keys: int) -> Tensor:
-    """The mask of queries that attend from their first to their last key, [batch, queries] each."""
+    """Return the mask of queries that attend from their first to their last key, [batch, queries] each."""
     numbers = torch.arange(keys, device=first.device)
     return ((numbers >= first.unsqueeze(-1)) & (numbers <= last.unsqueeze(-1))).unsqueeze(1)
 
@@ -178,7 +178,7 @@ def attend(
     in_fp32: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention with ``mask``, or causal: [batch, queries or keys, heads, head_dim].
+    """Return attention with ``mask``, or causal: [batch, queries or keys, heads, head_dim].
 
     Values, and so the result, may have another head_dim than queries and keys. ``scale`` multiplies scores, by default
     1 / sqrt(head_dim).
@@ -199,7 +199,7 @@ def attend(
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Key and value with a head for each query head: [..., heads, head_dim]."""
+    """Return key and value with a head for each query head: [..., heads, head_dim]."""
     group = query.shape[-2] // key.shape[-2]
     return (key, value) if group == 1 else (key.repeat_interleave(group, -2), value.repeat_interleave(group, -2))
 
@@ -222,7 +222,7 @@ def attend_segments(
     *,
     repeats_heads: bool = False,
 ) -> Tensor:
-    """Attention of each segment's queries to its keys: [batch, queries or keys, heads, head_dim]."""
+    """Return attention of each segment's queries to its keys: [batch, queries or keys, heads, head_dim]."""
     shape, (query, key, value) = query.shape, (heads.flatten(0, 1) for heads in (query, key, value))
     if segments.seen is not None:
         key, value = key.index_select(0, segments.seen), value.index_select(0, segments.seen)
@@ -299,7 +299,7 @@ class CausalAttention(nn.Module):
         return self.attend(query, key, value, mask)
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention without a mask, of sequences that are not packed from documents."""
+        """Return attention without a mask, of sequences that are not packed from documents."""
         batch, seq = query.shape[:2]
         size = self.reach.chunk or seq
         if seq > size:
@@ -317,7 +317,7 @@ class CausalAttention(nn.Module):
         return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)
 
     def by_document(self, query: Tensor, key: Tensor, value: Tensor, documents: DocumentSegments) -> Tensor:
-        """Attention without a mask: each range of queries on its own."""
+        """Return attention without a mask: each range of queries on its own."""
         ranges, longest = documents.document, documents.longest
         if self.reach.chunk is not None:
             ranges, longest = documents.chunk, min(longest, self.reach.chunk)
@@ -387,13 +387,13 @@ class Attention(nn.Module):
         return attended
 
     def projected(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Query, key and value: [batch, seq, heads, head_dim] each."""
+        """Return query, key and value: [batch, seq, heads, head_dim] each."""
         projected = self.qkv(hidden, self.head_dim)
         query, key, value = projected if self.qkv_adapter is None else self.qkv_adapter(hidden, projected)
         return self.q_bias(query), self.k_bias(key), self.v_bias(value)
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys with their positions, and values: [batch, seq, heads, head_dim] each."""
+        """Return queries and keys with their positions, and values: [batch, seq, heads, head_dim] each."""
         query, key, value = self.projected(hidden)
         value = value.contiguous()  # a view would keep queries and keys for the backward pass, from before the rotation
         if self.q_norm is not None and self.k_norm is not None:

@@ -131,7 +131,7 @@ class Decoder(nn.Module):
         return block
 
     def moe_layers(self) -> dict[int, MoELayer]:
-        """MoE layers by block number."""
+        """Return MoE layers by block number."""
         layers = {int(number): getattr(block, "mlp", None) for number, block in self.layers.items()}
         return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
@@ -156,7 +156,7 @@ class Decoder(nn.Module):
         count: Tensor | float | None = None,
         segments: DocumentSegments | None = None,
     ) -> Tensor:
-        """The loss if labels are given, else logits [batch, seq, vocab].
+        """Return the loss if labels are given, else logits [batch, seq, vocab].
 
         tokens: [batch, seq] int64, or the hidden states of the previous stage if it has no embedding. labels:
         [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... A stage without a head returns
@@ -186,7 +186,7 @@ class Decoder(nn.Module):
 
 
 def build_model(model: Model) -> Decoder:
-    """The full model. Its values are undefined until ``initialize`` or a checkpoint sets them."""
+    """Return the full model. Its values are undefined until ``initialize`` or a checkpoint sets them."""
     return Decoder(model, range(model.layers), embedding=True, head=True)
 
 
@@ -206,7 +206,7 @@ BLOCK_ELEMENTS = 2**24
 
 
 def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> Tensor:
-    """This rank's shard of a parameter's values, fp32: matrices from a normal distribution, norms the identity.
+    """Return this rank's shard of a parameter's values, fp32: matrices from a normal distribution, norms the identity.
 
     A value depends on the seed, the parameter's full name and its global shape, and on the type of the device; not on
     the ranks or layers that exist. The shard of a DTensor is made without communication.
@@ -229,7 +229,7 @@ def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float
 
 
 def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
-    """This rank's shard of ``full`` by the parameter's placements that shard dimension 0 (or the others)."""
+    """Return this rank's shard of ``full`` by the parameter's placements that shard dimension 0 (or the others)."""
     if not isinstance(parameter, DTensor):
         return full
     placements: list[Placement] = [
@@ -240,7 +240,7 @@ def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
 
 
 def _normal_rows(shape: torch.Size, rows: Tensor, name: str, seed: int, device: torch.device) -> Tensor:
-    """The given rows (along dimension 0) of a tensor of that shape, drawn in blocks of rows."""
+    """Return the given rows (along dimension 0) of a tensor of that shape, drawn in blocks of rows."""
     block_rows = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
     rows = rows.to(device)
     values = torch.empty(len(rows), *shape[1:], device=device)

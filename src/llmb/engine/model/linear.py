@@ -47,12 +47,12 @@ def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's shard of a tensor without a gradient."""
+    """Return this rank's shard of a tensor without a gradient."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def sharded_like(parameter: Tensor, local: Tensor) -> Tensor:
-    """The tensor that is sharded like ``parameter`` and has ``local`` as this rank's shard."""
+    """Return the tensor that is sharded like ``parameter`` and has ``local`` as this rank's shard."""
     if not isinstance(parameter, DTensor):
         return local
     return DTensor.from_local(
@@ -72,7 +72,7 @@ Found = TypeVar("Found")
 
 
 def gathered(shard: Tensor, group: Group) -> Tensor:
-    """The whole sequence, without a gradient."""
+    """Return the whole sequence, without a gradient."""
     return finish(start_gather(shard, SEQUENCE, group), SEQUENCE)
 
 
@@ -90,7 +90,7 @@ def overlapped(
 
 
 def multiply_shard(shard: Tensor, weights: Sequence[Tensor], group: Group) -> tuple[Tensor, ...]:
-    """The products of the whole sequence with each of the weights, [outputs, inputs]: [batch, seq, outputs]."""
+    """Return the products of the whole sequence with each of the weights, [outputs, inputs]: [batch, seq, outputs]."""
     products: tuple[Tensor, ...] = _MultiplyShard.apply(shard, group, *weights)
     return products
 
@@ -98,7 +98,7 @@ def multiply_shard(shard: Tensor, weights: Sequence[Tensor], group: Group) -> tu
 def _gradients(
     gradients: list[Tensor], shard: Tensor, weights: list[Tensor], name: str, size: int, rank: int
 ) -> list[Tensor]:
-    """Gradients of ``shard`` and of each of the weights, from those of the products."""
+    """Return the gradients of ``shard`` and of each of the weights, from those of the products."""
 
     def to_weights(whole: Tensor) -> list[Tensor]:
         return [gradient.flatten(0, -2).t() @ whole.flatten(0, -2) for gradient in gradients]
@@ -167,7 +167,7 @@ class GradientSum:
         self.parameters = parameters
 
     def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None) -> Tensor:
-        """``hidden`` times ``matrix``, [..., outputs]; the backward pass adds to ``total``.
+        """Return ``hidden`` times ``matrix``, [..., outputs]; the backward pass adds to ``total``.
 
         trained: a parameter, because of which autograd computes a backward pass if ``hidden`` has no gradient. group:
         whose shards of a sequence are gathered, if any.
@@ -280,7 +280,7 @@ class Linear(nn.Linear):
         return multiply(hidden, weight, self.group)
 
     def adapted(self, product: Tensor, hidden: object) -> Tensor:
-        """The output, from the product with the matrix, which may be split into heads, and the input."""
+        """Return the output, from the product with the matrix, which may be split into heads, and the input."""
         return product if self.adapter is None else product + self.adapter(hidden).view_as(product)
 
 
@@ -309,7 +309,7 @@ class Joined:
         return tuple(getattr(self.owner, name) for name in self.names)
 
     def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
-        """The outputs of the layers, in order; views of one tensor if multiplied as one.
+        """Return the outputs of the layers, in order; views of one tensor if multiplied as one.
 
         Each is [..., outputs], or [..., heads, head_dim]: then gradients of heads are written where the backward pass
         multiplies them, which the compiler would not do for parts of a last dimension that is unflattened later.
@@ -327,7 +327,7 @@ class Joined:
         return self.layers[0].group
 
     def adapted(self, products: Iterable[Tensor], hidden: object) -> tuple[Tensor, ...]:
-        """The outputs of the layers, from their products."""
+        """Return the outputs of the layers, from their products."""
         return tuple(layer.adapted(product, hidden) for layer, product in zip(self.layers, products, strict=True))
 
     def split(self, product: Tensor, head_dim: int | None) -> tuple[Tensor, ...]:
@@ -338,7 +338,7 @@ class Joined:
         return torch.split(as_heads(product, head_dim), [size // head_dim for size in sizes], -2)
 
     def multiply(self, hidden: Tensor) -> Tensor:
-        """``hidden`` times the joined weight: [..., sum of outputs]."""
+        """Return ``hidden`` times the joined weight: [..., sum of outputs]."""
         if self.gradients is not None and self.weight is not None:
             return self.gradients.multiply(hidden, self.weight, local_shard(self.layers[0].weight), self.group)
         # The gradient of the joined weight goes to the parameters, as views and not as copies.
@@ -372,7 +372,7 @@ class _AsOne(torch.autograd.Function):
 
 
 def joined_layers(stage: nn.Module) -> Iterator[Joined]:
-    """Layers of ``stage`` with the same input, whether multiplied as one or not."""
+    """Yield layers of ``stage`` with the same input, whether multiplied as one or not."""
     for module in stage.modules():
         yield from (value for value in vars(module).values() if isinstance(value, Joined))
 

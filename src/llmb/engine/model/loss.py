@@ -36,17 +36,17 @@ IGNORED = -100
 
 
 def chunk_bytes(rows: int, columns: int, at_least: float = SMALLEST_BYTES) -> float:
-    """Maximum bytes of a chunk of [rows, columns] logits."""
+    """Return the maximum bytes of a chunk of [rows, columns] logits."""
     return max(LARGEST_CHUNK * 4 * rows * columns, at_least)
 
 
 def slice_bytes(rows: int, columns: int) -> float:
-    """Maximum bytes of the values of a chunk that are computed in fp32 at a time."""
+    """Return the maximum bytes of the values of a chunk that are computed in fp32 at a time."""
     return max(LARGEST_SLICE * 4 * rows * columns, SMALLEST_BYTES)
 
 
 def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
-    """Length of a chunk along ``length`` with at most ``most_bytes``, with ``width`` values for each element.
+    """Return length of a chunk along ``length`` with at most ``most_bytes``, with ``width`` values for each element.
 
     Chunks are as even as alignment permits, and at least 1 long, for any size.
     """
@@ -61,7 +61,7 @@ def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> i
 
 
 def chunk_slices(length: int, chunk: int) -> Iterator[slice]:
-    """Consecutive chunks; the last may be shorter."""
+    """Yield consecutive chunks; the last may be shorter."""
     for first in range(0, length, chunk):
         yield slice(first, min(first + chunk, length))
 
@@ -130,7 +130,7 @@ class Vocabulary:
     first = 0
 
     def combine(self, log_sums: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """``statistics`` over all columns from those of this rank's columns."""
+        """Return ``statistics`` over all columns from those of this rank's columns."""
         return log_sums, label
 
 

@@ -81,7 +81,7 @@ def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def runs_grouped(rows: Tensor, weights: Tensor) -> bool:
-    """True if torch's grouped product supports these operands: rows must be aligned to 16 bytes."""
+    """Return True if torch's grouped product supports these operands: rows must be aligned to 16 bytes."""
     # Its meta function, which the compiler uses, supports only bf16.
     dtypes = [torch.bfloat16] if torch.compiler.is_compiling() else [torch.bfloat16, torch.float32]
     aligned = all(size * rows.element_size() % 16 == 0 for size in weights.shape[1:])
@@ -89,7 +89,7 @@ def runs_grouped(rows: Tensor, weights: Tensor) -> bool:
 
 
 def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """``grouped_matmul`` as one product per group: for any operands, but it waits for ``counts``."""
+    """Return ``grouped_matmul`` as one product per group: for any operands, but it waits for ``counts``."""
     groups = torch.split(rows, counts.tolist())
     return torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
 
@@ -138,12 +138,12 @@ class Experts(nn.Module):
         return outputs
 
     def matrices(self, name: str) -> Tensor:
-        """One matrix per expert of this rank: [experts, inputs, outputs]."""
+        """Return one matrix per expert of this rank: [experts, inputs, outputs]."""
         return local_shard(self.get_parameter(name)).flatten(2)
 
 
 def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = False) -> Tensor:
-    """The rows in the given order, a permutation with its inverse.
+    """Return the rows in the given order, a permutation with its inverse.
 
     The gradient is a permutation, too. Autograd, which does not know that, would add each row to one of zeros.
 
@@ -224,7 +224,7 @@ class MoELayer(nn.Module):
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
-        """Rows of each expert where tokens of this rank make ``choices``: ``get_capacity`` of Megatron-LM.
+        """Return rows of each expert where tokens of this rank make ``choices``: ``get_capacity`` of Megatron-LM.
 
         None if no token is dropped, and nothing is padded.
         """
@@ -258,7 +258,7 @@ class MoELayer(nn.Module):
         return Routed(hidden, rows, counts, order, places, weights)
 
     def combine(self, routed: Routed, outputs: Tensor, shared: Tensor | None) -> Tensor:
-        """Outputs of the experts, weighted and summed by token, plus that of the shared expert."""
+        """Return the outputs of the experts, weighted and summed by token, plus that of the shared expert."""
         # A gather restores the order of tokens: a scatter with repeated targets would not be reproducible.
         has_gaps = self.capacity_factor is not None
         rows = permute(outputs, routed.places.flatten(), routed.order, has_gaps=has_gaps)
@@ -282,11 +282,11 @@ def count_choices(chosen: Tensor, experts: int) -> Tensor:
 
 
 def fill_to_capacity(scores: Tensor, chosen: Tensor, experts: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """``order`` and ``places`` of ``Routed`` where each expert has ``capacity`` rows: of its tokens those with the
-    highest scores, and padding.
+    """Return ``order`` and ``places`` of ``Routed`` where each expert has ``capacity`` rows: of its tokens those with
+    the highest scores, and padding.
 
-    scores, chosen: [tokens, top_k], scores above zero. Megatron-LM's rule with ``moe_pad_expert_input_to_capacity``
-    and the drop policy ``probs`` (``topk_softmax_with_capacity``, commit 64cb6bd).
+    scores, chosen: [tokens, top_k], scores above zero. Megatron-LM's rule with ``moe_pad_expert_input_to_capacity`` and
+    the drop policy ``probs`` (``topk_softmax_with_capacity``, commit 64cb6bd).
     """
     choices = chosen.numel()
     shape = len(chosen), experts

@@ -23,7 +23,7 @@ from llmb.runs.plan import EnginePlan
 
 
 def pretend_others(plan: EnginePlan) -> Ranks:
-    """The rank for which ``plan`` simulates the others in this process."""
+    """Return the rank for which ``plan`` simulates the others in this process."""
     rank, device = plan.recipe.pretended_rank, local_device(plan.device)
     assert rank is not None, "all ranks are there"
     stand_in(device.type)

@@ -28,12 +28,12 @@ def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> No
 
 
 def rank_parts(rank: int, ranks: int) -> tuple[int, int]:
-    """The two of 2 * ``ranks`` parts that a rank takes."""
+    """Return the two of 2 * ``ranks`` parts that a rank takes."""
     return rank, 2 * ranks - 1 - rank
 
 
 def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
-    """The positions of a sequence that a rank takes, in order."""
+    """Return the positions of a sequence that a rank takes, in order."""
     if ranks == 1:
         return [range(seq_len)]
     size = seq_len // (2 * ranks)
@@ -41,7 +41,7 @@ def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
 
 
 def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) -> Tensor:
-    """Positions of a rank as a tensor: [seq_len / ranks] int64."""
+    """Return the positions of a rank as a tensor: [seq_len / ranks] int64."""
     return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
 
 
@@ -123,7 +123,7 @@ class SpanAttention(CausalAttention):
 
 
 def span_kernel(backend: AttentionBackend, device: torch.device) -> str | None:
-    """The kernel for parts of spans; None for backends that align a causal mask at the last query and key."""
+    """Return the kernel for parts of spans; None for backends that align a causal mask at the last query and key."""
     if backend == "cudnn":
         return "cudnn"
     return "cpu-flash" if backend == "flash" and device.type == "cpu" else None

@@ -70,7 +70,7 @@ def shard_experts(
 
 
 def compute_dtype(dtype: Dtype) -> torch.dtype:
-    """The dtype that blocks compute in, and of hidden states."""
+    """Return the dtype that blocks compute in, and of hidden states."""
     return torch.float32 if dtype is Dtype.FP32 else torch.bfloat16
 
 
@@ -88,6 +88,6 @@ def precision_policy(plan: EnginePlan) -> MixedPrecisionPolicy:
 
 
 def reduce_dtype(plan: EnginePlan) -> torch.dtype:
-    """The dtype of sums of gradients over micro-batches and ranks."""
+    """Return the dtype of sums of gradients over micro-batches and ranks."""
     exact = plan.recipe.dtype is Dtype.FP32 or plan.recipe.training.grad_reduce_dtype == "fp32"
     return torch.float32 if exact else torch.bfloat16

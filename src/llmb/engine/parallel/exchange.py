@@ -302,12 +302,12 @@ class BlockEntry(torch.autograd.Function):
 
 
 def split_flat(flat: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """The first elements of ``flat``, in parts of these sizes."""
+    """Return the first elements of ``flat``, in parts of these sizes."""
     return torch.split(flat[: sum(sizes)], list(sizes))
 
 
 def sizes_of(parameters: Iterable[nn.Parameter]) -> list[int]:
-    """The numbers of elements of their local shards."""
+    """Return the numbers of elements of their local shards."""
     return [local_tensor(parameter.detach()).numel() for parameter in parameters]
 
 

@@ -32,7 +32,7 @@ def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
-    """The places of the ranks of ``mesh`` that choose experts in turn; any if all ranks' rows are even."""
+    """Return the places of the ranks of ``mesh`` that choose experts in turn; any if all ranks' rows are even."""
     own = router.place if isinstance(router, BalancedRouter) else mesh.get_rank()
     return mesh.mesh.cpu() - (mesh.get_rank() - own)
 

@@ -108,7 +108,7 @@ class Groups:
         self.made: dict[Parts, dist.ProcessGroup] = {(tuple(range(world.size())),): world}
 
     def mesh(self, device: torch.device, sizes: Mapping[str, int]) -> DeviceMesh:
-        """A mesh of all ranks with these dimensions, the last of which varies fastest."""
+        """Return a mesh of all ranks with these dimensions, the last of which varies fastest."""
         ranks = numbered(sizes)
         groups = [self.of(along(ranks, dim), name) for dim, name in enumerate(sizes)]
         return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=tuple(sizes))
@@ -124,7 +124,7 @@ def numbered(sizes: Mapping[str, int]) -> Tensor:
 
 
 def along(ranks: Tensor, *dims: int) -> Parts:
-    """Groups of the ranks that differ in these neighboring dimensions alone."""
+    """Return groups of the ranks that differ in these neighboring dimensions alone."""
     last = ranks.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
     return tuple(map(tuple, last.reshape(-1, last.shape[-1]).tolist()))
 

@@ -67,7 +67,7 @@ def announce_folder(store: Store, folder: Path) -> None:
 
 
 def announced_folder() -> tuple[Path, dict[str, str]]:
-    """The folder of the run and variables, as soon as rank 0 has announced them.
+    """Return the folder of the run and variables, as soon as rank 0 has announced them.
 
     Only variables of threads, allocators and NCCL are used: the rest of the store may be another user's. Raises
     EnvironmentProblem if nothing is announced.
@@ -149,7 +149,7 @@ Answer = TypeVar("Answer")
 
 
 def gloo_backend() -> str:
-    """The backend for communication through hosts, ready for use. The record of a run has its name."""
+    """Return the backend for communication through hosts, ready for use. The record of a run has its name."""
     # As torch's own: a process that is bound to a GPU asks each of its groups for the backend of that device.
     dist.Backend.register_backend(GLOO, _one_thread, extended_api=True, devices=["cpu", "cuda"])
     return GLOO
@@ -182,7 +182,7 @@ class Hosts:
             self.nodes = made if is_one else None
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """The values of all ranks, [ranks, values]."""
+        """Return the values of all ranks, [ranks, values]."""
         of_node = all_gather(values, self.node)
         if len(of_node) == self.world_size:
             return of_node
@@ -193,7 +193,7 @@ class Hosts:
         return gathered
 
     def ask(self, give: Callable[[], Given], decide: Callable[[list[Given]], Sequence[Answer]]) -> Answer:
-        """This rank's part of what ``decide`` makes, on the first rank, of what all ranks give, in their order.
+        """Return this rank's part of what ``decide`` makes, on the first rank, of what all ranks give, in their order.
 
         Raises OSError on all ranks if one of them raises it.
         """
@@ -245,7 +245,7 @@ def _scatter_objects(values: Sequence[Any] | None, group: dist.ProcessGroup) -> 
 
 
 def all_gather(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The tensors of all ranks of a group, by default of all ranks, in a new first dimension."""
+    """Return the tensors of all ranks of a group, by default of all ranks, in a new first dimension."""
     gathered = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, values, group=group)
     return torch.stack(gathered)

@@ -76,7 +76,7 @@ def check_device(device: torch.device) -> None:
 
 
 def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[Block]:
-    """All blocks; with the recipe ``current`` the first and the last one of the model stay in bf16."""
+    """Return all blocks; with the recipe ``current`` the first and the last one of the model stay in bf16."""
     ends = (0, stage.model.layers - 1) if plan.fp8_recipe == "current" else ()
     return [stage.block(number) for number in stage.layers if int(number) not in ends]
 
@@ -112,7 +112,7 @@ def layers_of(block: nn.Module) -> Iterator[Layer]:
 
 
 def joined_of(module: nn.Module) -> dict[str, Joined]:
-    """The joined layers that a module itself has, by attribute."""
+    """Return the joined layers that a module itself has, by attribute."""
     return {name: value for name, value in vars(module).items() if isinstance(value, Joined)}
 
 
@@ -223,7 +223,7 @@ def rank_weights(stages: Sequence[TrainedStage], layers: Sequence[Fp8Linear | Fp
 
 @torch.no_grad()
 def weight_amax(weights: Sequence[Tensor]) -> Tensor:
-    """Largest absolute values of this rank's shards of fp32 or bf16 weights, rounded to bf16: [weights] fp32."""
+    """Return largest absolute values of this rank's shards of fp32 or bf16 weights, rounded to bf16: [weights] fp32."""
     parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
     # A rank may hold no part of a small weight.
     parts = [part if part.numel() else part.new_zeros(1) for part in parts]

@@ -38,7 +38,7 @@ def expert_products(
     fast: bool,
     product_dtype: str,
 ) -> Tensor:
-    """Rows of all experts in order, [n, inputs], times the matrices, transposed: [experts, outputs, inputs].
+    """Return rows of all experts in order, [n, inputs], times the matrices, transposed: [experts, outputs, inputs].
 
     Returns [n, outputs] bf16. counts: rows of each expert. fast, product_dtype: see ``multiply``.
     """
@@ -191,14 +191,14 @@ class _Fp8GroupedProduct(torch.autograd.Function):
 
 
 def fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
-    """Both products of experts in FP8, see ``model.moe.Products``."""
+    """Return both products of experts in FP8, see ``model.moe.Products``."""
     first, last = fp8_stacks(experts)
     output: Tensor = last(experts.activate(first(rows, counts)), counts)
     return output
 
 
 def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
-    """``fp8_products`` with activations and their gradients cast as they are computed.
+    """Return ``fp8_products`` with activations and their gradients cast as they are computed.
 
     For trained matrices and delayed scaling: then the scales are known before.
     """

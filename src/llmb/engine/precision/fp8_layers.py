@@ -105,13 +105,13 @@ def restore(arguments: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
 
 
 def as_gradients(ctx: Fp8Context, hidden: Tensor | None, probe: Tensor, weights: Sequence[Tensor | None]) -> Gradients:
-    """The gradients of the arguments of ``apply_to``."""
+    """Return the gradients of the arguments of ``apply_to``."""
     first = hidden, probe, None, *weights
     return *first, *[None] * (len(ctx.needs_input_grad) - len(first))
 
 
 def needed_gradients(ctx: Fp8Context) -> tuple[bool, bool]:
-    """True for ``hidden`` if it has a gradient, and for the weights if any of them has."""
+    """Return True for ``hidden`` if it has a gradient, and for the weights if any of them has."""
     hidden, _, _, *others = ctx.needs_input_grad
     return hidden, any(others[: len(ctx.kind.outputs)])
 
@@ -193,7 +193,7 @@ def backward(ctx: Fp8Context, saved: Saved, gradient: Cast) -> Gradients:
 
 
 def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_inverse: Tensor, dtype: str) -> Tensor:
-    """``left`` [m, k] times the transpose of ``right`` [n, k], both row-major."""
+    """Return ``left`` [m, k] times the transpose of ``right`` [n, k], both row-major."""
     product_dtype = cast_type(ProductDtype, dtype)
     scaled = Scaled(left, left_inverse), Scaled(right, right_inverse).mT
     return multiply(*scaled, fast=False, product_dtype=product_dtype)
@@ -202,7 +202,7 @@ def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_in
 def _cast_product(
     transposed: Tensor, inverse: Tensor, rows: Tensor, scale: Tensor, rows_inverse: Tensor, dtype: str
 ) -> Tensor:
-    """``gradient_product`` of ``transposed`` with ``rows``, after casting them.
+    """Return ``gradient_product`` of ``transposed`` with ``rows``, after casting them.
 
     Compiled code has it as one operator: the compiler would cast in the forward pass, and keep the cast.
     """
@@ -261,7 +261,7 @@ def as_bytes(rows: Tensor, batch: int) -> Tensor:
 
 
 def as_rows(whole: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse."""
+    """Return the inverse."""
     return whole.flatten(0, 1).view(dtype)
 
 

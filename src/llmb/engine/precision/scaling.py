@@ -52,7 +52,7 @@ class Factors(NamedTuple):
 
     @staticmethod
     def of(numbers: Sequence[Tensor]) -> "Factors":
-        """The inverse of ``numbers``."""
+        """Return the inverse of ``numbers``."""
         return Factors(Factor(*numbers[:2]), Factor(*numbers[2:4]), Factor(*numbers[4:]))
 
 
@@ -80,7 +80,7 @@ class Cast(NamedTuple):
 
 
 def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float) -> Tensor:
-    """The scale that brings the largest absolute value to the format's largest, with margin 0; all fp32.
+    """Return the scale that brings the largest absolute value to the format's largest, with margin 0; all fp32.
 
     A tensor of zeros or with non-finite values has no such scale; the result is then ``otherwise``.
     """
@@ -110,7 +110,7 @@ def cast_tensor(
 
 
 def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
-    """The product of the two unscaled matrices, [m, k] and [k, n], accumulated in fp32 and rounded to bf16.
+    """Return the product of the two unscaled matrices, [m, k] and [k, n], accumulated in fp32 and rounded to bf16.
 
     left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulates with
     fewer bits if the device can. product_dtype: both matrices are cast to it, which is exact; bf16 rounds the result
@@ -176,7 +176,7 @@ class Scales:
         self.leads = self.leaders == torch.arange(layers, device=device)
 
     def of_all(self, values: Tensor) -> Tensor:
-        """The largest values of the layers that share scales, for each of them: [layers, ...]."""
+        """Return the largest values of the layers that share scales, for each of them: [layers, ...]."""
         leaders = self.leaders.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
         largest = torch.scatter_reduce(values, 0, leaders, values, "amax")
         return largest.index_select(0, self.leaders)
@@ -255,7 +255,7 @@ class Fp8Matrix(nn.Module):
         self.kept: Kept | None = None
 
     def matrix(self) -> Tensor:
-        """The values of this rank."""
+        """Return the values of this rank."""
         raise NotImplementedError
 
     @torch.no_grad()

@@ -92,14 +92,14 @@ class WeightFile:
 
 
 def chunks_of(name: str, parameter: Parameter, largest: int) -> Iterator[Chunk]:
-    """Chunks of complete rows, of at most ``largest`` bytes or of a single row."""
+    """Yield chunks of complete rows, of at most ``largest`` bytes or of a single row."""
     rows = max(1, largest // parameter.row_bytes)
     for first in range(0, parameter.shape[0], rows):
         yield Chunk(name, first, min(first + rows, parameter.shape[0]))
 
 
 def plan_files(parameters: Mapping[str, Parameter], largest_file: int) -> list[WeightFile]:
-    """All chunks, in order, in files of at most ``largest_file`` bytes of tensors or of a single chunk."""
+    """Return all chunks, in order, in files of at most ``largest_file`` bytes of tensors or of a single chunk."""
     sizes = {
         chunk: (chunk.end - chunk.first) * parameter.row_bytes
         for name, parameter in parameters.items()

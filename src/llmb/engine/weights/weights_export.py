@@ -106,7 +106,7 @@ class LowRank(NamedTuple):
 
 
 def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[str, LowRank]:
-    """The adapters in the checkpoint at ``path``, fp32, by layer; ``shapes`` are those of the base's parameters.
+    """Return the adapters in the checkpoint at ``path``, fp32, by layer; ``shapes`` are those of the base's parameters.
 
     Raises UsageError if one is missing or cannot be read.
     """
@@ -159,7 +159,7 @@ def read_tensors(
     form: WeightsFormat,
     deltas: Mapping[str, Callable[[], Tensor]],
 ) -> dict[str, Tensor]:
-    """Full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower.
+    """Return full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower.
 
     ``deltas`` are added in fp32.
     """
@@ -179,7 +179,7 @@ def read_tensors(
 
 
 def stored_parts(name: str, tensor: Tensor, form: WeightsFormat) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that hold a parameter, by Hugging Face's names."""
+    """Yield the tensors that hold a parameter, by Hugging Face's names."""
     stored = stored_tensors(name, tuple(tensor.shape), form)
     matrices = len(matrices_of_expert(name, form))
     if matrices:
@@ -242,7 +242,7 @@ def import_adapters(job: AdapterImportJob) -> ImportedWeights:
 def read_peft(
     stored: Mapping[str, Tensor], shapes: Mapping[str, Shape], job: AdapterImportJob
 ) -> tuple[Lora, dict[str, LowRank]]:
-    """The adapters among peft's tensors, fp32, and their description. Raises UsageError."""
+    """Return the adapters among peft's tensors, fp32, and their description. Raises UsageError."""
     names = peft_layers(adapted_layers(shapes, "all-linear"), format_of(job.model))
     ours = {theirs: layer for layer, theirs in names.items()}
     matrices: dict[str, dict[str, Tensor]] = {}

@@ -49,7 +49,7 @@ class SafetensorsFiles:
     stored: dict[str, StoredTensor]
 
     def rows(self, name: str, first: int, end: int) -> Tensor:
-        """Rows ``first`` to ``end`` (exclusive) of a tensor's first dimension, in its stored dtype.
+        """Return rows ``first`` to ``end`` (exclusive) of a tensor's first dimension, in its stored dtype.
 
         Raises UsageError if a value is not finite or cannot be read.
         """
@@ -220,7 +220,7 @@ def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
 
 
 def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[NemoParameters, tuple[str, ...]]:
-    """The parameters, and the names of skipped tensors.
+    """Return the parameters, and the names of skipped tensors.
 
     Raises UsageError if the checkpoint at ``path`` does not hold exactly ``shapes``, or lacks a part of a file.
     """
@@ -256,7 +256,7 @@ def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[Ne
 
 
 def source_of(name: str, prefix: str, *, stacked: bool) -> NemoSource:
-    """The tensor of a parameter of the engine."""
+    """Return the tensor of a parameter of the engine."""
     if name in OUTSIDE:
         return NemoSource(prefix + OUTSIDE[name].name, None, OUTSIDE[name].part)
     layer, _, inside = name.removeprefix(LAYER).partition(".")
@@ -306,7 +306,7 @@ def _fits(shape: Shape, expected: Shape, *, padded: bool) -> bool:
 
 
 def _damage(folder: Path, metadata: Metadata, names: Collection[str]) -> Iterator[str]:
-    """Files that are missing, or too short for their tensors."""
+    """Yield files that are missing, or too short for their tensors."""
     sizes: dict[str, int] = {}
     for index, place in metadata.storage_data.items():
         if index.fqn not in names:
@@ -324,7 +324,7 @@ def _damage(folder: Path, metadata: Metadata, names: Collection[str]) -> Iterato
 
 
 def parameter_shapes(model: Model) -> dict[str, Shape]:
-    """Names and shapes of the full model's parameters, without allocating memory."""
+    """Return names and shapes of the full model's parameters, without allocating memory."""
     with torch.device("meta"):
         decoder: nn.Module = build_model(model)
     return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
@@ -341,7 +341,7 @@ class HuggingFaceParameters:
     parameters: dict[str, Parameter]
 
     def read(self, chunk: Chunk) -> Tensor:
-        """Rows of a parameter, in its own dtype."""
+        """Return rows of a parameter, in its own dtype."""
         matrices = len(matrices_of_expert(chunk.name, self.form))
         rows = read_rows(self.files, self.sources[chunk.name], matrices, chunk)
         parameter = self.parameters[chunk.name]
@@ -385,7 +385,7 @@ def stored_dtype(files: SafetensorsFiles, sources: Sequence[str]) -> torch.dtype
 
 
 def head_differences(files: SafetensorsFiles, match: Match) -> Iterator[str]:
-    """Differences between the stored head of a model with tied embeddings and its embedding."""
+    """Yield differences between the stored head of a model with tied embeddings and its embedding."""
     (embedding,) = match.sources[EMBEDDING]
     shape, copied = (files.stored[name].shape for name in (embedding, HEAD_WEIGHT))
     equal = shape == copied and all(
@@ -402,7 +402,7 @@ def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
-    """Rows of a parameter; ``matrices`` tensors, [outputs, inputs], make a row where experts have their own."""
+    """Return rows of a parameter; ``matrices`` tensors, [outputs, inputs], make a row where experts have their own."""
     if not matrices:
         return files.rows(sources[0], chunk.first, chunk.end)
     return torch.stack(

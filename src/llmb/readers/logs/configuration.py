@@ -67,7 +67,7 @@ _RESULTS = re.compile(
 )
 """The path of a log of releases up to 25.03: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
 _BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
-"""After the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
+"""What follows the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
 BARE_RELEASE = "25.04"
 _FACT = re.compile(rb"(?<![\w/.-])([A-Za-z_]\w{1,40})\"? ?(?:[:=]|\.{2,60}) ?\"?([\w.+-]{1,60})(?=[\s,|}\")]|\Z)")
 """An argument of any program, as printed before the first step."""
@@ -84,10 +84,10 @@ INFERRED_RELEASE = "release.inferred"
 
 
 def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> dict[str, Value]:
-    """Configuration of a log that begins with ``head``; a name counts only if the log itself lacks the value.
+    """Return configuration of a log that begins with ``head``; a name counts only if the log itself lacks the value.
 
-    ``first_step``: where the first step is in ``head``, if it is there. Where the workload is not known, all
-    arguments before it stand for it, if some of them are sizes.
+    ``first_step`` is the position of the first step in ``head``, if any. All arguments before it replace an unknown
+    workload, if some of them are sizes.
     """
     from_head = _from_head(head)
     values = {**(_from_path(path.absolute()) if path else {}), **from_head}
@@ -116,8 +116,8 @@ def _from_head(head: bytes) -> dict[str, Value]:
 
 
 def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
-    """The catalogue's type of a device, or the name of a variant that it does not have; None for a chip without the
-    rest of its name, of which there are several variants."""
+    """Return the catalogue's type of a device, or the name of a variant that it does not have; None for a chip without
+    the rest of its name, of which there are several variants."""
     gpus, name, chip = _gpus(), gpu[0].decode(), gpu["chip"].decode()
     name += MIG.rstrip() if _SLICES.search(head) else ""
     is_bare = name.endswith(f" {chip}") and chip.lower() in gpus
@@ -133,8 +133,7 @@ def _gpus() -> "Mapping[str, Gpu]":
 
 @lru_cache(maxsize=1)
 def _from_path(path: Path) -> Mapping[str, Value]:
-    """Read the folders of the reference suite, or the name of the experiment, of the file or a folder above it.
-
+    """Read the names of folders of the reference suite, or of the experiment, from the file or a folder above it.
     ``path`` is absolute.
     """
     if "/results/" in (text := str(path)) and (match := _RESULTS.search(text)):
@@ -148,9 +147,8 @@ def _from_path(path: Path) -> Mapping[str, Value]:
 
 
 def document_of_log(path: Path) -> "Document | None":
-    """The reference document of a log, from its path; None if there is none, or if it is unknown.
-
-    Names since 25.05 do not identify the release: they are of the only document that has such names.
+    """Return the reference document of a log, from its path; None if there is none, or if it is unknown. Names since
+    25.05 do not identify the release: they belong to the only document with such names.
     """
     values = _from_path(path.absolute())
     return _document(f"{values['workload']}_{values['size']}", str(values.get("release", ""))) if values else None

@@ -31,12 +31,11 @@ _FAILURES = tuple(
         ((b"Traceback (most recent",), rb"Traceback \(most recent[^\r\n]*"),  # of an exception with another name
     )
 )
-"""The kinds of failures, each by signs, of which one is found wherever its pattern is, in a tenth of the time.
-
-The first failure of a kind is the cause of the others; a kind comes before those that it may lead to.
+"""The kinds of failures, each with its signs: one of them is present wherever the pattern matches, and is found in a
+tenth of the time. The first failure of a kind causes the others; a kind precedes those that it may lead to.
 """
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
-"""An end by Slurm, such as at the time limit. Processes that are killed raise exceptions."""
+"""An end by Slurm, such as at the time limit. Killed processes raise exceptions."""
 _TIME_LIMIT = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO TIME LIMIT")
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
@@ -45,7 +44,7 @@ _STEP_MARKS = tuple(mark for one in FORMATS for mark in one.marks[: one.step_mar
 
 class Content(NamedTuple):
     is_log: bool
-    """True if it comes from training."""
+    """True if the file comes from training."""
     text: str
 
 
@@ -68,19 +67,19 @@ def describe_content(head: bytes, tail: bytes) -> Content:
 
 
 def last_error(tail: bytes) -> str:
-    """Return, from after the last step line, the last exception, else the first other failure, else the last line."""
+    """Return the last exception after the last step line, else the first other failure there, else the last line."""
     text = _after_steps(tail)
     lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
     return _error(text) or (_printable(lines[-1]) if lines else "")
 
 
 def error_at_end(tail: bytes) -> str:
-    """The error of a completed run, whose last line need not be an error; empty if there is none."""
+    """Return the error of a completed run, whose last line need not be an error; empty if there is none."""
     return _error(_after_steps(tail))
 
 
 def fault_at_end(tail: bytes) -> str:
-    """``error_at_end``, without the scheduler's time limit and its consequences."""
+    """Return ``error_at_end``, without the scheduler's time limit and its consequences."""
     text = _after_steps(tail)
     limit = _TIME_LIMIT.search(text) if b" DUE TO TIME LIMIT" in text else None
     return _error(text[: limit.start()] if limit else text)
@@ -119,12 +118,12 @@ _SIGNS: tuple[tuple[Slowed, tuple[bytes, ...], "re.Pattern[bytes]", str], ...] =
     ),
     ("traced", (b": opCount ",), re.compile(rb"NCCL INFO \w{1,30}: opCount "), "NCCL logged every collective"),
 )
-"""The cause of the slowdown, text that occurs wherever the pattern matches (a search for it takes a tenth of the time),
-the pattern, and the evidence."""
+"""The cause of the slowdown, a string that occurs wherever the pattern matches (searching for it takes a tenth of the
+time), the pattern, and the evidence."""
 
 
 def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:
-    """Return the cause that slowed down the run that wrote ``head`` and ``tail``, if any, and its evidence."""
+    """Return the cause, if any, that slowed down the run whose log has ``head`` and ``tail``, and its evidence."""
     parts = (head,) if head.endswith(tail) else (head, tail)  # of a short log the tail is in the head
     for status, marks, sign, text in _SIGNS:
         for part in parts:

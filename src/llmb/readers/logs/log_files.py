@@ -45,7 +45,7 @@ _NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
         "preparation of a dataset or a checkpoint",
     ),
 )
-"""File names that show the content: the first match counts. These files are not read."""
+"""File names that reveal the content: the first match counts. These files are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ParsedFile:
     path: Path
     outcome: LogOutcome
     may_name_network: bool = True
-    """False if the text is known to have no NCCL lines."""
+    """False if the text certainly has no NCCL lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,7 @@ class LogFiles:
 
 
 def find_logs(root: Path) -> LogFiles:
-    """All ``*.out`` and ``*.out.gz`` files below ``root``, or ``root`` itself if it is a file, whatever its name.
-
+    """Find all ``*.out`` and ``*.out.gz`` files below ``root``, or ``root`` itself if it is a file, whatever its name.
     Raises UsageError if there is none.
     """
     if root.is_file():
@@ -121,9 +120,8 @@ def _size(path: Path) -> int:
 
 
 def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
-    """Names of logs as text, and by ``scandir``: a path for each file, or ``walk``, takes twice as long.
-
-    What has a hidden name is not looked at: it may be half of a copy.
+    """Return the names of logs, by ``scandir``: a path for each file, or ``walk``, takes twice as long. Hidden names
+    are skipped: they may be incomplete copies.
     """
     paths, folders = [], [str(root)]
     while folders:
@@ -148,7 +146,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Files in the order of their paths, with the status from the name, if any. Omits further hard links to
+    """Yield files in the order of their paths, with the status from the name, if any. Omits further hard links to
     the same file, such as a reference document's name of a log."""
     inodes: set[tuple[int, int]] = set()
     for name in sorted(names, key=lambda name: name.split("/")):
@@ -165,7 +163,7 @@ def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
 
 
 def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutcome:
-    """Return the refusal by the name, and by ``status``, that of a link or a file."""
+    """Return the size, or the outcome for a file that is rejected by its name or kind; ``status`` may be of a link."""
     name = path.name
     for pattern, kind, reason in _NAMES:
         if pattern.search(name):
@@ -237,7 +235,7 @@ def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers
 
 
 def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
-    """Batches of similar size: each takes every n-th file of a list that is sorted by size."""
+    """Return batches of similar total size: each takes every n-th file of a list that is sorted by size."""
     count = max(_BATCHES_PER_WORKER * workers, math.ceil(len(paths) / _BATCH_FILES))
     return [paths[i::count] for i in range(min(count, len(paths)))]
 
@@ -270,8 +268,8 @@ def start_tasks(tasks: Sequence[Callable[[], Answer]], workers: int) -> Iterator
 
 @contextmanager
 def _without_foreign_code() -> Iterator[None]:
-    """Workers that start run neither a ``types.py`` of the working folder, which ``python -c`` finds first, nor again
-    the script that calls this program."""
+    """Prevent started workers from running a ``types.py`` of the working folder, which ``python -c`` finds first, and
+    from running again the script that calls this program."""
     main, safe_path = sys.modules["__main__"], os.environ.get(_SAFE_PATH)
     sys.modules["__main__"], os.environ[_SAFE_PATH] = ModuleType("__main__"), "1"
     try:
@@ -285,7 +283,7 @@ def _without_foreign_code() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """It ends quietly on an interrupt, and when this process is killed, whose next task it would wait for."""
+    """Make a worker end quietly on an interrupt, and when this process is killed, which would give it the next task."""
     Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the steps of a log and keeps the latest attempt: its window, its start and end, and the work of its
-steps as the lines print it: batch, samples, tokens and rate."""
+"""Follows the steps of a log and keeps the latest attempt: its window, its start and end, and the printed work of its
+steps: batch, samples, tokens and rate."""
 
 import math
 from array import array
@@ -20,7 +20,7 @@ from llmb.readers.logs.step_line import StepLine
 
 GBS, SEQ_LEN, GPUS = "layout.gbs", "layout.seq_len", "layout.gpus"
 MOST_APART = 1.1
-"""Rates and times are rounded: the work of two steps, as their product, may differ by this factor."""
+"""Maximum factor between the work of two steps, the product of a rate and a time, which are both rounded."""
 
 
 @dataclass(slots=True)
@@ -32,11 +32,11 @@ class PrintedWork:
     change: str | None = None
     """The reason why the steps do different amounts of work."""
     before: tuple[int, int] | None = None
-    """A step, and the samples consumed by its end."""
+    """A step, and the number of samples consumed by the end of that step."""
     work: tuple[float, float] | None = None
-    """The fewest and the most tokens per GPU and step, from rate and time."""
+    """The least and the greatest number of tokens per GPU and step, from rate and time."""
     tokens: Counter[int] = field(default_factory=Counter)
-    """The number of steps by tokens, without padding."""
+    """The number of steps by number of tokens, without padding."""
 
     def note(self, line: StepLine) -> None:
         """Take a line of the window, in order."""
@@ -68,7 +68,7 @@ class PrintedWork:
         return (line.samples - before[1]) / (line.step - before[0])
 
     def leave(self, line: StepLine) -> None:
-        """Take any line, in the window or not, for comparison with the next."""
+        """Take any line, inside or outside the window, for comparison with the next one."""
         if line.samples is not None:
             self.before = line.step, line.samples
 
@@ -84,7 +84,7 @@ class PrintedWork:
         return f"{note}, and another step of the window {least if work > least else most:,.0f}"
 
     def flaw(self, configuration: Mapping[str, Value]) -> str | None:
-        """Return why the lines are not of one amount of work, or not of that of the configuration."""
+        """Return why the lines do not show the same work, or not the work that is configured; None if they do."""
         gbs, length, gpus = (_count(configuration, key) for key in (GBS, SEQ_LEN, GPUS))
         if self.change:
             return self.change
@@ -100,8 +100,8 @@ class PrintedWork:
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:
-        """Return the deviating step if most steps have equally many tokens: then none is padded, and it is another
-        batch."""
+        """Return the deviating step if most steps have the same number of tokens: then none is padded, and its batch
+        differs."""
         if not self.tokens:
             return None
         usual, count = self.tokens.most_common(1)[0]
@@ -121,9 +121,9 @@ def _count(configuration: Mapping[str, Value], key: str) -> int | None:
 
 
 RELATIVE_RULES = ("reference",)
-"""Window rules with numbers as for runs numbered from 0; they mean the log's own printed numbers."""
+"""Window rules with numbers for runs that are numbered from 0; other rules use the log's own printed numbers."""
 _MOST_LAG = 8
-"""Number of lines between ranks that log the same steps."""
+"""Maximum number of lines by which ranks that log the same steps lag behind each other."""
 _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
 _UNKNOWN = 1 << 62
@@ -154,11 +154,11 @@ class LoggedAttempt:
     first_number: int = 0
     """Number of the first step of a run that does not resume."""
     means: bool = False
-    """A line without the number of steps averaged counts for those since the line before."""
+    """True if a line without the number of averaged steps covers those since the previous line."""
     continued: bool = False
     """True if the run loaded a checkpoint before its first step, whose number may then differ."""
     number: int = 0
-    """Counts from 1. A step number lower than the previous one begins a new attempt."""
+    """Number of the attempt, from 1. A step number lower than the previous one begins a new attempt."""
     last: int | None = None
     """Number of the run's last step, as declared by the latest line; None before the first step."""
     window: Window | None = None
@@ -185,7 +185,7 @@ class LoggedAttempt:
     work: PrintedWork = field(default_factory=PrintedWork)
     """The work of a step according to the lines of the window."""
     profiled: tuple[int, int] | None = None
-    """The first and the last step at which a profiler started or ended; they have no time."""
+    """The first and the last step in which a profiler started or ended; they have no time."""
     untimed: set[int] = field(default_factory=set)
     """Numbers of such steps in the window."""
     step: "array[int]" = field(default_factory=_integers)
@@ -194,18 +194,18 @@ class LoggedAttempt:
     logged: tuple[int, float] | None = None
     """Step and time of the last line, if it has them."""
     logged_s: "array[float]" = field(default_factory=_floats)
-    """Timestamps of the window's lines; 0 for a line without, and shorter than the window if
-    the last lines have none."""
+    """Timestamps of the window's lines; 0 for a line without one; shorter than the window if the last lines have
+    none."""
     since: "array[int]" = field(default_factory=_integers)
-    """Steps since the line before, which a mean covers; shorter than the window if it is 1 for the last lines."""
+    """Steps since the previous line, which a mean covers; shorter than the window if it is 1 for the last lines."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     gaps: dict[int, int] = field(default_factory=dict)
-    """Gap lengths in steps between logged steps, with their counts."""
+    """The distances between logged steps, with their counts."""
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step logged by each rank."""
     left_out: str | None = None
-    """The value of the last line that has one, like the next field."""
+    """The value in the last line that has one, like the next field."""
     contradiction: str | None = None
     logged_last_s: float | None = None
     """The timestamp of the last line, in the window or not."""
@@ -235,7 +235,7 @@ class LoggedAttempt:
         return self.last is not None and self.max_step > self.last - self.interval
 
     def resolve_window(self, last: int) -> Window:
-        """The window if ``last`` is the run's last step. Raises UsageError if the rule does not fit the run.
+        """Return the window if ``last`` is the run's last step. Raises UsageError if the rule does not fit the run.
 
         With rule ``auto`` it is the whole run until ``settle`` was called.
         """
@@ -253,7 +253,7 @@ class LoggedAttempt:
         return Window(first=self.first_step, last=max(window.last, self.first_step), rule=window.rule)
 
     def settle(self) -> None:
-        """To be called after the last step: rule ``auto`` then keeps only the steps of the steady state."""
+        """Keep only the steady state if the rule is ``auto``. To be called after the last step."""
         if self.rule != STEADY or not are_between(-math.inf, self.step_time_s, math.inf):
             return
         self.settled = True

@@ -24,13 +24,13 @@ MOST_GAPS = 20
 LOG_WARNING = "log_warning"
 """Key of the verdict's condition on ``warnings``."""
 LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
-"""A pause between two lines beyond this multiple of their steps is odd unless another line explains it."""
+"""A pause between two lines longer than this multiple of their steps is suspicious, unless another line explains it."""
 DISTINCT_TIMES = 5
-"""The number of different step times beyond which, with the same losses, a match cannot be chance."""
+"""Number of different step times above which equal times, with equal losses, cannot be chance."""
 WIDEST_CLOCK_ERROR = 0.05
-"""Maximum relative error of a step time from a clock of whole seconds, for a figure to be given."""
+"""Maximum relative error of a step time from a clock of whole seconds, for the step time to be reported."""
 MOST_TFLOPS = 1e30
-"""Larger numbers are damage."""
+"""Larger numbers are considered damage."""
 _BELOW_0 = math.nextafter(0.0, -1.0)
 Status = Literal[
     "success",
@@ -52,7 +52,7 @@ FINISHED: tuple[Status, ...] = ("success", "too_few_steps", "resumed", "profiled
 class LogOutcome:
     """The outcome of the run in one log file. Unknown values are None.
 
-    Only a success, and a profiled or traced run that would be one otherwise, has statistics.
+    Only a success, and a profiled or traced run that would otherwise be one, has statistics.
     """
 
     status: Status
@@ -69,7 +69,7 @@ class LogOutcome:
     left_out: str | None = None
     """The time excluded from the step times; also in the reason."""
     warnings: tuple[str, ...] = ()
-    """Oddities of the window, or contradictions of the step times, which do not change them."""
+    """Suspicious facts about the window, or contradictions of the step times, which do not change them."""
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
@@ -89,7 +89,7 @@ class LogOutcome:
 
     @property
     def gpus(self) -> int | None:
-        """Return the number by the log, or by its name."""
+        """Return the number of GPUs from the log, or from its name."""
         gpus = self.configuration.get(GPUS)
         return gpus if isinstance(gpus, int) else None
 
@@ -101,15 +101,15 @@ class LogOutcome:
 
 
 def judge_log(log: RunLog) -> LogOutcome:
-    """The outcome of a log, with statistics over its window."""
+    """Return the outcome of a log, with statistics over its window."""
     if log.attempt.last is None:
         return replace(_without_steps(log), format=log.format, configuration=log.configuration)
     return _judged(log, log.attempt.last)
 
 
 def _digest(log: RunLog) -> str:
-    """Hash the steps if they identify a run, so that a recompressed or reprinted log is the same; otherwise the
-    text around them as well."""
+    """Hash the steps if they identify a run, so that a recompressed or reprinted log has the same digest; else also the
+    surrounding text."""
     attempt = log.attempt
     times = attempt.step_time_s
     ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
@@ -120,7 +120,7 @@ def _digest(log: RunLog) -> str:
 
 
 def _judged(log: RunLog, last: int) -> LogOutcome:
-    """The outcome of a log with steps; ``last`` is the run's last one."""
+    """Return the outcome of a log with steps; ``last`` is the run's last one."""
     attempt = log.attempt
     window, unfit = _window(attempt, last)
     unfinished = _why_unfinished(log, last, window)
@@ -147,7 +147,7 @@ def _judged(log: RunLog, last: int) -> LogOutcome:
 
 
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
-    """The outcome of a run with steps in its window. Lines may cover steps before it."""
+    """Return the outcome of a run with steps in its window. Lines may cover steps before it."""
     attempt, weights = log.attempt, log.attempt.weights
     if attempt.mean_of > 1 or weights:
         before = weights[0] - 1 if weights else 0
@@ -170,8 +170,8 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
 
 
 def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
-    """Another figure that contradicts the step times, and how the clock of the lines, by which the program did not time
-    its steps, moves oddly."""
+    """Yield another figure that contradicts the step times, and irregularities of the lines' clock, which was not used
+    to time the steps."""
     if attempt.contradiction:
         yield attempt.contradiction
     if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
@@ -207,7 +207,7 @@ def _coarse_text(attempt: LoggedAttempt, times: Statistics) -> str:
 
 
 def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
-    """The window of a whole run; None with the reason if the rule does not fit the run."""
+    """Return the window of a whole run; None with the reason if the rule does not fit the run."""
     if attempt.window and last == attempt.window_last:
         return attempt.window, ""
     try:
@@ -330,7 +330,7 @@ def _attempts_text(attempt: LoggedAttempt) -> str:
 
 
 def steps_span(first: int, last: int) -> str:
-    """Return text such as ``steps 35-44``."""
+    """Return a string such as ``steps 35-44``."""
     return f"step {first}" if first == last else f"steps {first}-{last}"
 
 

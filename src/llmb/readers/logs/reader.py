@@ -43,10 +43,10 @@ class _Candidate:
         self.resumed = False
         self.excluded = False
         self.lines: deque[StepLine] = deque(maxlen=_MOST_LINES)
-        """Steps that count only if the log has this format."""
+        """Steps that only count if the log has this format."""
 
     def look(self, text: bytes, start: int, end: int) -> int | None:
-        """Return the place of the first step line in ``text[start:end]``, which has some of the format's marks."""
+        """Return the position of the first step line in ``text[start:end]``, which has some of the format's marks."""
         if self.excluded or self._is_excluded(text, start, end):
             return None
         mark = self.format.find_step_mark(text, start, end)
@@ -98,7 +98,7 @@ class StepFinder:
         return chain(lines, steps) if lines else steps
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
-        """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""
+        """Return the steps in the last line, which has no line end, and whether a step line was truncated there."""
         if self.reader:
             return self.reader.find_unended(text)
         for candidate in map(self._candidate, FORMATS):
@@ -119,7 +119,7 @@ class StepFinder:
 
 
 def _line_start(text: bytes, at: int, start: int) -> int:
-    """Return the beginning of the line at ``at``, in text from ``start`` on."""
+    """Return the start of the line that contains ``at``, in text from ``start`` on."""
     newline = text.rfind(b"\n", start, at)
     return max(newline, text.rfind(b"\r", max(newline, start), at), start - 1) + 1
 
@@ -153,7 +153,7 @@ class PlainText:
         is_utf16 = self._begin in _UTF_16
         self._decoder = codecs.getincrementaldecoder("utf-16")("replace") if is_utf16 else None
         self._rest = b""
-        """The beginning of an escape sequence."""
+        """The incomplete beginning of an escape sequence."""
 
     def read(self, size: int) -> bytes:
         """Return the next text, about ``size`` bytes; empty only at its end."""
@@ -215,7 +215,7 @@ class RunLog:
 
     @property
     def is_in_head(self) -> bool:
-        """Return whether ``head`` is all of the text."""
+        """Return whether ``head`` is the whole text."""
         return len(self.head) < _HEAD_BYTES
 
 
@@ -225,8 +225,8 @@ def read_log(
     """Read ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps to keep.
 
     If the declared last step changes midway, or is not declared, the window moves, perhaps to earlier steps, and the
-    log is read again. The name of the experiment is taken from ``path``; ``documented`` is the window that the source
-    of the recipe takes. Raises OSError.
+    log is read again. The experiment's name is taken from ``path``; ``documented`` is the window that the recipe's
+    source uses. Raises OSError.
     """
     log = _Pass(LoggedAttempt(rule, documented=documented)).read(PlainText(stream), chunk_bytes, path)
     if log.attempt.last != log.attempt.window_last:

@@ -24,13 +24,13 @@ class StepLine(NamedTuple):
     tflops_per_gpu: float | None
     grad_norm: float | None = None
     skipped: int = 0
-    """Steps since the line before with a skipped update, because of a non-finite loss or gradient."""
+    """Steps since the previous line whose update was skipped because of a non-finite loss or gradient."""
     mean_of: int = 1
     """Number of steps that the step time averages, if it is in the log."""
     rank: int | None = None
     """The rank in a prefix of the line."""
     clock_s: float = 0.0
-    """A clock whose difference since the line before is the time of all steps since then; 0 for a step time that the
+    """A clock whose difference since the previous line is the time of all steps in between; 0 for a step time that the
     program measured."""
     after: int | None = None
     """The step after which the run began or resumed, in its first line, if it is in the log."""
@@ -39,9 +39,9 @@ class StepLine(NamedTuple):
     left_out: str | None = None
     """The time excluded from the step times so far."""
     contradiction: str | None = None
-    """Another figure of the program that the step times so far contradict."""
+    """A figure of the program that contradicts the step times so far."""
     interrupted: bool = False
-    """True after an evaluation or a checkpoint since the line before, which the step time excludes."""
+    """True after an evaluation or a checkpoint since the previous line, which the step time excludes."""
     gbs: int | None = None
     """Sequences of a step; rounded numbers are omitted, here and below."""
     samples: int | None = None
@@ -93,12 +93,12 @@ def _plain_decimal(value: float) -> str:
 
 
 def format_invalid_line(why: str) -> str:
-    """The last line of a run whose loss or gradient norm is not finite; the step line has no gradient norm."""
+    """Return the last line of a run whose loss or gradient norm is not finite; the step line has no gradient norm."""
     return f"{INVALID_HEAD}{why}"
 
 
 def find_invalid_line(text: bytes) -> str | None:
-    """Return the reason for which the run that logged ``text`` declared itself invalid, if it did."""
+    """Return the reason why the run that logged ``text`` declared itself invalid, if it did."""
     match = _INVALID.search(text) if text.rfind(_INVALID_HEAD) >= 0 else None  # which is faster
     return match[1].decode("utf-8", "replace").strip() if match else None
 

@@ -9,7 +9,7 @@ A pointer belongs to one process, and to one communicator from the line that ini
 then it may be reused. ``node7:4001:4123 [3] NCCL INFO ncclCommInitRank comm 0x55.. rank 3 nranks 8 cudaDev 3 nvmlDev 3
 busId 1b000 commId 0x9a.. - Init START``. ``commId`` is the same for all ranks. Splits have none from 2.23 on, but
 ``parent 0x44.. color 1 key 3``, from 2.24 on also ``splitCount 2`` (later ``childCount``), their number among those
-of the parent. Until 2.20, splits with equal parent and color have the same commId. Formats: NCCL from 2.19 on,
+of the parent. Up to 2.20, splits with equal parent and color have the same commId. Formats: NCCL from 2.19 on,
 ``src/init.cc``.
 """
 
@@ -53,7 +53,7 @@ _TABLE_HEADER = re.compile(rb"#[ \t]{0,100}size [^\r\n]{0,300}\bbusbw\b[^\r\n]{0
 _MOST_QUOTED = 120
 CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
-"""The number of different calls beyond which sizes are grouped by powers of two."""
+"""The number of different calls above which sizes are grouped by powers of two."""
 MOST_HANDLES = 500_000
 """Limit of pointers to communicators in all files; each takes about 1 KB."""
 # The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
@@ -91,12 +91,12 @@ class Event(NamedTuple):
 
 
 def process_of(process: bytes, device: bytes) -> str:
-    """The process that wrote a line: host and process id, or the device if the line does not name them."""
+    """Return the process that wrote a line: host and process id, or the device if the line names neither."""
     return (process or b"[%s]" % device).decode(errors="replace")
 
 
 def split_at_events(text: bytes) -> Iterator[tuple[bytes, Event | None]]:
-    """Yield ``text`` in parts, each but the last with the event at its end."""
+    """Yield ``text`` in parts; each part except the last has the event at its end."""
     at = searched = 0
     for end in _END.finditer(text):
         least = max(searched, end.start() - _LONGEST_LINE)
@@ -130,7 +130,7 @@ def _event(match: "re.Match[bytes]", end: bytes) -> Event:
 
 @dataclass(slots=True)
 class Handle:
-    """A pointer of one process during one life."""
+    """A pointer of one process during one lifetime."""
 
     process: str
     device: int
@@ -150,7 +150,7 @@ class Communicators:
     current: dict[tuple[str, str], int] = field(default_factory=dict)
     """The present handle of each process's pointers."""
     repeated: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """The number of communicators of a process that its lines describe identically."""
+    """The number of a process's communicators that its lines describe identically."""
 
     def handle(self, process: str, device: int, pointer: str) -> int:
         """Return the number of a call's handle."""
@@ -187,10 +187,9 @@ class Communicators:
 
 
 def unclear_names(handles: Iterable[Handle]) -> set[str]:
-    """Return names that stand for more than one communicator, or may do so.
-
-    Ranks number what their lines describe alike in the order of their own log. That is the same communicator on all of
-    them unless some were in only one of two splits with equal parent and color.
+    """Return names that stand, or may stand, for more than one communicator. Each rank numbers identically described
+    communicators in the order of its own log. That is the same communicator on all ranks, unless some were in only one
+    of two splits with equal parent and color.
     """
     members: dict[str, list[Handle]] = defaultdict(list)
     for handle in handles:
@@ -208,7 +207,7 @@ def unclear_names(handles: Iterable[Handle]) -> set[str]:
 
 
 def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
-    """Return whether these can be the ranks of one communicator, and whether they are all of them."""
+    """Return whether these can be the ranks of one communicator, and whether none is missing."""
     fits = len({handle.ranks for handle in members}) == 1 and len({handle.rank for handle in members}) == len(members)
     return fits, fits and len(members) == members[0].ranks
 
@@ -269,7 +268,7 @@ class NcclLog:
 
     calls: dict[Call, Calls] = field(default_factory=dict)
     handles: list[Handle] = field(default_factory=list)
-    """Handles of all files: the process with the number of its file."""
+    """Handles of all files; a process is identified together with the number of its file."""
     steps: dict[int, dict[Kind, Calls]] = field(default_factory=dict)
     """The calls of each step, if steps are known."""
     coarse: bool = False
@@ -302,9 +301,8 @@ def _coarse(call: Call) -> Call:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """Read all of ``paths`` together, each the log of one or more ranks. Empty if no line is NCCL's.
-
-    Raises UsageError if a file cannot be read.
+    """Read all of ``paths`` together, each the log of one or more ranks. Empty if no line was written by NCCL. Raises
+    UsageError if a file cannot be read.
     """
     log = NcclLog()
     for number, path in enumerate(paths):
@@ -331,7 +329,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def describe_unread(paths: Iterable[Path]) -> str | None:
-    """Describe the NCCL output or test in files without readable content; None if there is none."""
+    """Describe the output of NCCL or of its tests in files without readable content; None if there is none."""
     lines, example, header = 0, b"", b""
     for text in (text for path in paths for text in read_lines(path)):
         matches = _NCCL_LINE.findall(text)
@@ -350,7 +348,7 @@ def _quoted(line: bytes) -> str:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
-    """Offsets in the log, as noted by ``llmb run --nccl-trace``: the starts of steps and, with None, their ends."""
+    """Return offsets in the log, as noted by ``--nccl-trace``: the starts of steps and, with None, their ends."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []
@@ -363,7 +361,7 @@ def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
 
 
 def _calls(text: bytes) -> list[tuple[bytes, ...]]:
-    """Return for each call process, device, operation, and the text that distinguishes calls."""
+    """Return each call with process, device, operation, and the text that distinguishes calls."""
     bare: list[tuple[bytes, ...]] = _BARE_CALL.findall(b"\n" + text)
     return bare if len(bare) == text.count(_COUNTED) else _CALL.findall(text)
 
@@ -373,7 +371,7 @@ class Readable(Protocol):
 
 
 class _TooMany(Exception):
-    """True if there are too many handles for the intended memory."""
+    """Raised if there are too many handles for the intended memory."""
 
 
 class _Reader:
@@ -382,9 +380,9 @@ class _Reader:
         self.file = file
         self.communicators = Communicators(log.handles)
         self.calls: dict[tuple[bytes, ...], Call | None] = {}
-        """Cache of parsed calls, valid while their pointers stand for the same communicators."""
+        """Cache of parsed calls, valid while their pointers refer to the same communicators."""
         self.waiting: dict[Kind, Calls] = {}
-        """The calls of the present step."""
+        """The calls of the current step."""
 
     def read(self, stream: BinaryIO, noted: Sequence[tuple[int, int | None]]) -> None:
         for position, text in whole_lines(stream):
@@ -413,7 +411,7 @@ class _Reader:
                 raise _TooMany
 
     def _call(self, key: tuple[bytes, ...]) -> Call | None:
-        """Parse the line of a call; None if the line has another form."""
+        """Parse the line of a call; None if the line has a different form."""
         process, device, operation, tail = key
         fields = _FIELDS.fullmatch(tail)
         if not fields:
@@ -451,7 +449,7 @@ def _parts_noted(
 
 
 def _parts_ended(text: bytes) -> Iterator[tuple[bytes, int | None]]:
-    """``text`` split at the lines that a run logs after each step, each part with that step; None after the last."""
+    """Yield ``text`` split at the lines logged after steps, each part with its step; None after the last."""
     at = 0
     for match in _STEP.finditer(text) if STEP_LINE_HEAD in text else ():
         yield text[at : match.start()], int(match[1])

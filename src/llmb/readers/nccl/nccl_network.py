@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines the network that NCCL used from its lines with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET.
-
-Names of devices, networks and nodes are taken only if they have no other characters than such names have.
+"""Determines the network that NCCL used from its lines with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET. Names of
+devices, networks and nodes are accepted only if they contain no unusual characters.
 """
 
 import re
@@ -21,7 +20,7 @@ from llmb.readers.nccl.nccl_log import Readable, whole_lines
 
 MOST_NODES = 20_000
 MOST_NAMES = 1000
-"""Limit of device names of a node, and of networks."""
+"""Maximum number of device names of a node, and of networks."""
 VERBS = "IB"
 """The name under which plugins for verbs may list their devices."""
 _NET = rb"([A-Za-z0-9][\w.+-]{0,40}(?: [\w.+-]{1,40})?)"
@@ -39,7 +38,7 @@ _INTERFACE = re.compile(rb"([\w.-]{1,64}):")
 Match = re.Match[bytes]
 NAMES = Path(__file__).parent / "data" / "networks.yaml"
 MOST_BYTES = 1 << 25
-"""The part of a run's log to search: NCCL prints the network when communicators are created, at the beginning."""
+"""Bytes of a run's log to search: NCCL prints the network at the beginning, when it creates communicators."""
 TCP = "TCP sockets"
 NVLINK = "NVLink"
 """The fabric of nodes that NVLink connects with each other."""
@@ -65,7 +64,7 @@ class NodeFacts:
     direct: Counter[bool] = field(default_factory=Counter)
     """Channels over the network with GPUDirect RDMA and without it."""
     names: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Names of devices; several that NCCL combines are joined by ``+``."""
+    """Names of devices; those that NCCL combines are joined by ``+``."""
     layers: dict[str, str] = field(default_factory=dict)
     processes: set[bytes] = field(default_factory=set)
     nvlink: bool = False
@@ -87,7 +86,7 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class NetworkFacts:
-    """The network facts in one or several NCCL logs. None is not in the logs."""
+    """The network facts in one or several NCCL logs; None if they are not in the logs."""
 
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
@@ -102,7 +101,7 @@ class NetworkFacts:
     communicators: dict[int, set[int]] = field(default_factory=dict)
     """The ranks that wrote, by the size of their communicator."""
     unread_lines: int = 0
-    """Lines without the writing process, such as one interrupted by another line."""
+    """Lines that do not name the writing process, such as one interrupted by another line."""
 
     def node(self, name: str) -> NodeFacts | None:
         if name not in self.nodes and len(self.nodes) >= MOST_NODES:
@@ -110,9 +109,8 @@ class NetworkFacts:
         return self.nodes.setdefault(name, NodeFacts())
 
     def is_whole(self, ranks: int | None) -> bool:
-        """Return whether all ranks wrote; without their number, whether all of the largest communicator did.
-
-        One with a rank per node says nothing about the other ranks.
+        """Return whether all ranks wrote or, if their number is unknown, all of the largest communicator. A
+        communicator with one rank per node says nothing about the other ranks.
         """
         if ranks is not None:
             return sum(len(node.processes) for node in self.nodes.values()) >= ranks
@@ -139,7 +137,7 @@ def parse_lines(text: bytes, facts: NetworkFacts) -> None:
 
 
 def _writer(before: bytes) -> tuple[str, bytes] | None:
-    """Host and process, as in ``node7:4001:4123 `` at the end of ``before``; None if missing."""
+    """Return the host and process, as in ``node7:4001:4123 `` at the end of ``before``; None if missing."""
     words = before[:-1].rpartition(b" ")[2].rpartition(b"\n")[2].split(b":")[-3:]
     if len(words) < 3 or not before.endswith(b" "):
         return None
@@ -155,7 +153,7 @@ def _selected(_facts: NetworkFacts, node: NodeFacts, match: Match) -> None:
 
 
 def _devices(_facts: NetworkFacts, node: NodeFacts, match: Match) -> None:
-    """``[0]mlx5_0:1/IB``, ``[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}``, or ``[0]eth0:10.0.0.7<0>``."""
+    """Add devices: ``[0]mlx5_0:1/IB``, ``[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}``, ``[0]eth0:10.0.0.7<0>``."""
     for index, joined, single in _ITEM.findall(match[2]):
         ports = _PORT.findall(joined or single)
         node.layers.update({name.decode(): layer.decode() for name, layer in ports[:MOST_NAMES]})
@@ -243,7 +241,7 @@ RULES: tuple[tuple["re.Pattern[bytes]", Callable[[NetworkFacts, NodeFacts, Match
 
 
 class NetworkKind(Record):
-    """The kind of networks with these names."""
+    """A kind of network, and the names of its networks."""
 
     names: tuple[str, ...]
     fabric: str | None = None
@@ -267,7 +265,7 @@ def network_names() -> NetworkNames:
 
 
 class Channels(Record):
-    """Channels of the communicator that has most of them."""
+    """Channels of the communicator with the most channels."""
 
     collective: int
     nvls: int | None
@@ -275,7 +273,7 @@ class Channels(Record):
 
 
 class NodesNetwork(Record):
-    """The network of nodes that are alike."""
+    """The network of equal nodes."""
 
     nodes: tuple[str, ...]
     fabric: str | None
@@ -291,14 +289,14 @@ class NodesNetwork(Record):
 
 
 class Network(Record):
-    """The network that NCCL used. Every None, here or in nodes, has a reason in ``reasons``, under its name."""
+    """The network that NCCL used. Each None, here or in nodes, has its reason in ``reasons``, under the same name."""
 
     used: tuple[str, ...]
     """Fabrics, with NCCL's name for unknown ones; that of most nodes first."""
     devices: tuple[str, ...] | None
     """All devices that NCCL found on any node."""
     idle_devices: tuple[str, ...] | None
-    """Return devices that some node left idle; None if no node reports them."""
+    """Return devices that at least one node left idle; None if no node reports them."""
     source: str
     """The place where NCCL reported it."""
     fabric: str | None
@@ -323,11 +321,11 @@ class Network(Record):
     """Nodes with the same network, the largest group first."""
     reasons: dict[str, str]
     unread_lines: int = 0
-    """Number of ignored lines, which do not name the writing process."""
+    """Number of lines ignored because they do not name the writing process."""
 
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
-    """``texts`` are complete lines of the logs in ``source``, ``ranks`` all ranks of the run, if known."""
+    """Return the network from complete lines of the logs in ``source``; ``ranks``: all ranks of the run, if known."""
     facts = NetworkFacts()
     for text in texts:
         parse_lines(text, facts)
@@ -335,12 +333,12 @@ def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) 
 
 
 def source_of(names: Sequence[str]) -> str:
-    """Return text such as ``rank-0.log and 7 more``."""
+    """Return a string such as ``rank-0.log and 7 more``."""
     return listed(names, 1)
 
 
 def beginning(stream: Readable) -> Iterator[bytes]:
-    """Return complete lines at the beginning of a log."""
+    """Return the complete lines at the beginning of a log."""
     for position, text in whole_lines(stream):
         yield text
         if position + len(text) >= MOST_BYTES:
@@ -422,7 +420,7 @@ def _node(node: NodeFacts, facts: NetworkFacts, *, whole: bool) -> NodesNetwork:
 
 
 def _busy(node: NodeFacts) -> tuple[str, ...] | None:
-    """Return the devices of channels; None without one, or if one has no name."""
+    """Return the devices that channels use; None without a channel, or if one has no name."""
     devices = [node.names_of(name, index) for name, index in sorted(node.channels)]
     return tuple(dict.fromkeys(one for names in devices for one in names)) if devices and all(devices) else None
 
@@ -433,7 +431,7 @@ def _joined(fabrics: Iterable[str | None]) -> str | None:
 
 
 def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | None:
-    """An unknown network has NCCL's name for it."""
+    """Return the fabric of a network; an unknown network keeps NCCL's name for it."""
     kind = network_names().kind_of(name)
     if kind is None:
         return name
@@ -445,7 +443,7 @@ def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | No
 
 
 def _plugin(transport: str) -> str:
-    """Networks of plugins have the name of the plugin."""
+    """Return the plugin of a network; networks of plugins have the plugin's name."""
     return "internal" if set(transport.split(" and ")) <= {*network_names().internal, "MNNVL"} else transport
 
 
@@ -463,6 +461,6 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
 
 
 def _mixed(facts: NetworkFacts) -> str | None:
-    """Return text such as on CPUs over which sending is faster by way of memory."""
+    """Return a string for several values, such as on CPUs that send faster by way of memory."""
     every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

@@ -41,7 +41,7 @@ class Codes:
         return datatype.name if datatype else f"code {code}"
 
     def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
-        """Algorithm bytes of calls with ``elements`` in all; None for an unknown datatype or operation."""
+        """Return algorithm bytes of calls with ``elements`` in all; None for an unknown datatype or operation."""
         kind, moved = self.file.datatypes.get(datatype), self.file.elements.get(operation)
         if kind is None or moved is None:
             return None
@@ -50,16 +50,16 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Equal calls of communicators that make the same calls."""
+    """Equal calls in communicators that all make the same calls."""
 
     operation: str
     datatype: str
     ranks: int
     """The ranks of each communicator."""
     communicators: int | None
-    """None if it is not in the log."""
+    """Number of communicators; None if it is not in the log."""
     communicators_from: Literal["init lines", "number of ranks"] | None
-    """The source of the number: communicators identified in the log, or the assumption that all ranks logged."""
+    """The source of that number: communicators identified in the log, or the assumption that all ranks logged."""
     communicator_names: tuple[str, ...]
     """The first of the communicators' identifiers; empty if they are not in the log."""
     logged_ranks: int
@@ -78,7 +78,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """The calls of one step: of all logged ranks together, and of the mean rank."""
+    """The calls of one step: those of all logged ranks together, and those of the mean rank."""
 
     step: int
     calls: int
@@ -96,7 +96,7 @@ class NcclSummary:
     """Empty if steps are unknown."""
     coarse: bool
     notes: tuple[str, ...] = ()
-    """Missing facts about communicators."""
+    """Facts about communicators that are missing."""
 
 
 def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
@@ -113,7 +113,7 @@ def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
 
 
 def _rank(handle: Handle) -> tuple[str, int]:
-    """A process may have several devices, each a rank."""
+    """Return the rank: a process may have several devices, each of them a rank."""
     return handle.process, handle.device
 
 
@@ -140,7 +140,7 @@ Shape = tuple[str, int, int, int]
 
 @dataclass(slots=True)
 class _Communicator:
-    """All logged handles of one communicator; a single handle if related ones cannot be identified."""
+    """All logged handles of one communicator; a single handle if its counterparts cannot be identified."""
 
     ranks: int
     name: str | None
@@ -149,7 +149,7 @@ class _Communicator:
 
 
 def _groups(log: NcclLog, unclear: Collection[str]) -> Iterable[list[_Communicator]]:
-    """Communicators that make the same calls, such as those of all tensor-parallel groups."""
+    """Return communicators that make the same calls, such as those of all tensor-parallel groups."""
     by_name: dict[tuple[str | int, int], _Communicator] = {}
     for call, calls in log.calls.items():
         handle = log.handles[call.handle]

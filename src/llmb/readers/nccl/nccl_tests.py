@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the tables of nccl-tests and rccl-tests by their column headers, and the JSON of nccl-tests.
 
-A table names its test since 2.16.7. Before, rows have only the columns that the test needs, and before 2.12 the largest
-error in place of the number of wrong results. Lines may have a label of the program that started the test: ``0: `` of
-``srun --label``, ``[1,0]<stdout>:`` of mpirun.
+Since 2.16.7 a table names its test. Before that, rows have only the columns that the test needs and, before 2.12, the
+largest error instead of the number of wrong results. Lines may have a label from the program that started the test:
+``0: `` of ``srun --label``, ``[1,0]<stdout>:`` of mpirun.
 """
 
 import io
@@ -30,7 +30,7 @@ _LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])[ \t]?")
 _HEAD = re.compile(r"#\s*(?:Collective test|nThread \d|Using devices|Rank\s+\d|size\s+count\s)")
 """A line above a table, or the last one below it."""
 _NAME = re.compile(r"\b(\w{1,40}?)_perf(?:_mpi)?\b")
-"""A name in a line above a table: from the shell that started the test, or the table's own."""
+"""A name in a line above a table: that of the shell that started the test, or the table's own."""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s")
 _CYCLE = re.compile(r"#\s*Testing \d+ cycle")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
@@ -50,17 +50,17 @@ _FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Results out of place or in place. Unmeasured values are None."""
+    """Results, either out of place or in place. Unmeasured values are None."""
 
     time_us: float | None
     algorithm_gb_s: float | None
     bus_gb_s: float | None
     wrong: float | None
-    """Wrong results."""
+    """Number of wrong results."""
     cpu_time_us: float | None = None
-    """The host's time (``-C 1``), from which bandwidths are then computed."""
+    """The host's time (``-C 1``); bandwidths are then computed from it."""
     not_finite: dict[str, str] = field(default_factory=dict)
-    """The text printed in place of a number, such as ``inf``, by the field that is None for it."""
+    """The text printed instead of a number, such as ``inf``, by the name of the field that is therefore None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +103,15 @@ class TestTable:
 @dataclass(frozen=True, slots=True)
 class _Header:
     names: tuple[str, ...]
-    """Columns that name the row."""
+    """Columns that identify the row."""
     figures: tuple[str, ...]
     """Columns of the results out of place; those in place are the same."""
     out_of_place_end: int
-    """The column index after those out of place; 0 if the test ran only in place."""
+    """The index after the last column out of place; 0 if the test ran only in place."""
 
 
 def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
-    """Every table of the file; empty if there is none. ``source`` is the name of the file in the tables.
+    """Return every table of the file; empty if there is none. ``source`` is the name of the file in the tables.
 
     Raises UsageError if the file cannot be read.
     """
@@ -150,9 +150,9 @@ class _Output:
     """None above the table."""
     rows: list[TestRow] = field(default_factory=list)
     in_place_alone: bool = False
-    """True if the line above the header states it."""
+    """True if the line above the header says so."""
     cycles: bool = False
-    """True if the test was repeated, and its final average is over all cycles."""
+    """True if the test was repeated, so that its final average covers all cycles."""
 
     def read(self, line: str) -> TestTable | None:
         """Return the table that ends with ``line`` or before it, if any."""
@@ -184,7 +184,7 @@ class _Output:
         return ended
 
     def end(self, average: str | None = None) -> TestTable | None:
-        """End the table and return it, None without a row; the next one starts empty."""
+        """End the table and return it, None if it has no row; the next table starts empty."""
         rows, ranks, name = tuple(self.rows), len(self.ranks) or None, self.name
         self.name, self.ranks, self.header, self.rows, self.cycles = None, set(), None, [], False
         if not rows:
@@ -212,7 +212,7 @@ def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
 
 
 def _named(table: TestTable, command: str | None) -> TestTable:
-    """A shell may have printed the command without its label."""
+    """Return the table with its name; a shell may have printed the command without its label."""
     return table if table.name else replace(table, name=command)
 
 
@@ -367,7 +367,7 @@ def _finite(value: float | None) -> tuple[float | None, str | None]:
 
 
 def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
-    """Groups of tables of the same test in different files, which can be compared."""
+    """Return groups of tables of the same test in different files, which can be compared."""
     groups: list[list[TestTable]] = []
     for test in tests:
         fits = (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The breakdown of a step's time, on one rank and on several. Pure.
 
-Every instant of a step counts once. If several activities run at that instant on any stream or thread, it counts for
-the first of them in the order of ``Activity``; if none runs, it is idle. The parts therefore sum to the step.
+Every instant of a step counts once. If several activities run at an instant, on any stream or thread, it counts for the
+first of them in the order of ``Activity``; if none runs, it is idle time. The parts therefore sum to the step.
 Communication that overlaps computation or copies is hidden: it does not lengthen the step, and is reported separately.
 """
 
@@ -42,20 +42,20 @@ MOST_NAMES = 15
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTime:
-    """All collectives of one kind and group in one step. Collectives of several groups may overlap."""
+    """All collectives of one kind and group in one step. Collectives of different groups may overlap."""
 
     kind: str
     group: str | None
     calls: int
     total_s: float
     exposed_s: float
-    """Time with nothing but communication."""
+    """Time in which nothing but communication runs."""
     hidden_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepBreakdown:
-    """One step of one rank. Its ``PARTS`` sum to ``duration_s``."""
+    """One step on one rank. Its ``PARTS`` sum to ``duration_s``."""
 
     step: int
     rank: int | None
@@ -71,9 +71,9 @@ class StepBreakdown:
     """The longest idle interval."""
     collectives: tuple[CollectiveTime, ...]
     unclassified_s: float = 0.0
-    """Unclassified kernels."""
+    """Time of unclassified kernels."""
     cuda_graph_s: float = 0.0
-    """CUDA graphs recorded as a whole."""
+    """Time of CUDA graphs that were recorded as a whole."""
 
     @property
     def local_s(self) -> float:
@@ -123,7 +123,7 @@ def _union_of(inside: Mapping[Label, Sequence[Span]], activity: Activity) -> lis
 def _collectives(
     timeline: Timeline, inside: Mapping[Label, Sequence[Span]], uncovered: Sequence[Span], window: Span
 ) -> list[CollectiveTime]:
-    """Sorted by time, longest first. ``uncovered`` is the time with nothing else running."""
+    """Return the collectives by time, longest first. ``uncovered`` is the time in which nothing else runs."""
     times = []
     for label, spans in inside.items():
         if label.activity is not Activity.COMMUNICATION or not spans:
@@ -162,7 +162,7 @@ class RankTrace:
 
     @property
     def typical(self) -> StepBreakdown:
-        """Return the step with the median duration; the earlier of two in the middle."""
+        """Return the step with the median duration; the earlier of the two if there are two."""
         ordered = sorted(self.steps, key=lambda step: (step.duration_s, step.step))
         return ordered[(len(ordered) - 1) // 2]
 
@@ -186,7 +186,7 @@ class TraceSummary:
 
 
 def summarize(timelines: Iterable[Timeline]) -> TraceSummary:
-    """Sorted by rank; those without one come last, in the given order."""
+    """Summarize ranks in their order; those without a number come last, in the given order."""
     ranks = sorted(map(_rank_trace, timelines), key=lambda item: (item.rank is None, item.rank))
     return TraceSummary(tuple(ranks), _slowest(ranks))
 
@@ -214,5 +214,5 @@ def _slowest(ranks: Sequence[RankTrace]) -> Slowest | None:
 
 
 def shares(step: StepBreakdown) -> dict[str, float]:
-    """Each part of a step divided by its duration; the parts sum to 1."""
+    """Return each part of a step divided by its duration; the parts sum to 1."""
     return {part.removesuffix("_s"): getattr(step, part) / step.duration_s for part in PARTS}

@@ -31,7 +31,7 @@ from llmb.readers.profiles.timeline import (
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 24
-"""Limit of characters. A longer event means that the file is truncated, or has no events."""
+"""Maximum number of characters. A longer event means that the file is truncated, or has no events."""
 GZIP_MAGIC = b"\x1f\x8b"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
@@ -44,7 +44,7 @@ class TraceFile:
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
     number: int = 0
-    """Number of the present event, from 1; 0 before the first."""
+    """Number of the current event, from 1; 0 before the first."""
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events. Raises UsageError if the file is not a trace, is truncated or cannot be read."""
@@ -82,7 +82,7 @@ class TraceFile:
             self.number += 1
 
     def _more(self, chunks: Iterator[str], pending: str) -> str:
-        """``pending`` and at least as much again: parsing it again after each chunk would take quadratic time."""
+        """Return ``pending`` and at least as much again: reparsing it after every chunk would take quadratic time."""
         if len(pending) > LONGEST_EVENT:
             raise self._broken("is not valid JSON")
         parts, length = [pending], len(pending)
@@ -96,7 +96,7 @@ class TraceFile:
         raise self._broken("is truncated within its events")
 
     def _skip_header(self, chunks: Iterator[str]) -> str:
-        """The text after the bracket that opens the list of events."""
+        """Return the text after the bracket that opens the list of events."""
         text = next(chunks, "").lstrip()
         if text.startswith("["):
             return text[1:]
@@ -126,7 +126,7 @@ class TraceFile:
 
 
 def _text(stream: BinaryIO) -> Iterator[str]:
-    """A byte order mark is skipped."""
+    """Yield the text without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
     while chunk := stream.read(CHUNK_BYTES):
         yield decoder.decode(chunk)
@@ -146,7 +146,7 @@ _OPTIMIZER = "Optimizer.step#"
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The rank in a file name, if there is one."""
+    """Return the rank in a file name, if there is one."""
     match = _RANK_IN_NAME.search(path.name)
     return int(match[1] or match[2]) if match else None
 
@@ -169,7 +169,7 @@ class _Collected:
     launches: Launches = field(default_factory=Launches)
     categories: set[str] = field(default_factory=set)
     device: str | None = None
-    """An unknown device, by the name of a process."""
+    """Name of an unknown device, from the name of a process."""
 
     def take(self, event: dict[str, Any]) -> None:
         category = event.get("cat")
@@ -196,7 +196,7 @@ class _Collected:
         return self.device or next(filter(None, map(self.rules.device_of_category, sorted(self.categories))), None)
 
     def take_iterations(self) -> str | None:
-        """Without marked steps, take the intervals between the optimizer's steps as steps, with a note."""
+        """Take the intervals between the optimizer's steps as steps if none are marked; return a note."""
         name = max(self.updates, key=lambda name: len(self.updates[name]), default=None)
         ends = sorted(self.updates[name]) if name else []
         if len(ends) < 2:
@@ -276,7 +276,7 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
     """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
     Raises UsageError if the file is not a trace, or only of an unknown device. A trace without steps gives a timeline
-    without steps; if ``unmarked``, one with what can be taken for steps.
+    without steps; or, if ``unmarked``, with the intervals that can be taken for steps.
     """
     file = TraceFile(path)
     collected = _Collected(rules)
@@ -322,7 +322,7 @@ def is_rank(value: object) -> TypeGuard[int]:
 
 
 def device_steps(host: dict[int, tuple[int, int]], device_ends: dict[int, int]) -> list[TracedStep]:
-    """The time that a GPU spent on each step, as the host may run ahead of it.
+    """Return the time that a GPU spent on each step, as the host may run ahead of it.
 
     A step begins when its range on the host begins or when the GPU has finished the work of earlier steps, whichever
     is later. It ends when that range ends or when the GPU has finished the work that the step launched, whichever is

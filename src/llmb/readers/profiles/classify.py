@@ -26,7 +26,7 @@ class KernelName(NamedTuple):
     """``function`` is the kernel's own name, ``namespace`` what precedes it (``a::b``).
 
     ``argument`` is its first template argument that is a type, without arguments of its own: libraries such as CUTLASS
-    have few kernel functions, whose argument shows what they compute. Both are empty if there is none.
+    have few kernel functions, whose argument shows what they compute. Missing parts are empty.
     """
 
     function: str
@@ -35,7 +35,7 @@ class KernelName(NamedTuple):
 
 
 def split_name(name: str) -> KernelName:
-    """The parts of a name as written in the source, demangled or mangled (Itanium C++ ABI)."""
+    """Return the parts of a name as written in the source, demangled or mangled (Itanium C++ ABI)."""
     name = name[:LONGEST]
     return _split_mangled(name) if name.startswith("_Z") else _split_demangled(name)
 
@@ -137,7 +137,7 @@ Pattern = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
 
 
 class KernelRule(Record):
-    """Matches if each of its patterns occurs in that part of a kernel's name."""
+    """A rule that matches if each of its patterns occurs in that part of a kernel's name."""
 
     function: Pattern | None = None
     namespace: Pattern | None = None
@@ -203,20 +203,20 @@ class Rules:
         return self._kernels[name]
 
     def operator(self, name: str) -> Label | None:
-        """The label of an operator on a CPU; None if its time belongs to the operators that it calls."""
+        """Return the label of an operator on a CPU; None if its time counts for the operators that it calls."""
         if name not in self._operators:
             self._operators[name] = _operator(self.file.operators, name)
         return self._operators[name]
 
     def device_of_category(self, category: str) -> str | None:
-        """The device of events of this category, if it is an unknown one."""
+        """Return the device of events of this category, if it is an unknown one."""
         return next((rule.name for rule in self.file.devices if rule.category and rule.category.search(category)), None)
 
     def device_of_process(self, name: str) -> str | None:
         return next((rule.name for rule in self.file.devices if rule.process and rule.process.search(name)), None)
 
     def collective(self, name: str) -> str | None:
-        """The kind of a collective, by the name that a profiler gives it."""
+        """Return the kind of a collective, from a profiler's name for it."""
         return next((rule.kind for rule in self.file.collectives if rule.pattern.search(name)), None)
 
 

@@ -22,7 +22,7 @@ from llmb.readers.profiles.timeline import EVER, LAST_NS, LAUNCH_NAME, Launches,
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-"""CUDA graphs recorded as a whole, which is the default; their kernels are then not in ``KERNELS``."""
+"""CUDA graphs recorded as a whole, which is the default; ``KERNELS`` then lacks their kernels."""
 COPIES = ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 LAUNCHES = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
@@ -47,7 +47,7 @@ class _Process:
     without_time: int = 0
 
     def add_end(self, launched: int, end: int) -> None:
-        """Note when the GPU finished the work that the host had launched at a time."""
+        """Note when the GPU finished the work that the host had launched by a given time."""
         place = bisect_right(self.starts, launched, key=lambda start: start[0]) - 1
         number = self.starts[place][1] if place >= 0 else None
         if number is not None and launched < self.host[number][1]:
@@ -63,10 +63,10 @@ class _Process:
 
 
 def read_nsys(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """One timeline per process, in the order of their identifiers; activities count for their own process.
+    """Return one timeline per process, in the order of their identifiers; activities count for their own process.
 
     Raises UsageError if the file is not an export, or has no GPU kernels. A process without steps gives a timeline
-    without steps, or if ``unmarked`` with one, its whole.
+    without steps or, if ``unmarked``, with a single step.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -86,7 +86,7 @@ class _Export:
         self.columns = cache(self._columns)
 
     def _columns(self, table: str) -> frozenset[str]:
-        """Return nothing if there is no such table."""
+        """Return the columns of a table; nothing if there is no such table."""
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         if not self.connection.execute(query, (table,)).fetchone():
             return frozenset()
@@ -96,7 +96,7 @@ class _Export:
         return self.columns(table) >= set(columns) and bool(self.columns(table))
 
     def processes(self) -> list[int | None]:
-        """Processes that used a GPU; a single unknown one if the export does not distinguish processes."""
+        """Return processes that used a GPU; a single unknown one if the export does not distinguish processes."""
         owners: set[int | None] = set()
         for table in (KERNELS, GRAPHS):
             if not self.has(table, "globalPid"):
@@ -128,7 +128,7 @@ class _Export:
         yield from self.connection.execute(query)
 
     def _owner(self, table: str) -> tuple[str, str, str]:
-        """The thread of a launch, the process of the launched work, and the join condition."""
+        """Return the thread of a launch, the process of the launched work, and the join condition."""
         if not (self.has(LAUNCHES, "globalTid") and self.has(table, "globalPid")):
             return "NULL", "NULL", ""
         return "l.globalTid", "globalPid", "AND k.process = (l.globalTid & :mask)"
@@ -220,7 +220,7 @@ def _add_launches(export: _Export, processes: dict[int | None, _Process]) -> Non
 
 
 def _own(processes: dict[int | None, _Process], identifier: object) -> _Process | None:
-    """The process with this identifier; the only one if rows do not name theirs."""
+    """Return the process with this identifier; the only one if rows do not name theirs."""
     if isinstance(identifier, int) and None not in processes:
         return processes.get(identifier)
     return next(iter(processes.values())) if len(processes) == 1 else None

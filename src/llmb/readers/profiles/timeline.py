@@ -15,12 +15,12 @@ from llmb.readers.profiles.classify import OTHER, Activity, Label
 Span = tuple[int, int]
 Device = Literal["gpu", "cpu"]
 LAST_NS = 1 << 62
-"""Times are below it, so that sums fit in 64 bits."""
+"""Upper limit of times, so that sums fit in 64 bits."""
 EVER: Span = (-LAST_NS, LAST_NS)
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The time covered by any of ``spans``, which may be in any order or empty."""
+    """Return the time that any of ``spans`` covers; they may be in any order, or empty."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if end <= start:
@@ -34,7 +34,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersect(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
-    """The time covered by both."""
+    """Return the time that both cover."""
     spans: list[Span] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -49,7 +49,7 @@ def intersect(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
 
 
 def subtract(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
-    """The time covered by ``left`` and not by ``right``."""
+    """Return the time that ``left`` covers and ``right`` does not."""
     rest: list[Span] = []
     j = 0
     for start, end in left:
@@ -67,7 +67,7 @@ def subtract(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
 
 
 def clip(spans: Sequence[Span], window: Span) -> list[Span]:
-    """The part of ``spans`` inside ``window``."""
+    """Return the part of ``spans`` inside ``window``."""
     first = bisect_right(spans, window[0], key=lambda span: span[1])
     after = bisect_left(spans, window[1], key=lambda span: span[0])
     return [(max(start, window[0]), min(end, window[1])) for start, end in spans[first:after]]
@@ -120,7 +120,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """One activity as read from a file, 24 bytes; names and labels are stored once."""
+    """Recorded activities, 24 bytes each; names and labels are stored once."""
 
     def __init__(self) -> None:
         self.starts = array("q")
@@ -144,7 +144,7 @@ class Recorder:
         return map(Recorded, self.starts, self.ends, self.name_numbers, self.label_numbers)
 
     def in_order(self) -> Iterator[Recorded]:
-        """Yield the rows by start; if starts are equal, the longest first, as it contains the others."""
+        """Yield the rows by start; of equal starts the longest first, because it contains the others."""
         order = sorted(range(len(self)), key=lambda i: (self.starts[i], -self.ends[i]))
         return (Recorded(self.starts[i], self.ends[i], self.name_numbers[i], self.label_numbers[i]) for i in order)
 
@@ -152,7 +152,7 @@ class Recorder:
 LAUNCH_NAME = re.compile(r"(?:cuda|cu|hip)\w{0,40}Launch\w{0,40}Kernel\w{0,40}")
 """Calls that launch one kernel: graphs may have none."""
 MOST_UNRECORDED = 0.01
-"""Fraction of a step's kernels; if more were dropped, its idle time is unknown."""
+"""Maximum fraction of a step's kernels that may be missing; beyond it, the idle time is unknown."""
 STEPS_LEFT_OUT = "left out, as the profiler dropped kernels"
 _MOST_NAMED = 5
 
@@ -165,9 +165,9 @@ class Launches:
         self.starts = array("q")
         """The launch time of each."""
         self.pending: dict[object, int] = {}
-        """The launch times of those without a kernel so far, by their identifiers."""
+        """The launch times of calls without a kernel so far, by identifier."""
         self.early: set[object] = set()
-        """Kernels that come before their launch."""
+        """Kernels that were read before their launch."""
 
     def launch(self, identifier: object, start: int) -> None:
         self.starts.append(start)
@@ -175,12 +175,12 @@ class Launches:
             self.pending[identifier] = start
 
     def record(self, identifier: object) -> None:
-        """A kernel that ran."""
+        """Record a kernel that ran."""
         if self.pending.pop(identifier, None) is None:
             self.early.add(identifier)
 
     def incomplete(self, steps: Mapping[int, Span]) -> tuple[set[int], list[str]]:
-        """The steps, as ranges on the host, that are too incomplete to break down, and notes."""
+        """Return the steps, as ranges on the host, that are too incomplete to break down, and notes."""
         launched, missing = sorted(self.starts), sorted(self.pending.values())
         left_out, notes = set(), {True: list[str](), False: list[str]()}
         for number, span in sorted(steps.items()) if missing else ():
@@ -255,9 +255,8 @@ def make_timeline(
     *,
     unmarked: bool = False,
 ) -> Timeline:
-    """``recorders`` hold what ran in parallel: the threads of a CPU, whose operators are nested, or a GPU.
-
-    If ``unmarked``, a trace without steps is one step as a whole.
+    """Make a timeline. ``recorders`` hold parallel activities: of the threads of a CPU, whose operators are nested, or
+    of a GPU. If ``unmarked``, a trace without steps becomes a single step.
     """
     if unmarked and not steps and any(map(len, recorders)):
         begin, end = (
@@ -288,7 +287,7 @@ def make_timeline(
 
 
 def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counter[str]:
-    """Number of calls of each name that began within the steps."""
+    """Return the number of calls of each name that began within the steps."""
     counted: Counter[str] = Counter()
     within = union((step.start, step.end) for step in steps)
     for recorder in recorders:
@@ -300,7 +299,7 @@ def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counte
 def _names(
     steps: Sequence[TracedStep], recorders: Sequence[Recorder], calls: Mapping[str, int]
 ) -> tuple[NameTime, ...]:
-    """Total times of the activities that began within the steps."""
+    """Return the total times of the activities that began within the steps."""
     sums: Counter[tuple[str, Activity]] = Counter()
     within = union((step.start, step.end) for step in steps)
     for recorder in recorders:

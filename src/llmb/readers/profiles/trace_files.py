@@ -19,7 +19,7 @@ EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (ns
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
-    """The files among ``paths`` and the traces of each folder: those of runs in it, or else those in the folder.
+    """Return the files among ``paths`` and the traces of each folder: those of runs in it, or else those in the folder.
 
     Raises UsageError if one of ``paths`` has no trace.
     """
@@ -42,13 +42,13 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> tuple[int, str]:
-    """A sort key by which rank 2 comes before rank 10."""
+    """Return a sort key that puts rank 2 before rank 10."""
     return len(path.name), path.name
 
 
 def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """One timeline per process. If ``unmarked``, a trace in which no step is marked has those of the optimizer, or is
-    one as a whole, with a note. Raises UsageError if the file is not a trace, or has no training steps."""
+    """Return one timeline per process. If ``unmarked``, a trace without marked steps gets the optimizer's steps, or is
+    a single step, with a note. Raises UsageError if the file is not a trace, or has no training steps."""
     if path.name.endswith(REPORT_END):
         raise _report(path)
     is_nsys = _is_sqlite(path)
@@ -72,7 +72,7 @@ def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Time
 
 
 def read_traces(paths: Iterable[Path], *, unmarked: bool = False) -> Iterator[Timeline]:
-    """All processes of all files; see ``read_trace``."""
+    """Yield all processes of all files; see ``read_trace``."""
     rules = Rules()
     for path in paths:
         yield from read_trace(path, rules, unmarked=unmarked)

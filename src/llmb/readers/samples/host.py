@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This node: its name, its cores and kinds of device; its CPU, memory and CPU energy by the files of the Linux kernel,
+"""This node: its name, cores and kinds of device; its CPU, memory and CPU energy from the files of the Linux kernel
 below ``root``."""
 
 import os
@@ -19,7 +19,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def host_name() -> str:
-    """The scheduler's name for this node, which its commands accept, else the hostname."""
+    """Return the scheduler's name for this node, which its commands accept, or else the hostname."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -36,7 +36,7 @@ POWERCAP = "sys/class/powercap"
 IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
 """Indices in the first line of /proc/stat, and the number of fields that are not included in others."""
 OF_PROCESSES = slice(0, 3)
-"""User, nice and system: the times that processes also count."""
+"""User, nice and system: the times that processes also report."""
 
 
 class CpuEnergy:
@@ -52,7 +52,7 @@ class CpuEnergy:
         self.total_uj = 0
 
     def read_j(self) -> float | None:
-        """Counted since this object was created."""
+        """Return the energy since this object was created."""
         for zone in self.zones:
             try:
                 now = _number(zone / "energy_uj")
@@ -79,13 +79,13 @@ def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | Missing:
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """The number of cores that the run's control group may use, and the file that counts its throttled time."""
+    """The number of cores that the run's control group may use, and the file with its throttled time."""
 
     cores: float
     file: Path
 
     def throttled_s(self) -> float | None:
-        """Version 2 counts microseconds, version 1 nanoseconds."""
+        """Return the throttled time, which version 2 counts in microseconds and version 1 in nanoseconds."""
         try:
             counts = dict(line.split() for line in self.file.read_text().splitlines())
             if "throttled_usec" in counts:
@@ -96,14 +96,14 @@ class CpuLimit:
 
 
 def find_cpu_limit(root: Path = ROOT) -> CpuLimit | None:
-    """The tightest of the control groups above this process; None if none can be read."""
+    """Return the tightest of the control groups above this process; None if none can be read."""
     groups = {folder: _cores_of(folder) for folder in cgroup_folders(root, "cpu")}
     limits = (CpuLimit(cores, folder / "cpu.stat") for folder, cores in groups.items() if cores is not None)
     return min(limits, key=lambda limit: limit.cores, default=None)
 
 
 def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The control group of this process with a controller, by either version, and its parents."""
+    """Yield the control group of this process with a controller, in either version, and its parents."""
     for line in (SystemFiles(root=root).text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):
@@ -127,7 +127,7 @@ def _cores_of(folder: Path) -> float | None:
 
 
 def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = None, root: Path = ROOT) -> HostSample:
-    """``worker`` is the process whose memory is sampled."""
+    """Read the node's figures; ``worker`` is the process whose memory is sampled."""
     files = SystemFiles(root=root)
     words = (files.text("/proc/stat") or "").partition("\n")[0].split()[1 : 1 + TIMES]
     times = (
@@ -158,13 +158,13 @@ def _number(path: Path) -> int:
 
 
 WORKERS = (b"llmb.engine.", b"llmb.nodes.bench.worker", b"llmb.engine.weights")
-"""The modules after ``-m`` of a process that trains, measures or converts."""
+"""The modules, after ``-m``, of processes that train, measure or convert."""
 WAITS = b"llmb.engine.join"
-"""The program of a rank that does not know its run yet and computes nothing."""
+"""The program of a rank that does not yet know its run, and computes nothing."""
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
 """Indices after the name in /proc/<pid>/stat: times of the process, then of its ended children."""
 Key = tuple[int, str]
-"""Process id, with start time and name since its last exec to distinguish it from a later process."""
+"""Process id, with start time and the name since the last exec, to distinguish it from a later process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class _Stat:
     key: Key
     parent: int
     began_s: float
-    """Since the boot."""
+    """Seconds since boot."""
     cpu_time_s: float
     """CPU time without that of ended children."""
     cpu_s: float
@@ -180,10 +180,10 @@ class _Stat:
 
 
 class NodeProcesses:
-    """The processes of a node, read repeatedly: command lines are read once per process."""
+    """The processes of a node, read repeatedly; the command line of each process is read once."""
 
     def __init__(self, folder: Path | None = None, root: Path = ROOT) -> None:
-        """``folder`` is the run's own: its processes are those that name it, and all that they start."""
+        """``folder`` is that of the run, whose processes are those that name it, and all that they start."""
         self.folder = None if folder is None else os.fsencode(folder)
         self.root = root
         self.words: dict[Key, tuple[bytes, ...]] = {}
@@ -191,7 +191,7 @@ class NodeProcesses:
         self.above: dict[int, _Stat] = {}
         """Ancestors of the run's processes that do not belong to it."""
         self.ended_s = 0.0
-        """CPU time of the run's ended processes whose parent is not one of them."""
+        """CPU time of ended processes of the run whose parents do not belong to it."""
         booted = re.search(r"^btime (\d+)", SystemFiles(root=root).text("/proc/stat") or "", re.MULTILINE)
         self.boot_s = float(booted[1]) if booted else None
         """The time of boot, in Unix time."""
@@ -209,14 +209,14 @@ class NodeProcesses:
         self._find_above()
 
     def cpu_s(self) -> float | None:
-        """CPU time of the run's processes, and of those that started them; None if no process of the run is visible."""
+        """Return the CPU time of the run's processes and those that started them; None if the run has none."""
         if not self.own:
             return None
         above_s = sum(stat.cpu_time_s for stat in self.above.values())
         return round(self.ended_s + sum(stat.cpu_s for stat in self.own.values()) + above_s, 2)
 
     def others(self) -> tuple[OtherRun, ...]:
-        """Other runs, by their first process; the processes of one run count once."""
+        """Return other runs, by their first process; the processes of one run count once."""
         runs: dict[tuple[str, str | None], OtherRun] = {}
         for pid, stat in sorted(self.stats.items(), key=lambda item: item[1].began_s):
             if pid not in self.own and pid not in self.above and (program := _llmb_program(self.words[stat.key])):
@@ -243,7 +243,7 @@ class NodeProcesses:
         return {pid: self.stats[pid] for pid in pids}
 
     def _find_above(self) -> None:
-        """Ended processes stay in the sum: CPU time only grows."""
+        """Find the ancestors. Ended processes stay in the sum, because CPU time only grows."""
         self.above = {pid: self.stats.get(pid, stat) for pid, stat in self.above.items()}
         for member in self.own.values():
             parent = self.stats.get(member.parent)
@@ -254,7 +254,7 @@ class NodeProcesses:
 
 
 def _llmb_program(words: tuple[bytes, ...]) -> tuple[str, str | None] | None:
-    """Module and folder of a process that trains, measures or converts; None for any other."""
+    """Return the module and folder of a process that trains, measures or converts; None for any other."""
     for place, word in enumerate(words[1:], start=1):
         if word.startswith(WORKERS) and word != WAITS and words[place - 1] == b"-m":
             folder = words[place + 1] if place + 1 < len(words) else b""

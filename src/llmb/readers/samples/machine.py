@@ -33,7 +33,7 @@ AREAS = {
 }
 """The areas' names for display."""
 DECISIVE = ("gpu", "rdma")
-"""Areas that must be readable for a node to count as clean."""
+"""Areas that must be readable for a node to be considered clean."""
 ENDED_EARLY = "it was not read at the end: the sampler was killed, or the node was lost"
 MOST_EVENTS = 200
 """The number of events that a record keeps, the worst first."""
@@ -42,7 +42,7 @@ MOST_NAMED, MOST_NODES = 3, 2
 
 
 class CounterRule(Record):
-    """The meaning of a rise of counters that match one of the patterns."""
+    """The meaning of a rise of a counter that matches one of the patterns."""
 
     keys: tuple[str, ...]
     kind: str
@@ -53,14 +53,14 @@ class CounterRule(Record):
     """The least rise per second."""
     pct_of: str | None = None
     pct: float = 0.0
-    """The least rise in percent of that of the counter ``pct_of``."""
+    """The least rise in percent of the rise of the counter ``pct_of``."""
     between_nodes: bool = False
     """True if it matters only to runs on several nodes."""
     why: str | None = None
-    """The reason why less is harmless."""
+    """The reason why a smaller rise is harmless."""
 
     def counts(self, rise: int, seconds: float, of: int) -> bool:
-        """``of`` is the rise of ``pct_of``."""
+        """Return whether a rise counts; ``of`` is the rise of ``pct_of``."""
         return rise >= self.least and rise >= self.per_s * seconds and (not self.pct_of or 100 * rise >= self.pct * of)
 
 
@@ -104,7 +104,7 @@ class MachineEvent(Record):
     kind: str
     state: Literal["doubtful", "faulty"]
     counter: str
-    """The name ``area/device/name``; ``kernel_log`` for lines of the kernel, which are counted."""
+    """The name, ``area/device/name``; ``kernel_log`` for kernel messages, which are counted."""
     before: int
     after: int
     text: str | None = None
@@ -113,7 +113,7 @@ class MachineEvent(Record):
 
 
 class Unread(Record):
-    """The unreadable sources of some nodes, for one reason."""
+    """Sources that could not be read on some nodes, for the same reason."""
 
     what: str
     reason: str
@@ -124,7 +124,7 @@ class MachineReport(Record):
     """The events on the nodes of a run from its start to its end."""
 
     state: State
-    """``unknown`` if no readable source shows an event, and too few were readable."""
+    """``unknown`` if no readable source shows an event, but too few were readable."""
     events: tuple[MachineEvent, ...]
     """The worst first."""
     events_left_out: int = 0
@@ -148,7 +148,7 @@ class MachineReport(Record):
 
     @property
     def faulty_nodes(self) -> tuple[str, ...]:
-        """Nodes to be drained."""
+        """Nodes that should be drained."""
         return tuple(dict.fromkeys(event.node for event in self.events if event.state == "faulty"))
 
 
@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """``nodes`` are all nodes of the run, if known, and ``count`` is the least possible number of them."""
+    """Find events. ``nodes`` are all nodes of the run, if known, and ``count`` is the least possible number of them."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):
@@ -199,7 +199,7 @@ def _events(one: Sampled, *, between_nodes: bool) -> Iterator[MachineEvent]:
 
 
 def _rises(node: str, before: CounterReading, after: CounterReading) -> Iterator[tuple[MachineEvent, CounterRule]]:
-    """A counter that fell was reset and is ignored, and so is an area that was not read before."""
+    """Yield counters that rose. One that fell was reset and is ignored, as is an area that was not read before."""
     seconds = after.read_at_s - before.read_at_s
     rises = {
         key: value - before.counters.get(key, 0)
@@ -245,7 +245,7 @@ def _said(node: str, lines: Iterable[str]) -> Iterator[MachineEvent]:
 
 
 def _merged(events: Iterable[MachineEvent]) -> Iterator[MachineEvent]:
-    """Return lines of the kernel of one kind as one event."""
+    """Return the kernel's lines of one kind as one event."""
     by_text: dict[tuple[str, str], MachineEvent] = {}
     for event in events:
         if event.counter != KERNEL:
@@ -257,7 +257,7 @@ def _merged(events: Iterable[MachineEvent]) -> Iterator[MachineEvent]:
 
 
 def kind_text(events: Sequence[MachineEvent]) -> str:
-    """Return text such as ``retransmissions on node7: packet_seq_err of mlx5_0 rose by 5,120``."""
+    """Return a string such as ``retransmissions on node7: packet_seq_err of mlx5_0 rose by 5,120``."""
     nodes = list(dict.fromkeys(event.node for event in events))
     where = " and ".join(nodes) if len(nodes) <= MOST_NODES else f"{len(nodes)} nodes"
     more = f" and {len(events) - 1} more" if len(events) > 1 else ""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of nodes that may change the time of a step, as text under dotted keys; read without root or a program.
-
-Counters, clocks, temperatures and other changing values are excluded. The importance of keys is in
+"""Settings of nodes that may change the time of a step, as text under dotted keys; read without root privileges or
+other programs. Counters, clocks, temperatures and other changing values are excluded. The importance of keys is in
 ``runs/conditions.yaml``.
 """
 
@@ -20,7 +19,7 @@ from llmb.base.secrets import without_secrets
 PREFIXES = ("kernel.", "sysctl.", "cpu.", "bios.", "gpu.", "modules.", "nic.", "interface.", "pcie.", "image.")
 """The prefixes of the keys of settings."""
 SET_OR_NOT = "variables."
-"""The prefix of keys whose absence means something; other absent keys could not be read."""
+"""The prefix of keys whose absence is meaningful; other absent keys could not be read."""
 
 
 FILE_ENDING = ".settings.json"
@@ -32,17 +31,17 @@ class NodeSettings(Record):
 
     values: dict[str, str]
     missing: dict[str, str]
-    """The reasons for unreadable keys with these prefixes."""
+    """The reasons why keys with these prefixes could not be read."""
 
 
 class NodesSettings(Record):
-    """Settings of several nodes: the common values once, and the differences of each node."""
+    """Settings of several nodes: the common values once, and each node's differences."""
 
     nodes: tuple[str, ...]
     usual: dict[str, str]
     """The value that most nodes have."""
     unlike: dict[str, dict[str, str | None]] = Field(default_factory=dict)
-    """The values by node that differ from the usual ones; None if the node has none."""
+    """The values that differ from the usual ones, by node; None if the node has none."""
     missing: dict[str, str]
     """The reasons for keys that are unreadable on some node, by prefix."""
     unread: dict[str, str] = Field(default_factory=dict)
@@ -76,7 +75,7 @@ class NodesSettings(Record):
         return self.usual | {key: ", ".join(sorted(values)) for key, values in every.items()}
 
     def nodes_by_value(self, key: str) -> dict[str | None, list[str]]:
-        """The usual value first."""
+        """Return the nodes by value, the usual value first."""
         groups: dict[str | None, list[str]] = {self.usual.get(key): []}
         for node in self.nodes:
             unlike = self.unlike.get(node, {})
@@ -85,7 +84,7 @@ class NodesSettings(Record):
 
 
 def together(by_node: Mapping[str, NodeSettings]) -> NodesSettings:
-    """Settings of nodes, which keep their order."""
+    """Return the settings of nodes, which keep their order."""
     keys = sorted({key for settings in by_node.values() for key in settings.values})
     usual, unlike = dict[str, str](), dict[str, dict[str, str | None]]()
     for key in keys:
@@ -102,7 +101,7 @@ def together(by_node: Mapping[str, NodeSettings]) -> NodesSettings:
 
 
 LIMIT_S = 1.0
-"""The time limit of all readings at the start of a run, which a slow device must not delay."""
+"""Time limit for reading the settings at the start of a run, which a slow device must not delay."""
 SYSCTLS = (
     *("vm.zone_reclaim_mode", "vm.swappiness", "vm.overcommit_memory", "vm.nr_hugepages", "vm.dirty_ratio"),
     *("vm.dirty_background_ratio", "vm.min_free_kbytes", "vm.vfs_cache_pressure", "vm.compaction_proactiveness"),
@@ -131,7 +130,7 @@ DRIVER_OPTIONS = (
 )
 """Options of the module of NVIDIA's driver."""
 LOADED = {"nvidia_peermem": "peermem", "gdrdrv": "gdrcopy"}
-"""Modules whose absence means something."""
+"""Modules whose absence is meaningful."""
 VERSIONED = ("mlx5_core", "ib_core", "efa", "nvidia_fs", "lustre", "bnxt_re", "irdma")
 """Modules built separately from the kernel, with their own versions."""
 FABRIC_VARIABLES = ("NCCL_", "UCX_", "FI_", "NVSHMEM_")
@@ -141,13 +140,13 @@ PCI, NVIDIA, DISPLAYS = "/sys/bus/pci/devices", "0x10de", ("0x0300", "0x0302")
 NETWORKS = ("0x0200", "0x0207")
 """PCI classes of network cards: Ethernet and InfiniBand."""
 OF_PCI = 256
-"""Bytes of a device's registers that every PCI device has."""
+"""Number of configuration bytes that every PCI device has."""
 CPU, RDMA, NET = "/sys/devices/system/cpu", "/sys/class/infiniband", "/sys/class/net"
 Settings = Iterator[tuple[str, str | int | None]]
 
 
 class SettingsGroup(NamedTuple):
-    """Keys with the prefix ``name`` that are read together; ``missing`` is the reason if there are none."""
+    """Keys with the prefix ``name`` that are read together; ``missing`` says why there are none."""
 
     name: str
     read: Callable[[SystemFiles, Mapping[str, str]], Settings]
@@ -155,7 +154,7 @@ class SettingsGroup(NamedTuple):
 
 
 def read_settings(files: SystemFiles, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> NodeSettings:
-    """Never raises. Areas beyond ``limit_s`` are skipped, with that as the reason."""
+    """Read all settings; never raise. Areas not reached within ``limit_s`` are skipped, with that as the reason."""
     values, missing = dict[str, str](), dict[str, str]()
     due_s = time.monotonic() + limit_s
     for group in GROUPS:
@@ -266,7 +265,7 @@ def _mtus(files: SystemFiles, interfaces: str) -> str | None:
 
 
 def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Interfaces of a device; others are of containers, and come and go."""
+    """Return the interfaces of a device; the others belong to containers, and come and go."""
     for name in files.names(NET):
         if files.exists(f"{NET}/{name}/device"):
             yield f"interface.{name}.mtu", files.number(f"{NET}/{name}/mtu")
@@ -275,7 +274,7 @@ def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Devices by kind; a GPU link slows down while it is idle, so only its width counts."""
+    """Return devices by kind; a GPU link slows down while it is idle, so only its width counts."""
     kinds: dict[str, list[str]] = {"gpus": [], "nics": []}
     for name in files.names(PCI):
         kind = (files.text(f"{PCI}/{name}/class") or "")[:6]
@@ -297,7 +296,7 @@ def _link(files: SystemFiles, device: str, which: str) -> str | None:
 
 
 def _read_request(files: SystemFiles, device: str) -> str | None:
-    """Size in bytes of the device's largest read request; the kernel shows these registers only to root."""
+    """Return the size in bytes of the device's largest read request; the kernel shows these registers only to root."""
     try:
         registers = files.path(f"{device}/config").read_bytes()
     except OSError:

@@ -46,7 +46,7 @@ class Nvml:
         self.unsupported: set[tuple[str, int]] = set()
 
     def read(self, run_pids: Collection[int] = ()) -> GpuSamples:
-        """``run_pids`` are the processes of the run."""
+        """Sample the GPUs; ``run_pids`` are the processes of the run."""
         ask, nvml = self._ask, self.package
         reasons = "nvmlDeviceGetCurrentClocksEventReasons"
         if not hasattr(nvml, reasons):
@@ -64,14 +64,13 @@ class Nvml:
         )
 
     def processes(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Processes that compute on each GPU."""
+        """Return processes that compute on each GPU."""
         name = "nvmlDeviceGetComputeRunningProcesses"
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
 
     def counters(self) -> Iterator[tuple[str, int]]:
-        """Counters that should not rise, as ``index/name``, without unsupported ones.
-
-        Raises OSError where no GPU shows any.
+        """Yield counters that should not rise, as ``index/name``, without unsupported ones. Raises OSError if no GPU
+        has any.
         """
         nvml, reported = self.package, False
         names = {name: getattr(nvml, field) for name, field in COUNTERS.items() if hasattr(nvml, field)}
@@ -109,7 +108,7 @@ class Nvml:
 
 
 def find_gpus() -> Nvml | Missing:
-    """Missing if they cannot be sampled."""
+    """Return the GPUs; Missing if they cannot be sampled."""
     try:
         package = import_module(PACKAGE)
     except ImportError:

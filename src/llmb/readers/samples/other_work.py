@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other work on nodes during a run, from its samples. Pure but for its data file.
-
-Unlike the figures of ``summary``, it is not of the window alone: a short window may have no sample. It is of the time
-between the samples around it.
+"""The other work on nodes during a run, from its samples. Pure except for its data file. Unlike the figures of
+``summary``, it covers not just the window, which may be too short to have a sample, but the time between the samples
+around it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,7 +44,7 @@ def find_other_work(
     device: Device,
     gpus: Mapping[str, Collection[str]] | None = None,
 ) -> OtherWork | Missing:
-    """``gpus`` are those of the run by node, None for all. Missing if no node was sampled long enough."""
+    """Find other work on ``gpus``, the run's by node, None for all. Missing if no node was sampled long enough."""
     begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
     wider_s = max(0.0, rules().least_sampled_s.value - (end_s - begin_s) / 2)
     window = TimeSpan(begin_s - wider_s, end_s + wider_s)
@@ -70,7 +69,7 @@ def find_other_work(
 
 
 def run_text(run: OtherRun) -> str:
-    """Return text such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
+    """Return a string such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
 
     A run's own folder has the experiment's name, and the one above it is unique.
     """
@@ -125,7 +124,7 @@ def _gpu_processes(
 
 
 def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]:
-    """Names are omitted: readers of a page need not know about other users' work; ``nodes`` have them."""
+    """Yield disturbances without names, which readers of a page need not know; ``nodes`` have them."""
     for node in nodes:
         on = f" on {node.node}" if len(nodes) > 1 else ""
         if _is_more(node.other_cores, node.cores, rules().other_cores_pct[device]):

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from llmb.base.record import Record
 
 FINITE = {"allow_inf_nan": False}
-"""Pydantic's mode for reading a line: numbers that no sampler writes are damage."""
+"""Pydantic's mode for reading a line: numbers that no sampler writes are treated as damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class SamplerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """A node at one moment; None is unknown. Seconds of all cores since boot, energy since the sampler started."""
+    """A node at one moment; None if unknown. CPU seconds since boot, of all cores; energy since the sampler started."""
 
     __pydantic_config__ = FINITE
     cpu_busy_s: float | None = None
@@ -60,7 +60,7 @@ class HostSample:
     run_cpu_s: float | None = None
     """The time used by the processes of the run."""
     cpu_throttled_s: float | None = None
-    """The time for which the limit of the run's control group stopped it, summed over cores as the kernel does."""
+    """The time for which the limit of the run's control group stopped it, summed over cores by the kernel."""
     cpu_total_s: float | None = None
     load: float | None = None
     """Mean number of runnable processes over the last minute."""
@@ -73,7 +73,7 @@ class HostSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSamples:
-    """The GPUs of a node at one moment, in the order of ``SamplerStart.gpus``; None is unknown."""
+    """The GPUs of a node at one moment, in the order of ``SamplerStart.gpus``; None if unknown."""
 
     __pydantic_config__ = FINITE
     power_w: tuple[float | None, ...] = ()
@@ -84,7 +84,7 @@ class GpuSamples:
     memory_used_bytes: tuple[int | None, ...] = ()
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
     other_pids: tuple[tuple[int, ...] | None, ...] = ()
-    """Processes that compute on the GPU and do not belong to the run; None if not even the run's own are visible."""
+    """Processes outside the run that compute on the GPU; None if not even the run's own processes are visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +101,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterReading:
-    """Counters that should not rise, at one moment, as ``area/device/name``, without those at 0."""
+    """Counters that should not rise, at one moment, named ``area/device/name``; those at 0 are omitted."""
 
     __pydantic_config__ = FINITE
     read_at_s: float
     """Unix time by the node's clock."""
     counters: dict[str, int]
     read: tuple[str, ...]
-    """Areas with complete counters."""
+    """Areas whose counters were read completely."""
     unread: dict[str, str]
     """The reason why other areas could not be read; areas that the node lacks are omitted."""
     kernel: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class ResourceUse(Record):
     """All nodes and GPUs of a run. Power, clocks, temperature and memory are those of single GPUs."""
 
     samples: int
-    """Samples of the node with the fewest."""
+    """Number of samples of the node with the fewest."""
     power_w_mean: float | None
     power_w_max: float | None
     total_power_w_mean: float | None
@@ -191,7 +191,7 @@ class ResourceUse(Record):
     energy_j: float | None
     """Energy of all GPUs, or of all CPU packages if the run is on CPUs."""
     energy_j_per_token: float | None
-    """The energy divided by the tokens of ``tokens_per_s``."""
+    """The energy per token, at ``tokens_per_s``."""
     energy_source: EnergySource | None
     sm_clock_mhz_mean: float | None
     sm_clock_mhz_min: float | None
@@ -230,7 +230,7 @@ class NodeOtherWork(Record):
 
 
 def _without_names(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Earlier versions record programs and folders of other runs in them."""
+    """Drop the programs and folders of other runs, which earlier versions record."""
     return tuple(text.partition(": llmb.")[0] for text in texts)
 
 

@@ -3,8 +3,8 @@
 
 ``python -m llmb.readers.samples.sampler FILE NODE INTERVAL_S DEVICE WORKER``
 
-WORKER is the process that started it. Standard input is a pipe from there, which ends with the worker, however that
-ends. A last sample is taken then. Whatever it cannot read or write, the run goes on without.
+WORKER is the process that started it. Standard input is a pipe from the worker, and closes when the worker ends, for
+whatever reason. A last sample is then taken. A run is not affected by anything that its sampler cannot read or write.
 """
 
 import os
@@ -36,13 +36,11 @@ LOWEST_PRIORITY = 19
 SAMPLES_PER_INTERVAL = 1800
 """The number of samples after which the interval doubles, so that the file of a long run stays small."""
 LONGEST_INTERVAL_S = 30.0
-"""Shorter than the time in which a counter of CPU energy wraps around."""
+"""Maximum interval: shorter than the time in which a counter of CPU energy wraps around."""
 
 
 class NodeSampler:
-    """All that is sampled on this node, for the run in ``folder``, on ``device``, whose worker is the process
-    ``worker``.
-    """
+    """Samples everything on this node, for the run in ``folder``, on ``device``; ``worker`` is the run's process."""
 
     def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
         self.node, self.worker = node, worker
@@ -77,7 +75,7 @@ class NodeSampler:
         )
 
     def counters(self) -> CounterReading:
-        """Return the present values of counters that should not rise."""
+        """Return the current values of counters that should not rise."""
         return read_counters(self.kernel, self.gpus.counters if self.gpus else None, self._no_gpus)
 
 
@@ -88,14 +86,14 @@ def interval_after(samples: int, first_s: float) -> float:
 
 
 def keep_settings(file: Path) -> None:
-    """Settings of this node, with the variables of the job. Raises OSError if they cannot be written."""
+    """Write the settings of this node, with the variables of the job. Raises OSError if that fails."""
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(read_settings(SystemFiles(), os.environ).model_dump_json())
     unfinished.replace(file)
 
 
 def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
-    """Append to ``file`` until ``pipe`` ends, or the worker is gone. Raises OSError if nothing can be written."""
+    """Append to ``file`` until ``pipe`` closes, or the worker has ended. Raises OSError if nothing can be written."""
     file.parent.mkdir(exist_ok=True)
     output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     # What an earlier sampler was writing when it was killed stays on a line of its own.

@@ -53,15 +53,15 @@ class Sampled:
 
 
 def read_samples(folder: Path) -> tuple[Sampled, ...]:
-    """All samplers of a run's nodes; a restarted run has several per node. Empty without a folder.
+    """Return all samplers of a run's nodes; a restarted run has several per node. Empty without a folder.
 
-    Lines that were truncated by a crash or a full disk are left out. Raises OSError if a file cannot be read.
+    Lines truncated by a crash or a full disk are omitted. Raises OSError if a file cannot be read.
     """
     return tuple(sampled for file in sorted(folder.glob("*.jsonl")) for sampled in _read_file(file))
 
 
 def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
-    """Samples of an ended run. Those of ranks that died may be written after the end."""
+    """Return the samples of an ended run. Those of ranks that died may be written after the end."""
     until = time.monotonic() + LAST_COUNTERS_S
     try:
         samples = read_samples(folder)
@@ -74,7 +74,7 @@ def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
 
 
 def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | None:
-    """Return the settings that samplers read on ``nodes``, and on others that ran them; None without any."""
+    """Return the settings that samplers read on ``nodes``, or on other nodes of the run; None if there are none."""
     files = {node: folder / f"{node}{FILE_ENDING}" for node in nodes}
     files |= {printable(file.name.removesuffix(FILE_ENDING)): file for file in sorted(folder.glob(f"*{FILE_ENDING}"))}
     read = {node: _settings_in(file) for node, file in files.items()}
@@ -124,7 +124,7 @@ def _read_file(path: Path) -> Iterator[Sampled]:
 
 
 def _in_order(start: SamplerStart, samples: list[Sample], readings: list[CounterReading]) -> Sampled:
-    """The clock of a node may have been set back."""
+    """Return the samples in order of time: the clock of a node may have been set back."""
     return Sampled(start, tuple(sorted(samples, key=lambda sample: sample.time_s)), tuple(readings))
 
 
@@ -165,12 +165,12 @@ def merged(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
 
 
 def length(spans: Iterable[TimeSpan]) -> float:
-    """Seconds of all spans."""
+    """Return seconds of all spans."""
     return sum(span.end_s - span.begin_s for span in spans)
 
 
 def places_inside(times: Sequence[float], spans: Sequence[TimeSpan]) -> list[int]:
-    """Return the places in ``times``, which are in order, that lie in the spans."""
+    """Return the indices of ``times``, which are in order, that lie in the spans."""
     return [
         place for span in spans for place in range(bisect_left(times, span.begin_s), bisect_right(times, span.end_s))
     ]
@@ -185,7 +185,7 @@ def rise(points: Sequence[Point], spans: Sequence[TimeSpan]) -> float | None:
 
 
 def integral(points: Sequence[Point]) -> list[Point]:
-    """The counter whose slope is linear between ``points``."""
+    """Return the integral of a curve through ``points``, between which it is linear."""
     total, ends = 0.0, []
     for number, (at, value) in enumerate(points):
         if number:
@@ -242,7 +242,7 @@ class _Node:
 
 
 def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | Missing:
-    """Missing if no sample was taken during the steps."""
+    """Summarize the use of resources; Missing if no sample was taken during the steps."""
     spans = merged(work.spans)
     nodes = _nodes(sampled, spans)
     if not nodes:
@@ -271,7 +271,7 @@ def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | Mi
 
 
 def _nodes(sampled: Sequence[Sampled], spans: Sequence[TimeSpan]) -> list[_Node]:
-    """Return for each node the sampler that saw most of the spans; without nodes that none saw."""
+    """Return, for each node, the sampler that covers most of the spans; omit nodes that no sampler covers."""
     best: dict[str, _Node] = {}
     for one in sampled:
         places = places_inside([sample.time_s for sample in one.samples], spans)
@@ -322,7 +322,7 @@ def _gpus(node: _Node, spans: Sequence[TimeSpan], ids: Mapping[str, Collection[s
 
 
 def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -> list[str]:
-    """Nodes without samples, and those with an unsampled GPU: sums lack them."""
+    """Return nodes without samples, and those with an unsampled GPU: sums do not include them."""
     names, counts = {node.name for node in nodes}, {node.name: 0 for node in nodes}
     for gpu in gpus:
         counts[gpu.node] += 1
@@ -334,7 +334,7 @@ def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -
 def _energy(
     hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
 ) -> tuple[float | None, EnergySource | None]:
-    """Energy of all devices that train, and its source, if it is completely known."""
+    """Return the energy of all devices that train, and its source, if it is completely known."""
     measured = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
     energies = present(measured)
     if not measured or len(energies) < len(measured):
@@ -372,7 +372,7 @@ def _reasons(
 
 
 def _no_host(nodes: Sequence[_Node], name: str) -> str:
-    """A counter may be known for only a part of the window."""
+    """Return why a node's figure is unknown: a counter may cover only part of the window."""
     field = {"cpu_pct_mean": "cpu_busy_s", "iowait_pct_mean": "cpu_iowait_s", "steal_pct_mean": "cpu_steal_s"}.get(name)
     counted = field and any(getattr(sample.host, field) is not None for node in nodes for sample in node.inside)
     return NOT_COVERED if counted else UNREADABLE
@@ -386,7 +386,7 @@ def summarize_gpu(
     inside: Sequence[Sample],
     spans: Sequence[TimeSpan],
 ) -> GpuUse:
-    """``place`` is its index in the samples, ``inside`` are the samples in the spans."""
+    """Summarize one GPU. ``place`` is its index in the samples; ``inside`` are the samples in the spans."""
 
     def values(column: Callable[[GpuSamples], Sequence[Value | None]]) -> list[Value]:
         return present(_at(column(sample.gpus), place) for sample in inside if sample.gpus)

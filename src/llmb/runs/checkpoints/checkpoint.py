@@ -140,7 +140,7 @@ def checkpoint_name(step: int, consumed_samples: int) -> str:
 
 
 def read_checkpoint(path: Path) -> SavedCheckpoint:
-    """The checkpoint at ``path``, the folder above ``weights``.
+    """Return the checkpoint at ``path``, the folder above ``weights``.
 
     Raises UsageError if there is none, if it is incomplete, or if it is not a checkpoint of llmb.
     """
@@ -160,7 +160,7 @@ def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
 
 
 def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """The complete checkpoints in ``folder``, by step."""
+    """Return the complete checkpoints in ``folder``, by step."""
     checkpoints = []
     for path in folder.glob(f"*/{RECORD}"):
         if not path.parent.name.startswith("."):
@@ -172,7 +172,7 @@ def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
 
 
 def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
-    """The differences that prevent loading the weights of one model into the other, field by field."""
+    """Yield the differences that prevent loading the weights of one model into the other, field by field."""
     mine, other = (model.model_dump(exclude=set(NOT_ARCHITECTURE)) for model in (ours, theirs))
     for name, value in mine.items():
         if value != other[name]:
@@ -289,7 +289,7 @@ def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
 
 
 def read_checkpoint_times(path: Path) -> list[CheckpointTime]:
-    """All complete lines, without a last one that was truncated by a crash.
+    """Return all complete lines, without a last one that was truncated by a crash.
 
     Raises OSError if the file cannot be read, ValueError if any other line is not complete.
     """

@@ -31,7 +31,7 @@ def partial_path(target: Path) -> Path:
 
 @contextmanager
 def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda _: False) -> Iterator[Path]:
-    """A folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
+    """Yield a folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
 
     What a killed attempt at the same target left in it is removed first. Neither is if ``is_worth_keeping`` says so.
     Raises UsageError if ``target`` exists or is being written, EnvironmentProblem if writing fails.

@@ -84,7 +84,7 @@ def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
 
 
 def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """Settings that distinguish models with the same weights, or with weights of the same shape."""
+    """Yield settings that distinguish models with the same weights, or with weights of the same shape."""
     expected = {
         "num_layers": model.layers,
         "hidden_size": model.hidden_size,
@@ -110,7 +110,7 @@ def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
 
 
 def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """Settings that NeMo has only in the classes of Llama 3.1."""
+    """Yield settings that NeMo has only in the classes of Llama 3.1."""
     scaling = model.rope_scaling
     expected = {
         "scale_factor": scaling and scaling.factor,

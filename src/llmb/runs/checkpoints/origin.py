@@ -98,6 +98,6 @@ class OriginHere(Record):
 
 
 def random_and_synthetic(training: Training) -> Origin:
-    """Origin of a run from random weights."""
+    """Return the origin of a run from random weights."""
     data = DataOrigin(kind="synthetic", name=synthetic_text(training))
     return Origin(weights=WeightsOrigin(kind="random"), data=data)

@@ -66,7 +66,7 @@ class PreparedFolders:
 
 
 def prepared_folders(install: Path, workload: str) -> PreparedFolders:
-    """Folders of ``workload`` below the root of installation."""
+    """Return the folders of ``workload`` below the root of installation."""
     return PreparedFolders(install / WORKLOADS / workload / PREPARED)
 
 

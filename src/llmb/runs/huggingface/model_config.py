@@ -28,7 +28,7 @@ COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
 
 
 def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
-    """The ``config.json`` of a model whose weights are kept in ``dtype``.
+    """Return the ``config.json`` of a model whose weights are kept in ``dtype``.
 
     Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
     Special tokens are null: a run has no tokenizer. Raises UsageError for a model that the
@@ -66,7 +66,7 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
 
 
 def config_differences(model: Model, config: Config) -> Iterator[str]:
-    """All ways in which ``config`` describes another model, or weights that training cannot start from.
+    """Yield all ways in which ``config`` describes another model, or weights that training cannot start from.
 
     What acts on no weight is not compared: the longest sequence, dropout, the spread of initial values, tokens.
     """
@@ -88,7 +88,7 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
 
 
 def unknown_keys(model: Model, config: Config) -> Iterator[str]:
-    """Keys with values whose effect on the model is unknown; null is not specified.
+    """Yield keys with values whose effect on the model is unknown; null is not specified.
 
     Of a configuration without differences.
     """
@@ -114,7 +114,7 @@ def _types(form: WeightsFormat) -> tuple[str | None, ...]:
 
 
 def _text_config(config: Config, form: WeightsFormat) -> Config:
-    """The settings of the text model, whose embedding the whole of a multimodal model may tie."""
+    """Return the settings of the text model, whose embedding the whole of a multimodal model may tie."""
     if config.get("model_type") != form.multimodal_type:
         return config
     text = config.get("text_config") or {}
@@ -153,7 +153,7 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 
 
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
-    """Settings that affect weights, normalized; None if the file does not specify them.
+    """Return settings that affect weights, normalized; None if the file does not specify them.
 
     There are two if it has rotary settings both where transformers 5 writes them and where older versions did: it
     depends on the version which of the two counts.

@@ -124,7 +124,7 @@ def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def corrupt_files(folder: Path, checksums: dict[str, str], threads: int, on_block: Callable[[int], None]) -> list[str]:
-    """Names of the files whose content is not the hub's; ``on_block`` is called with the bytes of each block.
+    """Return names of the files whose content is not the hub's; ``on_block`` is called with the bytes of each block.
 
     Raises OSError.
     """

@@ -19,7 +19,7 @@ Parts = Mapping[str, object]
 
 
 def part(model: Model, name: str) -> object:
-    """A field of ``model``; None if it belongs to a part that the model lacks."""
+    """Return a field of ``model``; None if it belongs to a part that the model lacks."""
     value: object = model
     for step in name.split("."):
         value = getattr(value, step) if isinstance(value, Record) else None
@@ -167,7 +167,7 @@ def hugging_face_shape(name: str, shape: Shape) -> Shape:
 
 
 def matrices_of_expert(name: str, form: WeightsFormat) -> tuple[str, ...]:
-    """Names of each expert's tensors of a stacked parameter; none if the format stacks experts, too."""
+    """Return names of each expert's tensors of a stacked parameter; none if the format stacks experts, too."""
     return form.expert_matrices.get(name.rpartition(".")[2], ())
 
 
@@ -231,7 +231,7 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as 5GB; units are powers of ten. Raises UsageError."""
+    """Return bytes of a size such as 5GB; units are powers of ten. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)", text.strip(), re.IGNORECASE)
     size = round(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
@@ -240,7 +240,7 @@ def parse_size(text: str) -> int:
 
 
 def plan_shards(sizes: Mapping[Tensor, int], largest: int) -> list[list[Tensor]]:
-    """Tensors by file, in order. A file has at most ``largest`` bytes of tensors, or holds a single tensor."""
+    """Return tensors by file, in order. A file has at most ``largest`` bytes of tensors, or holds a single tensor."""
     shards: list[list[Tensor]] = []
     room = 0
     for name, size in sizes.items():
@@ -259,7 +259,7 @@ def shard_files(count: int) -> list[str]:
 
 
 def index_document(shards: Sequence[Sequence[str]], total_bytes: int) -> dict[str, Any]:
-    """The content of ``model.safetensors.index.json``."""
+    """Return the content of ``model.safetensors.index.json``."""
     files = shard_files(len(shards))
     weight_map = {name: file for names, file in zip(shards, files, strict=True) for name in names}
     return {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
@@ -305,7 +305,7 @@ def adapter_config(lora: Lora, model: Model, base: str | None) -> dict[str, Any]
 
 
 def adapter_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Settings of ``adapter_config.json`` that are unsupported."""
+    """Yield settings of ``adapter_config.json`` that are unsupported."""
     for name, supported in UNSUPPORTED.items():
         if name in config and config[name] not in supported:
             yield f"{name} is {config[name]}, which is unsupported"
@@ -315,7 +315,7 @@ def adapter_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def peft_layers(layers: Iterable[str], form: WeightsFormat) -> dict[str, str]:
-    """peft's name of each adapted layer, such as ``layers.0.self_attn.q_proj``."""
+    """Return peft's name of each adapted layer, such as ``layers.0.self_attn.q_proj``."""
     return {layer: PEFT_PREFIX + hugging_face_name(f"{layer}.weight", form).removesuffix(".weight") for layer in layers}
 
 
@@ -324,7 +324,7 @@ def peft_tensor(layer: str, matrix: str) -> str:
 
 
 def matrix_names(layer: str, lora: Lora) -> dict[str, str]:
-    """The parameters that hold A and B of a layer, by peft's names of the matrices."""
+    """Return the parameters that hold A and B of a layer, by peft's names of the matrices."""
     if not lora.fused:
         return {matrix: f"{layer}.adapter.{ours}.weight" for matrix, ours in MATRICES.items()}
     owner, _, name = layer.rpartition(".")
@@ -332,7 +332,7 @@ def matrix_names(layer: str, lora: Lora) -> dict[str, str]:
 
 
 def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
-    """The layers with adapters among a model's parameters, given by name."""
+    """Return the layers with adapters among a model's parameters, given by name."""
     layers = (name.removesuffix(".weight") for name in names)
     return [layer for layer in layers if layer.rpartition(".")[2] in ADAPTED[targets]]
 
@@ -348,5 +348,5 @@ def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
 
 
 def adapter_shapes(layer: Shape, rank: int) -> dict[str, Shape]:
-    """Shapes of A and B of a layer with the weight ``layer``, [outputs, inputs]."""
+    """Return the shapes of A and B of a layer with the weight ``layer``, [outputs, inputs]."""
     return {"A": (rank, layer[1]), "B": (layer[0], rank)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All formats of logs that are read."""
+"""The readers of all supported log formats."""
 
 from llmb.readers.logs.formats import deepspeed, huggingface, maxtext, megatron, nanotron, nemo1, nemo2, torchtitan
 from llmb.readers.logs.formats.format import Format

@@ -76,7 +76,7 @@ class DeepSpeedReader:
         return steps, not steps and (b"time (ms) | fwd: " in text or b"CurrSamplesPerSec=" in text)
 
     def _read(self, match: "re.Match[bytes]") -> StepLine | None:
-        """None for a step without a time: timers of pipelines are 0, and a rate needs the batch size."""
+        """Return None for a step without a time: timers of pipelines are 0, and a rate needs the batch size."""
         if match["fwd"]:
             self.has_timers, number = True, self.announced or self.done + 1
             seconds = sum(float(match[name]) for name in ("fwd", "bwd", "step")) / 1000
@@ -96,7 +96,7 @@ class DeepSpeedReader:
         return self._line(number, seconds, number_or_none(match["loss"]), mean_of)._replace(gbs=gbs)
 
     def _batch(self, samples: float) -> int | None:
-        """Return the batch of the configuration unless a step has another number of samples."""
+        """Return the configured batch size, unless a step has another number of samples."""
         if not 0 < samples < MOST_SAMPLES:
             return None
         return self.batch if self.batch and abs(samples / self.batch - 1) < SAMPLES_ERROR else round(samples)

@@ -25,7 +25,7 @@ _BAD_LOSS = re.compile(
     rb"([\w ]{0,12})loss(?![ _]scale)[\w ./()-]{0,40}'?[:=] {0,2}'?(-?(?:nan|inf))(?!\w)", re.IGNORECASE
 )
 _EVALUATED = b"val"
-"""A part of the name of a loss of an evaluation."""
+"""Part of the name of an evaluation loss."""
 Value = str | int | float | bool | None
 
 _PREFIX_BYTES = 200
@@ -38,7 +38,7 @@ class Reader(Protocol):
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
         """Return the steps in ``text[start:end]``, which consists of complete lines; each ends with CR or LF.
 
-        What only introduces a step, such as a header with the number of steps, is kept for it.
+        Text that only introduces a step, such as a header with the number of steps, is kept until the step.
         """
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
@@ -56,8 +56,8 @@ class Format:
     name: str
     title: str
     marks: tuple[bytes, ...]
-    """Text of which some is found in every line that the reader needs: other text is not searched. One of the first
-    ``step_marks`` is found in every step line, and one of the others in what ``resumed`` fits."""
+    """Strings, some of which occur in every line that the reader needs: other text is not searched. One of the first
+    ``step_marks`` occurs in every step line, and one of the others in every match of ``resumed``."""
     step: re.Pattern[bytes]
     """Matches a line that logs a step. The log's format is that of its first step line."""
     reader: Callable[[], Reader]
@@ -87,9 +87,8 @@ def has_any(text: bytes, marks: Iterable[bytes], start: int = 0, end: int = sys.
 
 
 def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
-    """The rank that the prefix of a line names (``3: `` of srun -l, ``[rank3]:`` of torchrun).
-
-    The line has the position ``at``; ``text[start - 1]`` ends a line.
+    """Return the rank that the prefix of a line names (``3: `` of srun -l, ``[rank3]:`` of torchrun). The line begins
+    at ``at``; ``text[start - 1]`` ends a line.
     """
     if at == start or text[at - 1] in b"\r\n":  # nearly always
         return None
@@ -115,5 +114,5 @@ def find_bad_loss(text: bytes) -> float | None:
 
 
 def number_or_none(text: bytes | None) -> float | None:
-    """Return the value of text that matches ``NUMBER``, with or without thousands separators."""
+    """Return the value of a string that matches ``NUMBER``, with or without thousands separators."""
     return float(text.replace(b",", b"")) if text else None

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face Trainer (transformers 4.30 to 5.0, ``trainer.py``, ``trainer_callback.py`` and tqdm).
 
-Every ``logging_steps`` steps ``{'loss': 2.31, 'grad_norm': 1.9, 'learning_rate': 4.5e-05, 'epoch': 0.1}``, without
-a step number or a time (transformers 5 quotes the values); around it the progress bar, ``10%|# | 5/50 [01:02<09:18,
-12.41s/it]``, with both; at the end ``{'train_runtime': 614.2, ...}``. A step is counted from 1, by the bar, which is
-printed at most every 0.1 s, or much more rarely; its time is the mean since the bar before, by the bar's clock, which
-shows whole seconds. An evaluation has a bar of its own, perhaps of the same length, and ends with ``{'eval_loss': ..,
-'eval_runtime': 32.1, ..}``: its time is left out. Where the bar is off or in another file, only the mean of the whole
-run is known: it is the time of the last step.
+Every ``logging_steps`` steps ``{'loss': 2.31, 'grad_norm': 1.9, 'learning_rate': 4.5e-05, 'epoch': 0.1}``, without a
+step number or a time (transformers 5 quotes the values); around it the progress bar, ``10%|# | 5/50 [01:02<09:18,
+12.41s/it]``, with both; at the end ``{'train_runtime': 614.2, ...}``. Steps are counted from 1, by the bar, which is
+printed every 0.1 s or much less often; a step's time is the mean since the previous bar, by the bar's clock, which
+shows whole seconds. An evaluation has its own bar, perhaps of the same length, and ends with ``{'eval_loss': ..,
+'eval_runtime': 32.1, ..}``: its time is left out. If the bar is off or in another file, only the mean of the whole run
+is known: it is the time of the last step.
 """
 
 import re
@@ -51,14 +51,14 @@ _CLOCK_S = 1.0
 _MOST_TOTALS = 20
 _MOST_PENDING = 10_000
 _DAMAGED = 1e9
-"""Upper bound of the seconds of a run, and of its steps per second."""
+"""Upper limit of the seconds of a run, and of its steps per second; larger values are damage."""
 _ALIKE = 2.0
-"""Two figures of the step time of one training differ by less: what is done before, between and after steps counts for
-one of them."""
+"""Maximum difference between two figures of one training's step time: only one of them may include work before, between
+and after steps."""
 _ALIKE_PACES = 1.25
-"""Two parts of one training without a pause or a slow step have paces that differ by less."""
+"""Maximum difference between the paces of two parts of one training without a pause or a slow step."""
 _ALIKE_RATES = 3.0
-"""A bar's own rate, a moving mean to which the first step may count twice, differs by less from that of its clock."""
+"""Maximum difference between the bar's rate, in which the first step may count twice, and that of its clock."""
 
 
 class _State(NamedTuple):
@@ -75,7 +75,7 @@ class HuggingFaceReader:
     def __init__(self) -> None:
         self.bar = _Bar()
         self.other: _Bar | None = None
-        """A bar of the same length that began while the former was shown: of an evaluation, or of the next training."""
+        """A bar of the same length that began during the previous one: of an evaluation, or of the next training."""
         self.held: list[StepLine] = []
         """The steps of ``other``."""
         self.other_totals: set[int] = set()
@@ -85,7 +85,7 @@ class HuggingFaceReader:
         self.values = b""
         """The last logged values, unless they belong to a displayed step."""
         self.evaluations_s = 0.0
-        """Their time in this training, as logged."""
+        """The time of evaluations in this training, as logged."""
         self.whole: StepLine | None = None
         """The mean of a run that ended before it showed any bar."""
 
@@ -122,7 +122,7 @@ class HuggingFaceReader:
             self.values = self.bar.log(self.values)
 
     def _conclude(self) -> Iterator[StepLine]:
-        """Yield the remaining steps. A bar without a mark of an evaluation is of a training."""
+        """Yield the remaining steps. A bar without any sign of an evaluation belongs to training."""
         if self.whole:
             yield self.whole
             self.whole = None
@@ -130,7 +130,7 @@ class HuggingFaceReader:
         yield from self.bar.release()
 
     def _adopt(self) -> Iterator[StepLine]:
-        """Make the other bar the training's, unless it was of an evaluation."""
+        """Use the other bar as that of the training, unless it belonged to an evaluation."""
         if self.other and not self.other.is_over:
             yield from self.bar.release()
             yield from self.held
@@ -162,7 +162,7 @@ class HuggingFaceReader:
             self._log_values()
 
     def _is_continued(self, state: _State, other: "_Bar") -> bool:
-        """Return whether this is the bar from before ``other``, whose clock ran on."""
+        """Return whether this is the bar from before ``other``, whose clock kept running."""
         follows = state.done >= self.bar.done and state.clock_s >= self.bar.clock_s + other.clock_s - _CLOCK_S
         return follows and (state.done < other.done or state.done == self.bar.done or other.is_complete)
 
@@ -188,7 +188,7 @@ class HuggingFaceReader:
             self.bar.pauses.see_end(seconds)
 
     def _see_end(self, text: bytes) -> Iterator[StepLine]:
-        """Read the end; if the bar was not timed, the step time is the mean of the whole run."""
+        """Read the end of the log; if the bar was not timed, the step time is the mean of the whole run."""
         runtime, rate, loss = _RUNTIME.search(text), _RATE.search(text), _TRAIN_LOSS.search(text)
         seconds, per_s = number_or_none(runtime and runtime[1]) or 0.0, number_or_none(rate and rate[1]) or 0.0
         epochs, self.epochs = self.epochs, []
@@ -229,7 +229,7 @@ class HuggingFaceReader:
         self.bar.is_ended = True
 
     def _check_bar(self, total: int, seconds: float, per_s: float) -> None:
-        """Raise UsageError if it was another training than that of the bar which ended, or the bar is of none."""
+        """Raise UsageError if the bar that ended belongs to another training, or to none."""
         steps, error = seconds * per_s, _steps_error(seconds, per_s)
         if self.bar.done - self.bar.anchor - error <= steps <= total + error:
             return
@@ -254,7 +254,7 @@ class _Bar:
         self.is_logged = is_logged
         """True if the log shows whether the run resumes."""
         self.anchor = 0
-        """The step from which on steps are timed."""
+        """The step from which steps are timed."""
         self.done = 0
         self.clock_s = 0
         """The time last shown by the bar."""
@@ -264,7 +264,7 @@ class _Bar:
         self.is_ended = False
         """True if the training logged its end."""
         self.is_over = False
-        """True if it was the bar of an ended evaluation."""
+        """True if this was the bar of a completed evaluation."""
         self.whole: StepLine | None = None
         """The mean of the run, if it was logged before all bars."""
         self.pauses = _Pauses()
@@ -323,8 +323,8 @@ class _Bar:
         )
 
     def _decide(self, next_steps: int, next_s: float) -> None:
-        """Decide if the first bar that moved stands for all steps before it, as bars are printed rarely, or for one of
-        a run that resumed: by the steps and the pace of the next one. If it is not clear, its steps are not timed."""
+        """Decide, from the next bar, whether the first bar that moved covers all steps before it, because bars are
+        printed rarely, or only one step of a run that resumed. If it is not clear, its steps are not timed."""
         self.is_leap = False
         if not self.pending:
             return
@@ -356,7 +356,7 @@ class _Bar:
             self.pending = None
 
     def compare(self, runtime_s: float) -> None:
-        """Note contradictions of the step times: the runtime of all steps, or the bar's own rate."""
+        """Note figures that contradict the step times: the runtime of all steps, or the bar's own rate."""
         steps = self.done - self.anchor
         if not self.pending or self.is_leap or not self.is_complete or steps <= 0:
             return
@@ -369,8 +369,8 @@ class _Bar:
         self.pending = self.pending._replace(contradiction=self.contradiction)
 
     def steps_in(self, seconds: float, per_s: float) -> int:
-        """The steps of a run that ended, by the bar unless the rate contradicts: since transformers 5 it does not count
-        those before the run resumed. 0 if their number is not known."""
+        """Return the steps of a completed run, by the bar unless the rate contradicts: since transformers 5 the rate
+        does not count those before the run resumed. 0 if their number is unknown."""
         whole = (self.total or 0) - self.start
         error = _steps_error(seconds, per_s)
         if whole > 0 and (
@@ -381,12 +381,12 @@ class _Bar:
 
 
 class _Pauses:
-    """The time of evaluations between two bars of a training, by their own bars and by what they log. Where output
-    is not buffered both have it; what is logged without a bar belongs elsewhere."""
+    """The time of evaluations between two bars of a training, from the evaluations' own bars and from what they log.
+    Unbuffered output has both; values logged without a bar belong elsewhere."""
 
     def __init__(self) -> None:
         self.sum_s = 0.0
-        """Since the last bar of the training."""
+        """The time of evaluations since the last bar of the training."""
         self.clock_s = 0
         self.is_open = False
         """True while the bar of an evaluation is shown."""
@@ -398,7 +398,7 @@ class _Pauses:
         """The total time excluded from step times."""
 
     def is_past(self, done: int, clock_s: int) -> bool:
-        """Return whether the bar of an evaluation that is over was printed again."""
+        """Return whether the bar of a completed evaluation was printed again."""
         return not self.is_open and done > 0 and clock_s <= self.past_s
 
     def see_bar(self, done: int, clock_s: int) -> None:
@@ -413,7 +413,7 @@ class _Pauses:
             self._end(max(seconds, self.clock_s))
 
     def take(self, between_s: float) -> float:
-        """Return the part of the time between two bars that was no step; time beyond it was elsewhere."""
+        """Return the part of the time between two bars that was not spent on steps."""
         if self.is_open:
             self._guess()
         pause_s = min(self.sum_s, between_s) if self.sum_s <= between_s + _CLOCK_S else 0.0
@@ -440,18 +440,18 @@ def _are_alike(first_s: float, second_s: float, error_s: float, factor: float = 
 
 
 def _steps_error(seconds: float, per_s: float) -> float:
-    """Error of the product, whose factors are rounded."""
+    """Return the relative error of a product of rounded factors."""
     return 1 + seconds * (_RATE_ERROR + _DIGITS_ERROR * per_s)
 
 
 def _steps_by_rate(seconds: float, steps_per_s: float) -> int:
-    """Return 0 if the rate yields neither their exact number nor a step time to 0.2 %."""
+    """Return the number of steps by the rate; 0 if it gives neither the exact number nor a step time to 0.2 %."""
     is_exact = seconds * _RATE_ERROR < 0.5
     return round(seconds * steps_per_s) if is_exact or steps_per_s >= _RATE_ERROR / 0.002 else 0
 
 
 def _seconds(clock: bytes) -> int:
-    """Seconds of ``MM:SS`` or ``H:MM:SS``."""
+    """Return seconds of ``MM:SS`` or ``H:MM:SS``."""
     total = 0
     for part in clock.split(b":"):
         total = 60 * total + int(part)
@@ -459,7 +459,7 @@ def _seconds(clock: bytes) -> int:
 
 
 def _step_s(rate: bytes | None, unit: bytes) -> float | None:
-    """Seconds per step from a rate such as ``5.00s/it`` or ``2.31it/s``."""
+    """Return seconds per step from a rate such as ``5.00s/it`` or ``2.31it/s``."""
     value = float(rate) if rate else 0.0
     if not value:
         return None

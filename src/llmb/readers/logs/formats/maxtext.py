@@ -3,9 +3,9 @@
 
 ``completed step: 49, seconds: 7.908, TFLOP/s/device: 460.480, Tokens/s/device: 1035.970, total_weights: 65536, loss:
 10.843``: every step, counted from 0, on every host. A device is one GPU, or one chip or core of a TPU. The number of
-steps is in the configuration that is logged first (``Config param steps: 50``). Lines of a growing batch begin with
-``[Rampup Batch Size Phase], `` and have no rates, those of the steps around a profiler's start and end have no time
-either (``completed profiler activation/deactivation step: 5, total_weights: ..``).
+steps is in the configuration that is logged first (``Config param steps: 50``). While the batch grows, lines begin with
+``[Rampup Batch Size Phase], `` and have no rates; steps at a profiler's start and end have no time either (``completed
+profiler activation/deactivation step: 5, total_weights: ..``).
 """
 
 import math
@@ -54,7 +54,7 @@ class MaxTextReader:
         return list(self._before(text, 0, len(text))), STEP_HEAD in text
 
     def _before(self, text: bytes, start: int, end: int) -> Iterator[StepLine]:
-        """The number of steps, and of steps without a time, between two with one."""
+        """Yield steps without a time, and note the number of steps, in text before a step line."""
         for match in _STEPS.finditer(text, start, end):
             self.steps = int(match[1])
         for match in _PROFILED.finditer(text, start, end) if text.find(PROFILER_HEAD, start, end) >= 0 else ():
@@ -84,7 +84,7 @@ class MaxTextReader:
 
 
 def find_loss(rest: bytes) -> float | None:
-    """A non-finite value precedes the others."""
+    """Return the loss in a line, preferably a value that is not finite."""
     loss, bad = _LOSS.search(rest), find_bad_loss(rest)
     return number_or_none(loss and loss[1]) if bad is None else bad
 

@@ -2,14 +2,13 @@
 """Megatron-LM (core 0.6 to 0.19, ``megatron/training/training.py``) and Megatron-Bridge (v0.2.0 to v0.6.0,
 ``training/utils/train_utils.py``).
 
-`` [time] iteration       50/      50 | consumed samples: .. | elapsed time per iteration (ms): 9089.0 | ...``, counted
-from 1, by the last rank. Throughput is in that line (Megatron-LM: ``throughput per GPU (TFLOP/s/GPU): 239.8``), or
-in a line of its own before it, by the first rank (Megatron-Bridge: ``Step Time : 9.09s GPU utilization:
-663.5MODEL_TFLOP/s/GPU``). Primus has means beside them (``(ms): 5678.9/5690.1``, ``239.8/240.1``); Megatron-DeepSpeed
-prints ``TFLOPs: 153.38``, and in some versions ``(s): 11.18``. With ``log_interval`` n, every n-th iteration is logged
-and its time is the mean of n. The first iteration after a start is logged, too; since 2026 the timer goes on behind it,
-so that the time of the second line is the mean of both. Evaluations and checkpoints, which have lines of their own, are
-in no time.
+`` [time] iteration 50/ 50 | consumed samples: .. | elapsed time per iteration (ms): 9089.0 | ...``, counted from 1, by
+the last rank. Throughput is in that line (Megatron-LM: ``throughput per GPU (TFLOP/s/GPU): 239.8``), or in a separate
+line before it, by the first rank (Megatron-Bridge: ``Step Time : 9.09s GPU utilization: 663.5MODEL_TFLOP/s/GPU``).
+Primus prints means after them (``(ms): 5678.9/5690.1``, ``239.8/240.1``); Megatron-DeepSpeed prints ``TFLOPs: 153.38``,
+and in some versions ``(s): 11.18``. With ``log_interval`` n, every n-th iteration is logged and its time is the mean of
+n. The first iteration after a start is logged, too; since 2026 the timer keeps running after it, so that the time in
+the second line is the mean of both. No time includes evaluations and checkpoints, which have lines of their own.
 """
 
 import re
@@ -79,8 +78,8 @@ class _Utilization(NamedTuple):
 class MegatronReader:
     """Pairs each iteration with the throughput logged before it.
 
-    Two ranks write these lines, so that two of one kind may come in a row: each waits for the iteration that took as
-    long.
+    Two ranks write these lines, so that two of one kind may follow each other: a throughput is kept until the iteration
+    with the same time.
     """
 
     def __init__(self) -> None:
@@ -112,8 +111,8 @@ class MegatronReader:
         return [], _UNENDED.search(text) is not None
 
     def _of_its_own(self, line: StepLine) -> StepLine:
-        """Add the time of the iterations since the line before, if by the time stamps it includes the line's first
-        iteration."""
+        """Return the line with the time of its own iterations, if by its time stamp the time includes the first
+        iteration too."""
         (first, self.first), (loaded, self.loaded) = (self.first, None), (self.loaded, None)
         if loaded and line.step > loaded:
             line = line._replace(after=loaded)
@@ -140,8 +139,8 @@ class MegatronReader:
             self.waiting.append(_Utilization(float(seconds) if seconds else None, float(tflops)))
 
     def _read(self, match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
-        """None for a line that counts from 0, which Megatron never does, and for hundredths of seconds that are too
-        coarse for the step."""
+        """Return None for a line that counts from 0, which Megatron never does, and for hundredths of seconds that are
+        too coarse for the step."""
         body, seconds = match["body"], float(match["time"]) / (1000 if match["unit"] == b"ms" else 1)
         own = _THROUGHPUT.search(body)
         tflops = float(own[1]) if own else self._take_utilization(seconds)
@@ -165,7 +164,7 @@ class MegatronReader:
         )
 
     def _take_utilization(self, seconds: float) -> float | None:
-        """Return the utilization in the first line as long as the iteration, else the first; earlier ones are lost."""
+        """Return the throughput of the first line with the iteration's time, else of the first line."""
         if not self.waiting:
             return None
         index = next((i for i, line in enumerate(self.waiting) if line.is_of(seconds)), 0)

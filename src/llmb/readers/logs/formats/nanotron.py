@@ -3,7 +3,7 @@
 
 ``iteration: 50 / 50 | consumed_tokens: 52.4M | elapsed_time_per_iteration_ms: 1.23K | ... | lm_loss: 5.43 | ... |
 model_tflops_per_gpu: 398 | ...``, counted from 1, with three significant digits and the suffixes K to E (``infE``);
-earlier versions print plain decimals. The time is of the iteration that is logged, also if only every n-th is.
+earlier versions print plain decimals. The time is that of the logged iteration, even if only every n-th is logged.
 """
 
 import re

@@ -31,7 +31,7 @@ class Nemo2Reader:
 
     def __init__(self) -> None:
         self.before: tuple[bytes, bytes] = b"", b""
-        """The fields of the two lines before."""
+        """The fields of the two previous lines."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
         end = min(end, len(text))
@@ -55,7 +55,7 @@ class Nemo2Reader:
         return [step for step in steps if step], bool(steps) and steps[-1] is None
 
     def is_split(self, body: bytes) -> bool:
-        """Return whether a line was split: it ends in a value that the two lines before have further fields behind."""
+        """Return whether a line was split: after its last value, both previous lines have further fields."""
         last = body.rpartition(b"|")[2].strip().partition(b":")[0]
         if last not in _MEASURED:
             return False
@@ -63,7 +63,7 @@ class Nemo2Reader:
         return all(len(names) < len(other) and other[: len(names)] == names for other in map(_names, self.before))
 
     def note(self, body: bytes) -> None:
-        """Take a line for comparison with the next."""
+        """Keep a line for comparison with the next one."""
         self.before = self.before[1], body
 
 
@@ -72,7 +72,7 @@ def _names(body: bytes) -> list[bytes]:
 
 
 def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
-    """The steps of a line without line end, None for a truncated step: its writer died, or others wrote to it."""
+    """Yield the steps of a line without line end; None for a truncated one: its writer died, or others interfered."""
     parts = line.split(STEP_LINE_HEAD)[1:]
     for count, part in enumerate(parts, start=1):
         match = _LINE.fullmatch(STEP_LINE_HEAD + part)
@@ -88,7 +88,7 @@ def _is_complete(body: bytes) -> bool:
 
 
 def _fields_of(body: bytes) -> dict[bytes, bytes]:
-    """Return the fields that are read. Of two with one name, the first counts."""
+    """Return the fields that are read. If two have the same name, the first one counts."""
     return dict(reversed(_FIELD.findall(body)))
 
 

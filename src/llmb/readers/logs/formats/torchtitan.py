@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """torchtitan (0.1 to main of 2026, ``torchtitan/components/metrics.py`` and ``train.py``).
 
-``[rank0]:[titan] 2025-06-01 10:00:00,123 - root - INFO - step: 10  loss: 7.8201  grad_norm: 2.0213  memory:
-41.20GiB(51.78%)  tps: 5,762  tflops: 333.65  mfu: 33.74%`` (FP8: ``N/A``), counted from 1. Step 1 and every
-``log_freq``-th step (10 unless chosen) is logged; values are the mean since the line before. The line has no step time:
-it is the tokens of a step, from the header (``Trainer is initialized with ..``, ``Building device mesh ..``), divided
-by ``tps``, tokens per second of one GPU; without the header, the time since the line before, by the time stamps. Both
-have to agree. With fault tolerance the tokens of a step are those of all replica groups, and the mesh is that of one.
+``[rank0]:[titan] 2025-06-01 10:00:00,123 - root - INFO - step: 10 loss: 7.8201 grad_norm: 2.0213 memory:
+41.20GiB(51.78%) tps: 5,762 tflops: 333.65 mfu: 33.74%`` (FP8: ``N/A``), counted from 1. Step 1 and every
+``log_freq``-th step (10 by default) are logged; values are means since the previous line. The line has no step time: it
+is the tokens of a step, from the header (``Trainer is initialized with ..``, ``Building device mesh ..``), divided by
+``tps``, tokens per second of one GPU; without the header, it is the time since the previous line, by the time stamps.
+The two must agree. With fault tolerance a step has the tokens of all replica groups, and the mesh is that of one group.
 """
 
 import math
@@ -46,7 +46,7 @@ _SIZE = re.compile(rb"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=([1-9]\d{0,6})\b")
 _REPLICAS = "dp"
 """Prefixes of the mesh dimensions that divide the tokens of a step."""
 _VALIDATION = re.compile(rb"validate step: ")
-"""True if its time is between the time stamps, and not in ``tps``."""
+"""True if the time of validation lies between the time stamps, and is not included in ``tps``."""
 _BEGUN = re.compile(rb"(?<!validate )step: {1,9}\d{1,9}  loss: ")
 
 
@@ -63,7 +63,7 @@ class TorchtitanReader:
         """The sizes by name, with the expert-parallel size, which divides no tokens."""
         self.mesh: list[tuple[str, int]] = []
         self.validated = False
-        """True after a validation since the line before."""
+        """True if there was a validation since the previous line."""
         self.previous: tuple[int, float | None] = (0, None)
         """Step and time of the previous step line."""
 
@@ -105,7 +105,7 @@ class TorchtitanReader:
 
     @property
     def replica_groups(self) -> int:
-        """Return the number of groups of the mesh's size that share the tokens of a step; 1 if the header has none."""
+        """Return the number of groups of the mesh's size that share a step's tokens; 1 if it is not in the header."""
         if not self.tokens or not self.own or not self.mesh:
             return 1
         group = self.own * math.prod(size for name, size in self.mesh if name.startswith(_REPLICAS))
