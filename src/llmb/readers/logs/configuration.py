@@ -67,7 +67,7 @@ _RESULTS = re.compile(
 )
 """The path of a log of releases up to 25.03: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
 _BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
-"""What follows the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
+"""The end of a name of 25.04 after the size: a number of GPUs, no layout. Later ones have ``gpus`` or ``nodes``."""
 BARE_RELEASE = "25.04"
 _FACT = re.compile(rb"(?<![\w/.-])([A-Za-z_]\w{1,40})\"? ?(?:[:=]|\.{2,60}) ?\"?([\w.+-]{1,60})(?=[\s,|}\")]|\Z)")
 """An argument of any program, as printed before the first step."""
