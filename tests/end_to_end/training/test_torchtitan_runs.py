@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -14,8 +15,18 @@ from typing import Any
 
 import pytest
 
-from llmb.launch.programs.conclude import read_ended_run
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import MixtureOfExperts
+from llmb.catalogue.resolve import Request, resolve
+from llmb.launch.jobspec.job_options import FrameworkOptions
+from llmb.launch.local import local_command
+from llmb.launch.local_spec import local_spec
+from llmb.launch.programs.conclude import finish_run, read_ended_run
+from llmb.launch.programs.port import End
+from llmb.launch.programs.torchtitan.arguments import titan_plan
+from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
+from llmb.runs.record import new_record, write_record
 
 Start = Callable[..., Any]
 pytestmark = [
@@ -65,6 +76,27 @@ def test_ten_steps_are_trained_and_recorded(start: Start, options: tuple[str, ..
     ended = read_ended_run(RunFolder(folder))
     assert ended.result.status == "success"
     assert ended.result.verdict is None or not ended.result.verdict
+
+
+def test_experts_on_two_ranks(tmp_path: Path) -> None:
+    """No recipe has experts and is small enough: the tiny Qwen3 with eight."""
+    recipe = resolve(Catalogue(), Request(workload="pretrain_qwen3", size="tiny", gpu_type="cpu", scale=2))
+    moe = MixtureOfExperts(router="softmax-weighted-outputs", experts=8, top_k=2, ffn_hidden_size=64, interleave=1)
+    model = recipe.model.model_copy(update={"moe": moe, "tied_embeddings": False})
+    layout = recipe.layout.model_copy(update={"ep": 2})
+    recipe = recipe.model_copy(update={"model": model, "layout": layout})
+    plan = titan_plan(Catalogue(), recipe, Choices(steps=8, window="all"))
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    command = local_command(local_spec(plan, tmp_path, {}, folder, FrameworkOptions(framework="torchtitan")), folder)
+    record = new_record(plan, command).model_copy(update={"program": "torchtitan"})
+    write_record(folder, record)
+    with folder.log.open("wb") as log:
+        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    result = finish_run(folder, record, End(code))
+    assert result.status == "success", folder.log.read_text()
+    assert result.loss
+    assert result.loss.last < result.loss.first - 0.3
 
 
 def wait_for_steps(run: Any, count: int) -> None:

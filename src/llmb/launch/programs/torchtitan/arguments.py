@@ -35,7 +35,16 @@ Arguments = Mapping[str, str | None]
 SUPPORTED = frozenset(
     {
         *("steps", "window", "seed", "label", "peak_lr", "warmup_steps", "grad_reduce_dtype", "fp8_recipe"),
-        *("emulate_fp8", "recompute", "compiled", "keep_logits", "stall_limit_s", "parallelism", "synthetic"),
+        *(
+            "emulate_fp8",
+            "force_load_balancing",
+            "recompute",
+            "compiled",
+            "keep_logits",
+            "stall_limit_s",
+            "parallelism",
+            "synthetic",
+        ),
     }
 )
 
@@ -68,6 +77,7 @@ class TitanModel(NamedTuple):
     arguments: str
     values: dict[str, Any]
     rope_scaling: dict[str, Any] | None = None
+    experts: dict[str, Any] | None = None
 
 
 def titan_model(model: Model, layers: int) -> TitanModel:
@@ -85,7 +95,12 @@ def titan_model(model: Model, layers: int) -> TitanModel:
     if model.qk_norm:
         sizes = {"head_dim": model.head_dim, "hidden_dim": model.ffn_hidden_size}
         own = {**values, **sizes, "qk_norm": True, "enable_weight_tying": model.tied_embeddings}
-        return TitanModel("qwen3", "Qwen3ModelArgs", own)
+        if model.moe is None:
+            return TitanModel("qwen3", "Qwen3ModelArgs", own)
+        own |= {"moe_enabled": True, "moe_inter_dim": model.moe.ffn_hidden_size}
+        scores = {"score_func": "softmax", "route_norm": True, "route_scale": 1.0, "score_before_experts": False}
+        sizes = {"num_experts": model.moe.experts, "num_shared_experts": 0, "top_k": model.moe.top_k}
+        return TitanModel("qwen3", "Qwen3ModelArgs", own, experts={**sizes, **scores})
     scaling = model.rope_scaling
     assert scaling is not None, "model_problems rejects others"
     frequencies = {
@@ -102,13 +117,16 @@ def titan_model(model: Model, layers: int) -> TitanModel:
 
 
 def model_problems(model: Model) -> Iterator[str]:
-    """Yield the parts of a model that neither its llama3 nor its dense qwen3 has."""
-    llama = model.qk_norm is None
+    """Yield the parts of a model that neither its llama3 nor its qwen3 has."""
+    llama, moe = model.qk_norm is None, model.moe
+    scores = moe and (moe.router, moe.shared_ffn_hidden_size, moe.interleave)
     has = {
         f"norm {model.norm}": model.norm != "rmsnorm",
         f"mlp {model.mlp}": model.mlp != "swiglu",
         "biases": model.qkv_bias or model.attention_output_bias or model.mlp_bias,
-        "experts": model.moe is not None,
+        "experts": llama and moe is not None,
+        "other experts": not llama and scores not in (None, ("softmax-weighted-outputs", None, 1)),
+        "parts that llmb's engine lacks": model.other_parts is not None,
         "chunked attention": model.chunked_attention is not None,
         "partial rotary embeddings": model.rotary_fraction != 1,
         "an embedding that is tied to the head": llama and model.tied_embeddings,
@@ -125,6 +143,8 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
     problems = [*_recipe_problems(recipe), *model_problems(recipe.model), *_choice_problems(choices)]
     if not problems:
         forced: dict[str, object] = {"grad_reduce_dtype": "fp32", "keep_logits": True, "resources": False}
+        if recipe.capacity_factor and not choices.force_load_balancing:
+            forced["capacity_factor"] = 0.0  # it drops no token
         if recipe.dtype is Dtype.FP8:
             forced["fp8_recipe"] = FP8
         device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
@@ -179,6 +199,10 @@ def _layout_problems(plan: EnginePlan) -> Iterator[str]:
     layout, recipe = plan.recipe.layout, plan.recipe
     if layout.seq_len % (layout.tp * (2 * layout.cp if layout.cp > 1 else 1)):
         yield f"--seq-len is {layout.seq_len}; it has to be a multiple of TP {layout.tp} x 2 x CP {layout.cp}"
+    if recipe.model.moe and layout.etp not in (1, layout.tp):
+        yield f"ETP is {layout.etp}; it has to be 1 or TP {layout.tp}"
+    if recipe.model.moe and sharded_ranks(plan)[0] * layout.tp % (layout.ep * layout.etp):
+        yield f"EP is {layout.ep}; it has to divide the ranks that shard parameters together"
     if layout.cp > 1 and plan.device == "cpu":
         yield f"CP is {layout.cp}; on CPUs torch has no attention across ranks"
     if layout.pp > 1 and recipe.model.qk_norm:
@@ -188,6 +212,8 @@ def _layout_problems(plan: EnginePlan) -> Iterator[str]:
 
 
 def _fp8_problems(plan: EnginePlan) -> Iterator[str]:
+    if plan.fp8_recipe and plan.recipe.model.moe:
+        yield "--dtype fp8 with experts, which it casts to FP8 only as a prototype"
     if plan.emulate_fp8 and plan.compiled:
         yield "--emulate-fp8 needs --no-compile"
     if plan.recipe.dtype is Dtype.FP8 and plan.device == "cpu" and not plan.emulate_fp8:
@@ -282,6 +308,9 @@ def _parallelism(plan: EnginePlan) -> Arguments:
         "parallelism.context_parallel_degree": str(layout.cp),
         "parallelism.pipeline_parallel_degree": str(layout.pp),
     }
+    if plan.recipe.model.moe:
+        sizes["parallelism.expert_parallel_degree"] = str(layout.ep)
+        sizes["parallelism.expert_tensor_parallel_degree"] = str(layout.etp)
     if layout.pp > 1:
         rule = stage_rule(layout)
         sizes |= {
@@ -300,6 +329,8 @@ def _computation(plan: EnginePlan) -> Arguments:
         arguments["activation_checkpoint.selective_ac_option"] = "op"
     if plan.compiled:
         arguments["compile.enable"] = None
+    if plan.force_load_balancing:
+        arguments["debug.moe_force_load_balance"] = None
     if plan.fp8_recipe:
         arguments |= {"model.converters": FP8_CONVERTER, f"{FP8_CONVERTER}.filter_fqns": "output"}
         if plan.emulate_fp8:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces what torchtitan 0.2.2 cannot use on a CPU, which it was not made for; nothing is replaced elsewhere.
 
-Replaced are the name of its device, five functions that ``torch.cpu`` lacks, barriers that name devices, and the
-operation by which FSDP sums gradients (a product and a sum in one), which gloo lacks. Its models, its attention, its
-sharding and its optimizer are its own. Memory is not measured: the log has 0.
+Replaced are the name of its device, five functions that ``torch.cpu`` lacks, barriers that name devices, histograms of
+integers, the Triton kernel that sorts tokens by their experts (by torchtitan's own code for CPUs), and the operation by
+which FSDP sums gradients (a product and a sum in one), which gloo lacks. Its models, its attention, its sharding and
+its optimizer are its own. Memory is not measured: the log has 0.
 """
 
+import importlib
 import types
 from typing import Any
 
@@ -28,6 +30,8 @@ def replace_device_functions() -> None:
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, function)
     torch._utils._get_available_device_type = lambda: "cpu"
+    histogram = torch.histc
+    torch.histc = lambda values, **range_: histogram(values.float(), **range_).to(values.dtype)
     barrier = dist.barrier
 
     def barrier_without_devices(
@@ -43,4 +47,6 @@ def replace_device_functions() -> None:
         set_factor(module, factor)
         module.set_force_sum_reduction_for_comms(True)
 
+    kernels: Any = importlib.import_module("torchtitan.models.moe.kernels")
+    kernels.fill_indices_wrapper = kernels.fill_indices_cpu  # both are torchtitan's
     FSDPModule.set_gradient_divide_factor = set_factor_of_sum  # type: ignore[assignment, method-assign]

@@ -79,10 +79,13 @@ def register_model(plan: EnginePlan) -> None:
     model = titan_model(plan.recipe.model, plan.recipe.layout.layers)
     family: Any = importlib.import_module(f"torchtitan.models.{model.family}")
     arguments: Any = importlib.import_module(f"torchtitan.models.{model.family}.model.args")
-    scaling = {"rope_scaling_args": arguments.RoPEScalingArgs(**model.rope_scaling)} if model.rope_scaling else {}
+    parts = {"rope_scaling_args": arguments.RoPEScalingArgs(**model.rope_scaling)} if model.rope_scaling else {}
+    if model.experts:
+        grouped = plan.device == "cuda"  # there is no such product in fp32
+        parts["moe_args"] = arguments.MoEArgs(**model.experts, use_grouped_mm=grouped)
     spec = replace(
         family.get_train_spec(),
-        model_args={plan.recipe.size: getattr(arguments, model.arguments)(**model.values, **scaling)},
+        model_args={plan.recipe.size: getattr(arguments, model.arguments)(**model.values, **parts)},
         build_tokenizer_fn=None,
         build_dataloader_fn=lambda dp_world_size, dp_rank, **_: Batches(plan, dp_rank),  # noqa: ARG005 (torchtitan's)
     )
