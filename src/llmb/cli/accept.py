@@ -136,7 +136,7 @@ def accept(
 
 
 def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) -> tuple[AcceptedNodes, Choose, Terms]:
-    """Read the options. Raises UsageError for those that cannot be combined, and for too few nodes or GPUs."""
+    """Validate the options. Raises UsageError for options that cannot be combined, and for too few nodes or GPUs."""
     catalogue, install = Catalogue(), install_here()
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
     if one_set and any(chosen.values()):
@@ -158,12 +158,12 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
 
 
 def _relay(line: str) -> None:
-    """A message of this command, or a line of one that it calls, which has its own beginning."""
+    """Print a message of this command, or pass on a line of a command that it calls, which has its own prefix."""
     sys.stderr.write(f"{line}\n")
 
 
 def _wanted(chosen: dict[str, Any]) -> Request | None:
-    """The recipe that the user names. Raises UsageError if it is named by half."""
+    """Return the recipe that the user names. Raises UsageError if the name is incomplete."""
     if not any(chosen.values()):
         return None
     if not (chosen["workload"] and chosen["size"]):
@@ -193,7 +193,7 @@ def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
 
 
 def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptions) -> AcceptedNodes:
-    """The first usable nodes, by name. Raises UsageError if there are too few."""
+    """Return the first usable nodes, by name. Raises UsageError if there are too few."""
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
     given = {"partition": cluster.partition, "account": cluster.account, "nodes": cluster.nodes}
@@ -253,7 +253,7 @@ def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) 
 def accept_with(
     on_message: Callable[[str], None], minutes: float | None, nodes: int | None, checks: str | None, *, start_new: bool
 ) -> AcceptanceResult:
-    """An acceptance from Python. Raises the errors of the command, but none for a verdict."""
+    """Run an acceptance from Python. Raises the command's errors, except those for a verdict."""
     duration = Duration(minutes=minutes, checks=checks, start_new=start_new)
     return accepted(*_asked(dict.fromkeys(CHOSEN), ClusterOptions(nodes=nodes), duration), on_message)
 

@@ -79,12 +79,12 @@ class Run(Shown):
     recipe: Recipe
     result: Result
     origin: Origin
-    """The origin of its weights and data."""
+    """The origin of the run's weights and data."""
     plan: Plan
 
     @property
     def step_time_s(self) -> float | None:
-        """Mean over the window; None if the run has no statistics."""
+        """Return the mean over the window; None if the run has no statistics."""
         return self.result.step_time_s.mean if self.result.step_time_s else None
 
     def __repr__(self) -> str:

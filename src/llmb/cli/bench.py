@@ -47,7 +47,7 @@ SECONDS = 5.0
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 NAMES = ("workload", "size", "scale", "gpu_type", "release", "tp", "cp", "ep", "etp", "mbs", "seq_len")
 SHAPES = selection_options([option for name, option in options_of(Request).items() if name in NAMES])
-"""The options of a recipe that decide its shapes; all may be left out."""
+"""The options of a recipe that determine its shapes; all of them are optional."""
 Dtypes = Annotated[
     str | None,
     typer.Option("--dtype", help="bf16, fp16, fp32 or fp8, or several separated by commas. Default: the recipe's."),
@@ -72,7 +72,7 @@ class Measuring:
     json: Json = False
 
     def run(self, device: Device, cases: Sequence[TimedCase], title: str, recipe: Recipe | None = None) -> None:
-        """Measure and print. Raises RunFailed after that if memory ran out or nothing could be measured."""
+        """Measure and print the results. Then raise RunFailed if memory ran out or nothing could be measured."""
         install, settings = install_here(), BenchSettings(device, self.repeat, command_line())
         with CaseProgress() as progress:
             measured = measure(Catalogue(), cases, settings, progress.case, recipe)
@@ -113,7 +113,7 @@ class OneDevice:
 
 @app.callback()
 def bench() -> None:
-    """Speed of this machine's parts, each alone.
+    """Measure the speed of each part of this machine.
 
     Example:
 
@@ -126,7 +126,7 @@ def bench() -> None:
 def gemm(
     shapes: dict[str, Any], one: OneDevice, measuring: Measuring, dtype: Dtypes = None, seconds: Seconds = SECONDS
 ) -> None:
-    """Matrix products of a recipe: those of one GPU for one micro-batch, forward and both gradients.
+    """Measure matrix products of a recipe: those of one GPU for one micro-batch, forward and both gradients.
 
     A square product shows what the device reaches at its best; the product with the most FLOPs is also repeated for
     some seconds, at the clocks that power and temperature then allow.
@@ -150,7 +150,7 @@ def gemm(
 def attention(
     shapes: dict[str, Any], one: OneDevice, measuring: Measuring, dtype: Dtypes = None, seconds: Seconds = SECONDS
 ) -> None:
-    """Attention of a recipe, forward and backward, with the backend that the engine chooses for it.
+    """Measure the attention of a recipe, forward and backward, with the backend that the engine chooses for it.
 
     Examples:
 
@@ -168,7 +168,7 @@ def attention(
 @app.command()
 @takes(OneDevice, Measuring)
 def memory(one: OneDevice, measuring: Measuring, size: Sizes = None, seconds: Seconds = SECONDS) -> None:
-    """Copy within the memory of the GPU, or of the host; bytes read and bytes written both count.
+    """Measure copies within the memory of the GPU or the host; bytes read and bytes written both count.
 
     Examples:
 
@@ -183,7 +183,7 @@ def memory(one: OneDevice, measuring: Measuring, size: Sizes = None, seconds: Se
 @app.command()
 @takes(Measuring)
 def transfer(measuring: Measuring, size: Sizes = None) -> None:
-    """Copies from the host to the GPU and back, from pinned and from pageable memory.
+    """Measure copies from the host to the GPU and back, from pinned and from pageable memory.
 
     Examples:
 
@@ -201,7 +201,7 @@ def transfer(measuring: Measuring, size: Sizes = None) -> None:
 @app.command()
 @takes(OneDevice, Measuring)
 def launch(one: OneDevice, measuring: Measuring) -> None:
-    """The time that starting work costs: one addition to one number, alone, in a queue, and in a CUDA graph.
+    """Measure the time to launch work: one addition to one number, alone, in a queue, and in a CUDA graph.
 
     Examples:
 

@@ -121,7 +121,7 @@ class Placed:
     json: Json = False
 
     def is_job(self, given: Mapping[str, Any]) -> bool:
-        """Return whether an option of the scheduler is set. Raises UsageError for options of a job without one."""
+        """Return whether a scheduler option is set. Raises UsageError if job options are set without one."""
         for flag, chosen in {"--wait": self.wait, "--dry-run": self.dry_run}.items():
             if chosen and not given:
                 raise UsageError(f"{flag} requires a queued job", do="add --nodes, such as --nodes 2")
@@ -303,7 +303,7 @@ def collectives(
     names: Names = None,
     pairwise: Pairwise = False,
 ) -> None:
-    """Collectives between GPUs (NCCL) or processes (gloo), with the table of nccl-tests.
+    """Measure collectives between GPUs (NCCL) or processes (gloo), and print the table of nccl-tests.
 
     On the ranks of this machine, or in a job: --nodes, or any other option of the scheduler. Bandwidths and columns are
     those of nccl-tests, so 'llmb nccl' reads the table and compares it with others. Every result is checked against the

@@ -110,7 +110,7 @@ def _verbosely(ctx: typer.Context, requested: bool) -> None:
 
 
 def _help_all(ctx: typer.Context, requested: bool) -> None:
-    """Print the complete help, without panels, in which long option names do not fit on 80 columns."""
+    """Print the complete help without panels, whose columns are too narrow for long option names on 80 columns."""
     if requested:
         ctx.command.rich_markup_mode = None  # type: ignore[attr-defined]
         for item in ctx.command.params:
@@ -262,7 +262,7 @@ def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the clas
 
 
 def meant_option(given: str, known: Iterable[str]) -> list[str]:
-    """Names of ``known`` that mean what ``given`` means elsewhere, else names with like letters."""
+    """Return the names in ``known`` that correspond to ``given`` in other programs, else those spelled similarly."""
     options = [name for name in known if name.startswith("--")]
     same = [name for name, others in MEANT.items() if name in options and given in others]
     return same or closest(given, options, cutoff=0.65)

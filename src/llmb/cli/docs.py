@@ -44,7 +44,7 @@ class DocPage:
     name: str
     """The name of its file without the suffix; unique across folders."""
     task: str
-    """The heading above it in the list of pages."""
+    """The heading above the page in the list of pages."""
     title: str
     about: str
     path: Path
@@ -68,7 +68,7 @@ def _read_page(task: str, path: Path, about: str) -> DocPage:
 
 
 def search_pages(text: str) -> list[tuple[DocPage, str]]:
-    """Return the pages with all of the words, each with the heading above the place with most of them.
+    """Return the pages that contain all the words, each with the heading of the section that matches best.
 
     Pages with more of the words in the title come first, then those with more words.
     """
@@ -85,7 +85,7 @@ def search_pages(text: str) -> list[tuple[DocPage, str]]:
 
 
 def _held(text: str, words: list[str]) -> int:
-    """Count the words that the text has."""
+    """Count how many of the words the text contains."""
     return sum(word in text.lower() for word in words)
 
 
@@ -189,7 +189,7 @@ STORED = {
         for name in ("Workload", "Model", "Published", "Documents", "Hardware", "Fabrics", "Rates")
     ),
 }
-"""The records that a file may hold, by its name; in ``.jsonl``, each line holds one."""
+"""The records that a file may hold, by file name; in a ``.jsonl`` file, each line holds one."""
 
 
 class _Described(GenerateJsonSchema):
@@ -209,7 +209,7 @@ class _Described(GenerateJsonSchema):
 
 
 def stored_schema(name: str) -> dict[str, Any]:
-    """Return the JSON Schema of a stored file. Raises UsageError for a file without one."""
+    """Return the JSON Schema of a stored file. Raises UsageError if the file has none."""
     if name not in STORED:
         raise unknown("stored file", name, STORED)
     records = [_record(place) for place in STORED[name]]

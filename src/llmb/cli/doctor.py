@@ -62,7 +62,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The checks of a node."""
+    """The options of a check of one node."""
 
     only: Annotated[
         list[str] | None,
@@ -101,7 +101,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class SeveralNodes:
-    """The nodes of a cluster that are checked, and the jobs that do so."""
+    """The nodes of a cluster to check, and the options of the jobs that check them."""
 
     nodes: Annotated[
         str | None,
@@ -135,7 +135,7 @@ class SeveralNodes:
 
     @property
     def listed(self) -> str | None:
-        """Return the list of nodes, if any. Raises UsageError for several lists, or a file that cannot be read."""
+        """Return the list of nodes, if any. Raises UsageError for several lists, or for a file that cannot be read."""
         if sum((self.nodes is not None, self.nodelist_file is not None, self.every)) > 1:
             raise UsageError("--nodes, --nodelist-file and --all cannot be combined", do="pass only one")
         return listed_in(self.nodelist_file) if self.nodelist_file else self.nodes
@@ -329,7 +329,7 @@ def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> Non
 
 
 class ReadNodes(NamedTuple):
-    """Return the settings of the requested nodes, and the reasons for missing ones."""
+    """The settings of the requested nodes, and the reasons for missing ones."""
 
     settings: NodesSettings
     not_read: dict[str, str]

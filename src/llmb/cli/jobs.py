@@ -72,7 +72,7 @@ class StepLines:
 
 
 def lines_of(job: Job, expected_s: float | None) -> StepLines:
-    """Return the lines of a job's run. Raises UsageError if the run's record cannot be read."""
+    """Return the ``StepLines`` of a job's run. Raises UsageError if the run's record cannot be read."""
     folder = RunFolder(Path(job.run_dir))
     try:
         return StepLines(WatchedRun(folder, expected_s))
@@ -141,7 +141,7 @@ class Selected:
 
 @app.callback(invoke_without_command=True)
 def jobs(context: typer.Context) -> None:
-    """Submitted jobs and their results. Without a command: list.
+    """List submitted jobs and their results; without a subcommand, list all.
 
     Example:
 
@@ -161,7 +161,7 @@ def list_(
     kind: Annotated[Kind | None, typer.Option("--kind", help="Only jobs of this kind.")] = None,
     json: Json = False,
 ) -> None:
-    """The jobs of this install root, the newest last.
+    """List the jobs of this install root, the newest last.
 
     Schedulers are queried first for jobs that have not ended; without an answer within 5 s, the last known states are
     shown.
@@ -200,7 +200,7 @@ def show(job_id: JobId, json: Json = False) -> None:
 
 
 def _newest_with_label(store: Store, text: str) -> str:
-    """Return the id of the newest run with that label; any other text unchanged."""
+    """Return the id of the newest run with the label ``text``, or ``text`` unchanged if there is none."""
     runs = [] if store.find_named(text) else store.jobs(Filter(label=text, runs_only=True))
     if len(runs) > 1:
         say(f"{len(runs)} runs have the label '{text}': this is the newest; 'llmb runs --label {text}' shows all")
@@ -214,7 +214,7 @@ def log(
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines. Default: all.")] = None,
     expect_s: ExpectS = None,
 ) -> None:
-    """The log of a job's run; if its workers never started, the output of its batch script.
+    """Print the log of a job's run; if its workers never started, print the output of its batch script.
 
     --follow adds the pace of the run and the time left, and a line when the pace is no longer the expected one.
 
@@ -329,7 +329,7 @@ def nodes(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Statistics of nodes: their runs, failures and slowdown.
+    """Show statistics of nodes: their runs, failures and slowdown.
 
     The slowdown compares step times of runs on a node with those of the same recipe and layout on other nodes.
 
@@ -344,7 +344,7 @@ def nodes(
 
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
-    """Wait for jobs, showing the steps of a single one."""
+    """Wait for jobs, and show the steps if there is only one."""
     if len(keys) > 1:
         return wait_for(store, _install(), keys, os.environ, say, timeout)
     job = last_try(store, keys[0])
@@ -362,7 +362,7 @@ def _install() -> Path:
 
 
 def bring_up_to_date(store: Store) -> None:
-    """Query schedulers if states are old; warn about old states if there is no answer."""
+    """Query schedulers if the states are old; warn that they are old if there is no answer."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return

@@ -113,7 +113,7 @@ class ReferenceOptions:
 
 
 def _expected(text: str | None) -> Path | Expectations | None:
-    """Return a file, or the expectation of every run. Raises UsageError."""
+    """Return the file of expectations, or the expected step time of every run. Raises UsageError."""
     try:
         seconds = float(text or "")
     except ValueError:
@@ -200,7 +200,7 @@ def _runs_to_judge(
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:
-    """Raise Regressed or NoVerdict unless all passed; ``published``: only published figures were requested."""
+    """Raise Regressed or NoVerdict unless all runs passed; ``published``: only published figures were requested."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return

@@ -73,7 +73,7 @@ PANELS = {
         "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe.")
     },
 }
-"""The commands by the panels of ``--help``: the module of each, and its help."""
+"""The commands by panel of ``--help``: for each, its module and help text."""
 COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
 
 ALIASES = {"single": "submit"}
@@ -81,7 +81,7 @@ ALIASES = {"single": "submit"}
 VERBOSE, QUIET = ("-v", "--verbose"), ("-q", "--quiet")
 ANYWHERE = (*VERBOSE, *QUIET, "--json")
 PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
-"""The error of typer for arguments that it cannot parse; it is not exported."""
+"""The typer error for arguments that cannot be parsed, which typer does not export."""
 
 EPILOG = """Examples:
 
@@ -112,7 +112,7 @@ class LazyGroup(CommandGroup):
         return name, stub and load_command(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
-        """Report interrupts, which typer would not; before this call, ``llmb.__main__`` handles them."""
+        """Report interrupts, which typer would ignore; before this call, ``llmb.__main__`` handles them."""
         if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -122,7 +122,7 @@ class LazyGroup(CommandGroup):
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401
-    """Load one command of its module: building the options of a command takes time."""
+    """Load one command of its module, because building the options of all commands takes time."""
     shared: typer.Typer = import_module(COMMANDS[name][0]).app
     alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     named = {one.name or getattr(one.callback, "__name__", ""): one for one in shared.registered_commands}
@@ -156,11 +156,11 @@ def llmb(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and its commit."),
     ] = False,
 ) -> None:
-    """Measures how fast a machine or a cluster trains large language models."""
+    """Measure how fast a machine or a cluster trains large language models."""
 
 
 def main() -> NoReturn:
-    """Run the command of the process's arguments."""
+    """Run the command that the process's arguments specify."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
     if sys.stdout is None:
@@ -180,7 +180,7 @@ def main() -> NoReturn:
 
 
 def install_main() -> NoReturn:
-    """Entry point of ``llmb-install``."""
+    """Run ``llmb install``: the entry point of ``llmb-install``."""
     sys.argv.insert(1, "install")
     main()
 
@@ -202,7 +202,7 @@ def as_spoken(arguments: list[str]) -> list[str]:
 
 
 def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
-    """Run a command and return its exit code. Errors are printed, as JSON if results are."""
+    """Run a command and return its exit code. Errors are printed, as JSON if results are printed as JSON."""
     as_json = "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     try:
         _check_arguments(arguments)

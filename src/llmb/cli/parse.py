@@ -84,7 +84,7 @@ class ParseCommand(TyperCommand):
 def _print_as_reference(
     folders: list[Path], window: str | None, form: Form, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
-    """Print as the reference suite's script does. Raises RunFailed if no run is a success."""
+    """Print the output of the reference suite's script. Raises RunFailed if no run is a success."""
     check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
         raise UsageError(f"--compat requires steps A-B, not the window '{window}'", do=f"specify A-B, such as {WINDOW}")
@@ -104,7 +104,7 @@ def _print_as_reference(
 
 
 def _documented_window(logs: Iterable[Path]) -> str:
-    """Return the window of the release that the logs are from; that of the newest if they differ or are unknown."""
+    """Return the documented window of the logs' release, or of the newest release if it differs or is unknown."""
     found = sorted({one.window for path in logs if (one := document_of_log(path)) and one.window})
     if len(found) > 1:
         say(f"these logs belong to documents with different windows ({', '.join(found)}): {WINDOW} is used for all")
@@ -113,7 +113,7 @@ def _documented_window(logs: Iterable[Path]) -> str:
 
 
 def _regular(found: LogFiles) -> LogFiles:
-    """Return the logs that the reference suite's script reads: it follows no links."""
+    """Return only regular log files: the reference suite's script follows no links."""
     logs = tuple(path for path in found.logs if path.suffix == ".out" and not path.is_symlink())
     return LogFiles(logs, found.total_bytes, found.refused)
 

@@ -72,9 +72,9 @@ Layouts = Annotated[
 WORK = ("gbs", "seq_len", "layers")
 """Sizes that define the work; the others define the layout."""
 DECISIVE = ("recompute", "dp_sharding", "fp8_recipe")
-"""Options of a run that decide its time and memory; the others are accepted, as those of any run."""
+"""Options of a run that affect its time and memory; all other options of a run are accepted and ignored."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
-"""Options that can be combined with a file; its lines have the others."""
+"""Options that can be combined with a file, whose lines contain the others."""
 AtScales = Annotated[
     Scaling | None,
     typer.Option("--scaling", help="Also predict more GPUs: weak, with a growing batch, or strong, with this one."),
@@ -86,7 +86,7 @@ GpuMtbf = Annotated[
 SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds that a checkpoint costs.")]
 RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
 FindRuns = Callable[[str], "RunSet"]
-"""A function that finds the ended runs that a word or a path stands for."""
+"""A function that finds the ended runs that an id, label or path selects."""
 
 
 def find_here(selector: str) -> "RunSet":
@@ -163,7 +163,7 @@ def predict_with(
     selector: str | None,
     find: FindRuns = find_here,
 ) -> RunPrediction:
-    """Predict the step of a recipe; ``selector`` is what calibrates it. Raises UsageError."""
+    """Predict the step of a recipe, calibrated by the runs that ``selector`` selects. Raises UsageError."""
     plan = _plan(resolve(catalogue, request), choices, catalogue)
     predicted = _predictor(catalogue, selector, plan, find)
     found, reason = predicted(plan), why_not_estimated(plan)
@@ -313,7 +313,7 @@ def plan_with(
     *,
     explicit_recompute: bool,
 ) -> LayoutPlan:
-    """Search the layouts of a recipe; ``selector`` is what calibrates their predictions.
+    """Search the layouts of a recipe, with predictions calibrated by the runs that ``selector`` selects.
 
     Raises UsageError for options that are not estimated, and if no layout fits.
     """

@@ -241,7 +241,7 @@ def _confirm(orders: list[TaskOrder], *, yes: bool) -> None:
 
 
 def _queued(orders: list[TaskOrder], environ: Mapping[str, str]) -> list[Job]:
-    """Queue the orders that no job is already working on."""
+    """Queue the orders for which no unfinished job exists."""
     install = orders[0].site.install
     with open_history(install, say) as store:
         same = same_jobs(store, install, orders)

@@ -45,7 +45,7 @@ class _Clock(ProgressColumn):
 
 
 class _LongWork:
-    """Text, additional ``columns``, the elapsed and remaining time, and a bar that fills the rest of the line."""
+    """A progress line: text, additional ``columns``, elapsed and remaining time, and a bar that fills the rest."""
 
     def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
         self.began_at = self.spoke_at = time.monotonic()
@@ -129,7 +129,7 @@ class ByteProgress(_LongWork):
         self.what = what
         self.total = 0
         self.done_before = 0
-        """The bytes that were done at the start: work may be resumed."""
+        """The bytes done at the start, which are more than 0 if the work is resumed."""
 
     def bytes(self, done: int, total: int) -> None:
         if total != self.total:

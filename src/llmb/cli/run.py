@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class Pretended:
-    """Options of ranks that run alone, as if at a larger scale."""
+    """Options for ranks that run alone, as if they were part of a larger run."""
 
     pretend_scale: Annotated[
         int | None,
@@ -64,7 +64,7 @@ class Pretended:
     ] = None
 
     def ranks_of(self, request: Request) -> tuple[Request, Sequence[int | None]]:
-        """Return the request at the pretended scale, and the ranks that run alone; None for a run of all.
+        """Return the request at the pretended scale, and the ranks to run alone; None to run all of them.
 
         Raises UsageError.
         """
@@ -248,7 +248,7 @@ def run_or_print(
 def run_several(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool
 ) -> Sequence[Sequence[EndedRun]]:
-    """Run all recipes in turn, each ``repeats`` times; after an interrupt, print those that ended.
+    """Run all recipes in turn, each ``repeats`` times; after an interrupt, print the runs that ended.
 
     With a label, successful runs of an earlier call count, unless ``start_new``. Another client of the install root
     waits.
@@ -281,7 +281,7 @@ def run_several(
 def _turns(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool
 ) -> tuple[list[list[EndedRun]], list[Turn]]:
-    """Return the runs of an earlier call that count, by recipe, and the remaining runs in order."""
+    """Return the earlier runs that count, by recipe, and the remaining runs in order."""
     ended: list[list[EndedRun]] = []
     titles = titles_of([local.plan for local in locals_])
     for local, title, count in zip(locals_, titles, repeats, strict=True):

@@ -47,7 +47,7 @@ def runs(
     ] = None,
     json: Json = False,
 ) -> None:
-    """The runs of this install root, the newest last: on this machine and on a cluster.
+    """List the runs of this install root, the newest last: on this machine and on a cluster.
 
     The id, or its beginning, names a run for `llmb result` and `llmb jobs show`; `latest` is the newest run. A run
     that was retried is shown once.

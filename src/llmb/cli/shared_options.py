@@ -128,7 +128,7 @@ def record_options(record: type, basic: Container[str] | None = None) -> Maker:
 
 
 def value_options(options: Iterable[Option], *, envvar: bool = True, swept: bool = False) -> Maker:
-    """Return a function that returns the options' values by name, without ``envvar`` ignoring the environment."""
+    """Return a function that returns the options' values by name; without ``envvar``, ignore the environment."""
     return _maker([parameter(option, envvar=envvar, swept=swept) for option in options], lambda **values: values)
 
 
@@ -157,7 +157,7 @@ def log_options() -> Maker:
 
 
 def model_options() -> Maker:
-    """Return a function that returns workload and size; both may also be positional."""
+    """Return a function that returns the workload and size; both may also be positional."""
     options = [options_of(Request)[name] for name in PLACES]
     return selection_options(options, lambda values: tuple(map(_completed(values).get, PLACES)))
 
@@ -165,7 +165,7 @@ def model_options() -> Maker:
 def selection_options(
     options: Iterable[Option], make: Callable[[dict[str, Any]], Any] = dict, *, swept: bool = False
 ) -> Maker:
-    """Return a function of options that select recipes; workload and size may also be positional."""
+    """Return a function that returns the options that select recipes; workload and size may also be positional."""
 
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         for name in PLACES:
@@ -214,7 +214,7 @@ def only_value(name: str, placed: str | None, flagged: str | None) -> str | None
 
 
 def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the first parameters of a command, which receive results of makers, by the options of the makers.
+    """Replace the first parameters of a command, which receive the results of makers, by the options of the makers.
 
     A record whose fields are annotated as typer's options is also a maker.
     """

@@ -82,17 +82,17 @@ class Manifest(Record):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the total bytes of all files."""
         return sum(file.size for file in self.files)
 
     @property
     def json_size(self) -> int:
-        """Bytes of records, steps and samples."""
+        """Return the total bytes of records, steps and samples."""
         return sum(file.size for file in self.files if file.path.endswith((".json", ".jsonl")))
 
 
 def is_archived(name: str) -> bool:
-    """Return whether a file of a run folder, by its path there, is for archives; a trace only with ``traces``."""
+    """Return whether archives include a file, by its path in a run folder; traces only with ``traces``."""
     return bool(_KEPT.fullmatch(name))
 
 
@@ -112,7 +112,7 @@ def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
 
 
 def read_manifest(text: bytes) -> Manifest:
-    """Parse the manifest. Raises ValueError for a wrong form or version, or a path that leads elsewhere."""
+    """Parse the manifest. Raises ValueError for a wrong form or version, or a path that leads outside."""
     check_values(text, MOST_VALUES)
     try:
         manifest = Manifest.model_validate_json(text)
@@ -235,7 +235,7 @@ def _packed(path: Path, name: str) -> _Packed:
 
 
 def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Yield a file in parts, each with a flag for redaction: lines of logs; in a record only secrets by their form."""
+    """Yield a file in parts, each with a redaction flag: lines of logs; in records, only secrets by their form."""
     with open_regular(path, buffering=CHUNK) as file:
         if path.suffix == ".out":
             in_key = False
@@ -328,11 +328,11 @@ MOST_BYTES = 1 << 36
 MOST_RATIO = 1000
 """Limit of the bytes of the files relative to the archive's: steps and logs have some ten, a zip bomb far more."""
 ALWAYS_BYTES = 1 << 26
-"""The bytes that an archive of any size may expand to."""
+"""The number of bytes to which an archive of any size may expand."""
 MOST_WINDOW_BYTES = 1 << 27
 LONGEST_NAME = 4096
 TAR_RECORD = 20 * BLOCK
-"""Programs that write tar files pad the last block with zeros."""
+"""The size to which programs that write tar files pad with zeros."""
 LONG_NAME = b"L"
 """Type of an entry that contains the name of the next one."""
 
@@ -346,7 +346,7 @@ class _Refused(ValueError):
 
 
 def default_ending() -> str:
-    """Return the ending of the smaller archives where the library that compresses them is installed."""
+    """Return the suffix for smaller archives if the library that compresses them is installed."""
     return GZIP if find_spec("zstandard") is None else ZSTD
 
 
@@ -455,7 +455,7 @@ def _unpack_files(stream: _Stream, expected: Mapping[str, ArchivedFile], into: P
 
 
 def _next_entry(stream: _Stream) -> TarInfo | None:
-    """The header of an entry, with its long name; None at the end, which is two blocks of zeros."""
+    """Read the header of an entry, with its long name; None at the end, which is two blocks of zeros."""
     block = _exactly(stream, BLOCK)
     if not any(block):
         if any(_exactly(stream, BLOCK)):
@@ -491,7 +491,7 @@ def _exactly(stream: _Stream, size: int) -> bytes:
 
 
 def _at_most(stream: _Stream, size: int) -> bytes:
-    """Read this many bytes, few at a time; fewer at the end of the stream."""
+    """Read this many bytes in small portions; fewer at the end of the stream."""
     blocks = []
     while size and (block := stream.read(min(size, CHUNK))):
         blocks.append(block)

@@ -40,7 +40,7 @@ def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
 
 
 def lacks_result(folder: RunFolder) -> bool:
-    """Return whether the run has no result, or one that its job wrote without knowing that it was cancelled."""
+    """Return whether the run has no result, or one that its job wrote before it could know of a cancellation."""
     try:
         record, end = read_record(folder), read_job_end(folder)
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def _conclude_below(install: Path, paths: Iterable[str], say: Say) -> bool:
 
 
 def conclude_job(store: Store, job: Job, say: Say) -> Job:
-    """Return ``job`` after concluding its run, if that ended without a result."""
+    """Conclude the job's run if it ended without a result, and return the updated job."""
     if job.live or job.kind != "run" or not lacks_result(job.folder):
         return job
     status = read_record(job.folder).status
@@ -82,7 +82,7 @@ def conclude_job(store: Store, job: Job, say: Say) -> Job:
 
 
 def _conclude(job: Job) -> None:
-    """Write the result that follows from the run's files and from the end of its job."""
+    """Write the result that follows from the run's files and from how its job ended."""
     folder, record, end = job.folder, read_record(job.folder), read_job_end(job.folder)
     if end and record.job and end.job_id != record.job.job_id:
         end = None  # of a second job, which was rejected
@@ -99,7 +99,7 @@ def _conclude(job: Job) -> None:
 
 
 def _begun_as(record: RunRecord, job: Job) -> RunRecord:
-    """Add the job from the scheduler's report, as it has not written anything itself."""
+    """Add the job from the scheduler's report, because the job itself has not written anything."""
     handle = read_job(job.folder)
     if handle is None or job.started_s is None:
         return record
@@ -109,7 +109,7 @@ def _begun_as(record: RunRecord, job: Job) -> RunRecord:
 
 
 def _with_result(job: Job, record: RunRecord) -> Job:
-    """``job`` with the figures of its run. The scheduler's word on its end stays, unless the result differs from it."""
+    """Return ``job`` with the figures of its run. The scheduler's reason stays, unless the result differs from it."""
     reason = (job.reason or "").partition(NOT_CONCLUDED)[0].removesuffix("; ") or None
     if record.status not in (job.status, "queued", "running") or (job.state == FAILED and record.status == "failed"):
         assert record.result, "it was concluded"

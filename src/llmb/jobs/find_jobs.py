@@ -21,11 +21,11 @@ SHOWN_BY = {"preparation": "'llmb prepare verify'", "benchmark": "'llmb bench li
 LATEST = "latest"
 GROUPS = ("label", "campaign")
 CLOCKS_DIFFER_S = 3600
-"""A run from further in the future has the time of a wrong clock, and would otherwise be the latest one until then."""
+"""A run further in the future has a wrong clock, and would otherwise be the latest one until then."""
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
-    """The job that each text names, once. Raises UsageError."""
+    """Return the job that each text names, without duplicates. Raises UsageError."""
     jobs = (find_job(store, text) for text in texts)
     return list({job.key: job for job in jobs}.values())
 
@@ -54,7 +54,7 @@ def find_job(store: Store, text: str) -> Job:
 
 
 def find_run(store: Store, text: str) -> Job:
-    """Find as ``find_job``, of jobs that train. Raises UsageError for another one."""
+    """Find a job like ``find_job``, but only among jobs that train. Raises UsageError for another job."""
     job = find_job(store, text)
     if job.kind != "run":
         do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} its result"
@@ -63,7 +63,7 @@ def find_run(store: Store, text: str) -> Job:
 
 
 def find_runs_by_name(store: Store, text: str) -> list[Job]:
-    """The run with that id, or all that share that label or campaign.
+    """Return the run with that id, or all runs with that label or in that campaign.
 
     Raises UsageError for a word that names nothing, or several things.
     """
@@ -89,7 +89,7 @@ def find_runs_by_name(store: Store, text: str) -> list[Job]:
 
 
 def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
-    """Names in ``selection`` that no job has, with the existing ones."""
+    """Yield the values in ``selection`` that no job has, with the existing ones."""
     for kind in ("label", "campaign", "workload"):
         name = getattr(selection, kind)
         if name is None or store.count(Filter(**{kind: name})):
@@ -124,7 +124,7 @@ def _unknown(store: Store, text: str) -> UsageError:
 
 
 def parse_since(text: str, now_s: float) -> float:
-    """Seconds since 1970 of a date, a time or an age; in local time without a zone. Raises UsageError."""
+    """Parse a date, a time or an age to seconds since 1970; local time without a zone. Raises UsageError."""
     ago = _AGO.fullmatch(text.strip())
     if ago:
         return now_s - int(ago[1]) * _SECONDS[ago[2]]
@@ -144,9 +144,9 @@ class NodeRecord:
 
     node: str
     runs: int
-    """Jobs that ran on it, among others."""
+    """The number of jobs that used the node."""
     failures: int
-    """The number of failed ones."""
+    """The number of those jobs that failed."""
     blamed: int
     """Number of jobs in which the node was at fault."""
     slowdown: float | None
@@ -155,7 +155,7 @@ class NodeRecord:
 
 
 def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
-    """Every node that a run was on, the slowest first."""
+    """Return a record for every node that a run used, the slowest first."""
     ran: dict[str, list[Job]] = defaultdict(list)
     times: dict[Recipe, list[tuple[frozenset[str], float]]] = defaultdict(list)
     for job in jobs:
@@ -171,7 +171,7 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
 
 
 def _recipe(job: Job) -> Recipe:
-    """Key of runs with comparable step times."""
+    """Return a key that runs with comparable step times share."""
     return job.identity or job.experiment, job.gpu_type
 
 

@@ -59,7 +59,7 @@ _RUN_ID = re.compile(rb'"run_id": ?"([0-9a-f]*)"')
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\.(\d{4}-\d{2}-\d{2}))?")
 Say = Callable[[str], None]
 _Alike = tuple[str, frozenset[str]]
-"""The properties that repeats share: the key of their identity, and their nodes."""
+"""The key of the identity and the nodes, which repeats share."""
 
 
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
@@ -124,7 +124,7 @@ def _latest(install: Path, say: Say) -> RecordedRun:
 
 
 def _made_at(folder: RunFolder) -> tuple[int, str]:
-    """A run folder's parent ends with the seconds since 1970 when it was made."""
+    """Return the creation time in seconds since 1970, with which a run folder's parent's name ends."""
     name = folder.path.parent.name
     seconds = re.search(r"_(\d+)[.\d-]*$", name)
     return int(seconds[1]) if seconds else 0, name
@@ -247,7 +247,7 @@ def _only_meaning(text: str, meanings: Mapping[str, Sequence[RecordedRun]], path
 
 
 def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
-    """The runs that a word may stand for, by a spelling that can mean nothing else."""
+    """Return the runs that a word may refer to, by an unambiguous spelling."""
     kind, colon, word = text.partition(":")
     is_spelled = bool(colon) and kind in ("label", "campaign", "id")
     name = word if is_spelled else text
@@ -261,7 +261,7 @@ def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[Reco
 
 
 def _with_id(name: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
-    """A run's own id or folder, or its job's id."""
+    """Return the runs with that id or folder, or the runs of the job with that id."""
     matching = [run for run in runs if name in (run.id, run.folder.path.parent.name)]
     jobs = [run for run in runs if name in run.job_ids]
     if len(jobs) == 1:
@@ -315,7 +315,7 @@ class _Forms:
         self.has_all = len(self.values) == len(self.words)
 
     def may_be_of(self, folder: RunFolder) -> bool:
-        """Return whether the run may be selected, also if truncated, so that it is reported. Raises OSError."""
+        """Return whether the run may match, even if its record is truncated, so that it is reported. Raises OSError."""
         text = read_regular(folder.record, MOST_JSON_BYTES)
         if not self.has_all or folder.path.parent.name in self.words or not text.rstrip().endswith(b"}"):
             return True
@@ -334,7 +334,7 @@ def _folders_below(install: Path, say: Say) -> list[RunFolder]:
 
 
 def _at(text: str, path: Path, say: Say) -> RunSet:
-    """The runs of a path: of a run folder, of its log, of an archive, or of all run folders and logs below."""
+    """Return the runs at a path: a run folder, its log, an archive, or a folder with run folders and logs."""
     check_reachable(path)
     if path.is_file() and path.name.endswith(ENDINGS):
         return _found_in(text, _run_folders(unpacked(path.absolute())), say)
@@ -353,7 +353,7 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
 
 
 def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
-    """Invalid if the run is faster than its GPU can be."""
+    """Mark runs as invalid that are faster than their GPU can be."""
     if not needs_catalogue(logs):
         return logs
     catalogue = Catalogue()
@@ -361,7 +361,7 @@ def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:
-    """Run folders are not nested, and hidden folders, such as imports in progress, are skipped.
+    """Yield run folders, which are not nested. Hidden folders, such as imports in progress, are skipped.
 
     Links are not followed: the same run would be found twice. A folder that cannot be listed may be a run's.
     """
@@ -387,7 +387,7 @@ def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> RunSet:
 
 
 def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:
-    """Return ``runs`` with results for those that ended without one."""
+    """Return the runs, with results added to those that ended without one."""
     without = [run.folder for run in runs if run.record.status in ("queued", "running", "failed")]
     return [read_folder(run.folder) for run in runs] if conclude_ended(without, say) else runs
 

@@ -28,7 +28,7 @@ ASK_EVERY_S = 5.0
 
 
 def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
-    """The whole log, or its last ``lines``, in chunks. Raises UsageError if there is no log yet."""
+    """Yield the whole log, or its last ``lines``, in chunks. Raises UsageError if there is no log yet."""
     path = log_of(job)
     if path is None:
         why = f": {job.reason}" if job.reason else ""
@@ -41,13 +41,13 @@ def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
 
 
 def log_of(job: Job) -> Path | None:
-    """The workers' log, else the batch script's output; None if neither has content."""
+    """Return the workers' log, or else the batch script's output; None if both are empty."""
     folder = job.folder
     return next((path for path in (folder.log, folder.batch_output) if path.exists() and path.stat().st_size), None)
 
 
 def start_of_last(stream: BinaryIO, lines: int) -> int:
-    """Offset in bytes of the last ``lines`` lines."""
+    """Return the offset in bytes of the last ``lines`` lines."""
     last = deque(stream, maxlen=lines)
     return stream.seek(0, 2) - sum(map(len, last))
 
@@ -55,7 +55,7 @@ def start_of_last(stream: BinaryIO, lines: int) -> int:
 def follow_log(
     job: Job, ask: Ask, write: Write, lines: int | None, look: Callable[[Job], object] = lambda _: None
 ) -> Job:
-    """Write the log of ``job`` as it grows, until the job has ended, as which it comes back.
+    """Write the log of ``job`` as it grows, until the job has ended; return the ended job.
 
     ``look`` is called beside it, again and again.
     """
@@ -93,7 +93,7 @@ class _Follower:
 
 
 def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Follower | None:
-    """The workers' log replaces the batch script's output once it exists."""
+    """Return the reader of the log: the workers' log replaces the batch script's output once it exists."""
     path = log_of(job)
     if path is None or (reader and reader.path == path):
         return reader
@@ -101,7 +101,7 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 
 
 def asker(store: Store, install: Path, say: Say) -> Ask:
-    """Bring a job up to date; that of a retried one is its last attempt.
+    """Return a function that brings a job up to date; for a retried job, it returns the last attempt.
 
     If its scheduler does not respond, the record shows whether the run has ended.
     """
@@ -139,7 +139,7 @@ def job_of_folder(folder: RunFolder) -> Job:
 
 
 def current(store: Store, install: Path, job: Job, say: Say) -> Job:
-    """Return ``job`` brought up to date, and concluded if it has ended, also for a read-only history.
+    """Bring ``job`` up to date, and conclude it if it has ended, even if the history is read-only.
 
     Raises InfrastructureError if its scheduler does not answer, EnvironmentProblem if it is not installed here.
     """

@@ -32,14 +32,14 @@ def run_folders_below(install: Path) -> set[Path]:
 
 
 def _shown(install: Path, pattern: str) -> list[Path]:
-    """List in order, without names that begin with a dot, unless the pattern has that."""
+    """List the matches in order, without names that begin with a dot, unless the pattern does."""
     parts = {*pattern.split("/")}
     paths = sorted(install.glob(pattern))
     return [path for path in paths if not any(part[0] == "." for part in {*path.relative_to(install).parts} - parts)]
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
-    """All jobs that were submitted, in the state in which they were queued."""
+    """Yield all jobs that were submitted, in the state in which they were queued."""
     yield from _jobs(install, RUNS, lambda folder: row_of_record(read_record(folder)))
     for pattern in TASKS:
         yield from _jobs(install, pattern, lambda folder: read_task(folder).row())
@@ -69,14 +69,14 @@ def _job(folder: RunFolder, row: Mapping[str, Any], submitted: SubmittedJob) -> 
 
 
 def database_path(install: Path) -> Path:
-    """Return the path. Raises UsageError if it is reached through another user's link."""
+    """Return the path of the database. Raises UsageError if it is reached through another user's link."""
     path = install / STATE_FOLDER / DATABASE
     check_links(path)
     return path
 
 
 def open_history(install: Path, say: Callable[[str], None]) -> Store:
-    """The history below ``install``; a missing one is rebuilt from the run folders. Raises EnvironmentProblem."""
+    """Open the history below ``install``; a missing one is rebuilt from the run folders. Raises EnvironmentProblem."""
     path = database_path(install)
     if not _has_content(path):
         with _locked(path):  # another process must find the complete history
@@ -107,7 +107,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history for a command that only reads: also if the history cannot be written, as on a full
+    """Open the history for a command that only reads, even if it cannot be written, such as on a full
     disk, or in an install root of another user, where no file is created. It then takes no changes.
     """
     path = database_path(install)
@@ -140,7 +140,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _is_own(install: Path) -> bool:
-    """Return whether files that are created there get the owner of the folder; also where it does not exist."""
+    """Return whether new files there belong to the owner of the folder; True if it does not exist."""
     try:
         return install.stat().st_uid == os.geteuid()
     except OSError:
@@ -157,7 +157,7 @@ def _checked(store: Store) -> Store:
 
 
 def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
-    """A file of this name is complete: it has another name while it is written."""
+    """Rebuild the history. It gets its name when it is complete, and has another one until then."""
     partial = path.with_name(f".{path.name}.partial")
     for part in _PARTS:
         Path(f"{partial}{part}").unlink(missing_ok=True)
@@ -172,7 +172,7 @@ def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
 
 
 def _rename_damaged(path: Path) -> Path:
-    """Rename the database and its -wal, -shm and -journal files, also if only those exist; the new name."""
+    """Rename the database and its -wal, -shm and -journal files, even if only those exist; return the new name."""
     stamp = int(time.time())
     while any(Path(f"{path}.damaged-{stamp}{part}").exists() for part in _PARTS):
         stamp += 1

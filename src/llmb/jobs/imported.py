@@ -42,7 +42,7 @@ class ImportOrigin(Record):
     """Version of the llmb that made the archive."""
     scheduler: str | None
     job_id: str | None
-    """The job that the run had in its original root."""
+    """The id of the run's job in its original root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
 
 
 def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
-    """Return the folders of the runs by id. Those that the history lacks after a killed import are added."""
+    """Return the folders of the runs by id. Runs that the history lacks after a killed import are added to it."""
     listed = {Path(job.run_dir): job.run_id for job in store.jobs(Filter(runs_only=True))}
     there = {run_id: path for path, run_id in listed.items() if RunFolder(path).record.exists()}
     for path in run_folders_below(install) - listed.keys():
@@ -135,7 +135,7 @@ def _unpack(path: Path, into: Path) -> Manifest:
 
 
 def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
-    """The run as it ended; no scheduler is queried for it, and its nodes at fault belong to another cluster."""
+    """Return the run as it ended. No scheduler is queried for it, and its faulty nodes belong to another cluster."""
     figures = read_figures(str(target)) | {"bad_nodes": None} if record.status == "success" else {}
     return Job(
         **row_of_record(record),
@@ -163,7 +163,7 @@ def read_origin(folder: RunFolder) -> ImportOrigin | None:
 
 
 def unpacked(path: Path) -> Path:
-    """Unpack the runs of an archive into a folder for the lifetime of the process. Raises UsageError."""
+    """Unpack an archive's runs into a folder that exists as long as the process; return it. Raises UsageError."""
     status = path.stat()
     return _unpacked(path, status.st_mtime_ns, status.st_size)
 

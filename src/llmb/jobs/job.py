@@ -67,22 +67,22 @@ class Job:
     step_time_s: float | None = None
     """Mean over the window, for a success."""
     proxy: str = ""
-    """The replacement for the model or for all ranks; empty if these run themselves."""
+    """The proxy for the model or for all ranks; empty if there is none."""
     kind: Kind = "run"
     subject: str = ""
     """The subject that a job prepares or measures, or the node that it checks; empty for a run."""
     data: str = "synthetic"
     """The training data in one or two words."""
     label: str | None = None
-    """Given by the user."""
+    """A label that the user chose."""
     run_id: str | None = None
-    """The run's own key, which retries share; None for other jobs than runs."""
+    """The key of the run, which its retries share; None for jobs that are not runs."""
     identity: str | None = None
-    """Equal for repeats; None for other jobs than runs."""
+    """A key that repeats share; None for jobs that are not runs."""
     verdict: str | None = None
     """The verdict of its result; None without one."""
     origin: str | None = None
-    """The source of its weights and data; None for other jobs than runs."""
+    """The source of its weights and data; None for jobs that are not runs."""
 
     @property
     def folder(self) -> RunFolder:
@@ -98,28 +98,28 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Its model, with the dtype of a run or the task of a preparation."""
+        """Return the model, with the dtype of a run or the task of a preparation."""
         does = self.dtype if self.kind == "run" else self.subject
         return f"{self.model_name or self.kind} {does}"
 
     @property
     def id(self) -> str:
-        """Short; what commands accept and print."""
+        """Return the short id that commands accept and print."""
         return short_id(self.run_id or self.name)
 
     @property
     def name(self) -> str:
-        """The name of the run's own folder, ``<experiment>_<seconds>``."""
+        """Return the name of the run's own folder, ``<experiment>_<seconds>``."""
         return Path(self.run_dir).parent.name
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON; the keys are a contract."""
+        """Return the job as plain values for JSON; the keys are a contract."""
         first = {"id": self.id, "job_id": self.job_id, "name": self.name}
         return first | {field.name: getattr(self, field.name) for field in fields(self) if field.name != "job_id"}
 
 
 def row_of_record(record: RunRecord) -> dict[str, Any]:
-    """The fields of a job that describe its run."""
+    """Return the fields of a job that describe its run."""
     plan, recipe = record.plan, record.plan.recipe
     return {
         "label": record.label,
@@ -146,7 +146,7 @@ CHANGING = (*ANSWERED, "status", "reason", "checked_s", "fault", "bad_nodes", "s
 
 
 def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
-    """Return whether one of ``jobs`` may have changed since its scheduler was queried."""
+    """Return whether any of ``jobs`` may have changed since its scheduler was queried."""
     submitted = [job for job in jobs if job.live and job.state != SUBMITTING]
     # A query that was made in the future was made by a clock that was wrong.
     return any(abs(now_s - (job.checked_s or 0)) > older_than_s for job in submitted)

@@ -73,7 +73,7 @@ def _judge_runs(
 
 
 def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
-    """Judge a run without any other reference by its predicted step; the source says so."""
+    """Judge a run that has no other reference by its predicted step time; the source says so."""
     run = judged.runs[0]
     if run.step_time_s is None or judged.verdict.reference or judged.verdict.verdict == "invalid":
         return judged

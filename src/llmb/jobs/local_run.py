@@ -49,7 +49,7 @@ from llmb.runs.steps import StepNews
 
 LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-"""They name the image inside of a container."""
+"""Variables that name the image inside a container."""
 DETECTED = "detected"
 NOT_SAVED = "no checkpoint was saved to continue from"
 Say = Callable[[str], None]
@@ -75,14 +75,14 @@ class LocalRun:
         return self.framework.framework or ENGINE
 
     def sample(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """The workers' command and variables, for a folder that need not exist."""
+        """Return the workers' command and variables, for a folder that need not exist."""
         name = self._experiment()
         folder = RunFolder(run_parent(self.install, self.plan, name) / "SECONDS" / name)
         spec = local_spec(self.plan, self.install, self.environ, folder, self.framework)
         return local_command(spec, folder, started_rank(self.environ)), self._variables(spec)
 
     def check(self) -> None:
-        """Raise NotPrepared, and EnvironmentProblem if this machine cannot run it."""
+        """Raise NotPrepared if preparations are missing, EnvironmentProblem if this machine cannot run it."""
         if self.missing:
             raise self.missing
         if not started_rank(self.environ):  # else they may be on several machines
@@ -158,7 +158,7 @@ class LocalRun:
         return record, row
 
     def _note(self, say: Say, write: Callable[[Store], object]) -> None:
-        """A history that cannot be written does not fail the run: 'llmb jobs rebuild' adds it later."""
+        """Write to the history. A failure does not fail the run: 'llmb jobs rebuild' adds it later."""
         try:
             with open_history(self.install, say) as store:
                 write(store)
@@ -181,7 +181,7 @@ def plan_here(
     pretended_rank: int | None = None,
     framework: FrameworkOptions | None = None,
 ) -> LocalRun:
-    """``pretended_rank`` runs alone, from random weights on synthetic data.
+    """Plan a run on this machine; ``pretended_rank`` runs alone, from random weights on synthetic data.
 
     Raises UsageError with everything that is wrong with the request.
     """
@@ -218,7 +218,7 @@ def plan_here(
 
 
 def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started: StartedRank | None = None) -> Recipe:
-    """The recipe of ``request`` on ``machine``, which decides the GPU type and the scale where the request does not.
+    """Resolve ``request`` on ``machine``, which determines the GPU type and scale that the request leaves open.
 
     The recipe says what was detected. A GPU that is not the recipe's own type has no known peak: MFU then stays
     unknown.
@@ -250,7 +250,7 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
 
 
 def raise_unless_successful(run: EndedRun) -> None:
-    """Raise InvalidRun or RunFailed; of a run that failed by itself with the end of the log."""
+    """Raise InvalidRun or RunFailed; if the run itself failed, with the end of the log."""
     log, result = run.folder.log, run.result
     if result.status == "invalid":
         raise InvalidRun(f"the run is invalid: {result.reason}", where=str(log))
@@ -262,14 +262,14 @@ def raise_unless_successful(run: EndedRun) -> None:
 
 
 class Turn(NamedTuple):
-    """``recipe`` counts from 0, ``repeat`` from 1."""
+    """One run: ``recipe`` counts from 0, ``repeat`` from 1."""
 
     recipe: int
     repeat: int
 
 
 def interleaved(repeats: Sequence[int]) -> Iterator[Turn]:
-    """Each recipe once in every round, and every second round backwards (A B B A ...), so that drift while they run,
+    """Yield each recipe once per round, with every second round reversed (A B B A ...), so that drift during the runs,
     such as the temperature, then adds the same to the mean of each. ``repeats`` are those of each recipe."""
     for repeat in range(1, max(repeats, default=0) + 1):
         order = range(len(repeats)) if repeat % 2 else reversed(range(len(repeats)))
@@ -277,12 +277,12 @@ def interleaved(repeats: Sequence[int]) -> Iterator[Turn]:
 
 
 def remaining(turns: Iterator[Turn], finished: Mapping[int, int]) -> list[Turn]:
-    """Return the turns without each recipe's first repeats, as many as are ``finished``."""
+    """Return the turns without the first ``finished`` repeats of each recipe."""
     return [turn for turn in turns if turn.repeat > finished.get(turn.recipe, 0)]
 
 
 def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
-    """Successful repeats of ``local`` with its label, each once, in their order; empty without a label.
+    """Return successful repeats of ``local`` with its label, without duplicates and in order; empty without a label.
 
     Runs whose client was killed after their last step count: they are concluded.
     """
@@ -308,7 +308,7 @@ def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
 
 
 def _ended(folder: RunFolder) -> EndedRun | None:
-    """None if it no longer exists, or cannot be read."""
+    """Read the run; None if it no longer exists or cannot be read."""
     try:
         return read_ended_run(folder)
     except (UsageError, EnvironmentProblem):
@@ -316,5 +316,5 @@ def _ended(folder: RunFolder) -> EndedRun | None:
 
 
 def _measured(plan: Plan) -> tuple[int, ...]:
-    """Return a key that, for the same identity, is equal if steps, seed and window are."""
+    """Return a key that is equal for runs of one identity if their steps, seed and window are equal."""
     return plan.first_step, plan.steps, plan.seed, plan.window.first, plan.window.last

@@ -33,7 +33,7 @@ def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], No
 
 
 def _opened(path: Path) -> int:
-    """Links are not followed, and a pipe is not waited for: another user may have created them."""
+    """Open a lock file. Links are not followed and pipes do not block, because another user may have created them."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)

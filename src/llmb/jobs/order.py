@@ -51,7 +51,7 @@ def on_site(
     own: Mapping[str, str] = MappingProxyType({}),
     measured: bool = True,
 ) -> JobSpec:
-    """``spec`` with what the cluster's settings and the user's options give each job, and the scheduler's flags.
+    """Add the cluster's settings, the user's options and the scheduler's flags to ``spec``.
 
     A job that is ``measured`` also gets what decides its speed: the variables of the network, the GPUs' boost and
     bindings. Nothing replaces the variables that are a job's ``own``. Raises UsageError if it is not possible.
@@ -105,7 +105,7 @@ def boost(
 
 
 def binding(options: JobOptions, config: ClusterConfig) -> Binding:
-    """Merge options, which override the cluster's settings."""
+    """Return the binding: the cluster's settings, overridden by the options."""
     chosen = {"cpu": options.cpu_binding, "numa": options.numa_binding}
     return config.binding.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
@@ -149,18 +149,18 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder(ABC):
-    """A job that can be queued: only its folder is not decided."""
+    """A job that can be queued: everything but its folder is decided."""
 
     options: JobOptions
     site: Site
 
     @abstractmethod
     def place(self) -> tuple[Path, str]:
-        """The folder of all similar jobs, and the prefix of the job's own folder."""
+        """Return the folder of all similar jobs, and the prefix of the name of the job's own folder."""
 
     @abstractmethod
     def spec(self, folder: RunFolder) -> JobSpec:
-        """The job in ``folder``, which need not exist. Raises UsageError if it is not possible."""
+        """Return the job in ``folder``, which need not exist. Raises UsageError if it is not possible."""
 
     @abstractmethod
     def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
@@ -175,11 +175,11 @@ class JobOrder(ABC):
         return RunFolder(parent / f"{name}_SECONDS" / name)
 
     def sample(self) -> JobSpec:
-        """The job in a folder that need not exist. Raises UsageError if it is not possible."""
+        """Return the job in a folder that need not exist. Raises UsageError if it is not possible."""
         return self.spec(self.sample_folder())
 
     def script(self) -> str:
-        """The batch script in such a folder. Raises UsageError if the job is not possible."""
+        """Return the batch script for a folder that need not exist. Raises UsageError if the job is not possible."""
         return self.scheduler.script(self.sample(), self.sample_folder())
 
     def write(self, folder: RunFolder) -> Prepared:
@@ -324,7 +324,7 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """The requested scale, or that of the requested nodes. Raises UsageError if they differ."""
+    """Return the requested scale, or the one that the requested nodes imply. Raises UsageError if they differ."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))
@@ -348,7 +348,7 @@ def prepare(order: Order) -> Prepared:
 
 
 def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> SubmittedJob:
-    """Submit the job to its scheduler, whose programs inherit the descriptors ``held``, and thus the locks on them.
+    """Submit the job to its scheduler, whose programs inherit the descriptors ``held`` and thus the locks on them.
 
     Raises UsageError and EnvironmentProblem if it was rejected, InfrastructureError if the scheduler did not answer.
     """

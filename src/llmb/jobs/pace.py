@@ -54,7 +54,7 @@ class PaceComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The state of a run at one moment. Times are seconds since 1970, or seconds."""
+    """The state of a run at one moment. Times are in seconds, points in time in seconds since 1970."""
 
     at_s: float
     state: State
@@ -64,7 +64,7 @@ class RunView:
     done: int
     total: int
     steps: tuple[StepNews, ...]
-    """The last ones."""
+    """The most recent steps."""
     since_last_s: float | None
     limit_left_s: float | None
     pace: Pace | None
@@ -73,7 +73,7 @@ class RunView:
 
 
 def find_pace(steps: Sequence[StepNews]) -> Pace | None:
-    """The pace of the steps of one attempt, in order; None without a step whose time counts."""
+    """Return the pace of one attempt's steps, which are in order; None if no step's time counts."""
     counted = [step for step in steps if not step.profiled and math.isfinite(step.step_time_s)]
     last = (counted[1:] or counted)[-PACE_STEPS:]
     if not last:
@@ -91,7 +91,7 @@ def compare_with(expected: Expected, pace: Pace | None) -> PaceComparison:
 
 
 def expectation(plan: Plan, given_s: float | None) -> Expected | None:
-    """Return the explicit step time, else the recipe's published one; each with the tolerance of a verdict."""
+    """Return the explicit step time, or else the recipe's published one, with the tolerance of a verdict."""
     if given_s is not None:
         return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
     figure = plan.recipe.figure
@@ -150,7 +150,7 @@ class WatchedRun:
         return "queued" if job.status == "queued" else "running" if self.steps else "starting"
 
     def _since_last_s(self, now_s: float) -> float | None:
-        """None before the first step."""
+        """Return the seconds since the last step; None before the first step."""
         try:
             return max(0.0, now_s - self.folder.steps.stat().st_mtime) if self.steps else None
         except OSError:

@@ -54,7 +54,7 @@ from llmb.verdict.copies import digest_of
 NO_RUN = ("not_training_log", "unreadable")
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16
-"""The number that distinguishes a run from all others."""
+"""The number of first steps that distinguish a run from all others."""
 _AROUND_EXPERIMENT = re.compile(
     r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
 )
@@ -63,7 +63,7 @@ _AROUND_EXPERIMENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run folder of which only the record was read."""
+    """A run folder of which only the record has been read."""
 
     folder: RunFolder
     record: RunRecord
@@ -100,7 +100,7 @@ def read_folder(folder: RunFolder) -> RecordedRun:
 
 
 def recorded_run(run: RecordedRun) -> AnalyzedRun:
-    """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
+    """Return a run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
     record = run.record
     result, steps = stored_run(run.folder, record)
     window, stats = result.window or record.plan.window, result.step_time_s or None
@@ -147,7 +147,7 @@ def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
 
 
 def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
-    """Compute the statistics that it would have had with the window ``rule`` in its plan."""
+    """Compute the statistics that the run would have with the window ``rule`` in its plan."""
     record, folder = run.record, RunFolder(run.path)
     assert record, "it has a folder"
     if run.status != "success" or record.plan.recipe.pretended_rank is not None:
@@ -171,7 +171,7 @@ def planned_window(plan: Plan, rule: str) -> Window:
 
 
 def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Step]) -> AnalyzedRun:
-    """Use the window of the ``record``, which has not ended; that of the rule ``auto`` is found in ``steps``."""
+    """Use the window of ``record``, whose run has not ended; the rule ``auto`` is resolved with ``steps``."""
     if contradiction := why_contradicting(record, steps):
         return _measured(run, record.plan.window, (), Missing(contradiction)).invalid(contradiction)
     record, unsteady = with_steady_window(record, steps)
@@ -185,7 +185,7 @@ def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Ste
 def _measured(
     run: AnalyzedRun, window: Window | None, steps: Sequence[Step], times: Statistics | Missing, flaw: str | None = None
 ) -> AnalyzedRun:
-    """``steps``: the steps of ``times``, if known one by one. Invalid if no GPU is so fast."""
+    """Add the statistics, and ``steps`` if the times are known one by one. The run is invalid if no GPU is so fast."""
     assert run.record, "it has a folder"
     plan, stats = run.record.plan, times or None
     figures = figures_of(plan, stats.mean, measured_packing(plan, steps)) if stats else {}
@@ -207,12 +207,12 @@ def _figure_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def parsed_run(path: Path, rule: str) -> AnalyzedRun:
-    """The run of a log file, from the steps of the window ``rule``."""
+    """Parse the run of a log file, with the steps of the window ``rule``."""
     return run_of_log(parse_file(path, rule), rule)
 
 
 def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
-    """Return the run of a parsed log, in its window; from the log alone if the run's other files are damaged."""
+    """Return the run of a parsed log in its window; only from the log if the run's other files are damaged."""
     parts = file.path.absolute().parts
     folder = RunFolder(file.path.absolute().parent) if parts[-1] == log_name(parts[-2:][0]) else None
     if not folder or not folder.record.is_file():
@@ -228,7 +228,7 @@ def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
 
 
 def _run_with_log(recorded: RecordedRun, file: ParsedFile, rule: str) -> AnalyzedRun:
-    """The run of a folder whose log was parsed with a window. Raises BrokenRecord or OSError."""
+    """Return the run of a folder whose log was parsed with a window. Raises BrokenRecord or OSError."""
     record, log = recorded.record, _in_planned_window(file, recorded.record, rule)
     steps = read_steps(recorded.folder.steps)
     if record.status == "success" and record.program == ENGINE and not steps:
@@ -248,7 +248,7 @@ def _run_with_log(recorded: RecordedRun, file: ParsedFile, rule: str) -> Analyze
 
 
 def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOutcome:
-    """Return the record's window, because a log does not contain the planned one."""
+    """Judge the log by the record's window, because a log does not contain the planned one."""
     read, window = file.outcome.window, record.window
     if rule != DEFAULT_RULE or read is None or read == window:
         return file.outcome
@@ -257,7 +257,7 @@ def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOut
 
 
 def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
-    """The record has facts that the log may lack: the run's owner, whether it is still running, and its end."""
+    """Add the record's facts that the log may lack: the run's owner, whether it is still running, and how it ended."""
     if log.status == "not_training_log":
         reason = record.reason or record.plan.recipe.pretended_text
         why = f": {reason}" if reason else ""
@@ -276,7 +276,7 @@ def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
 
 
 def _as_measured(log: LogOutcome, run: AnalyzedRun, steps: Sequence[Step]) -> LogOutcome:
-    """Return the run as ``llmb result`` and ``llmb judge`` have it, whatever of its steps the log shows."""
+    """Return the run as ``llmb result`` and ``llmb judge`` show it, however many of its steps the log shows."""
     assert run.record, "it has a folder"
     plan, window, attempts = run.record.plan, run.window, len(run.record.attempts)
     if not run.step_time_s or not window:
@@ -317,7 +317,7 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
 
 
 def log_identity(file: ParsedFile) -> RunIdentity:
-    """Equal for logs of repeats.
+    """Return a key that logs of repeats share.
 
     The name counts, without the number at its end, if neither it nor the log shows what was trained: two runs are not
     taken for repeats because nothing is known of either.
@@ -339,7 +339,7 @@ def _written_s(path: Path) -> float | None:
 
 
 def _anomalies(outcome: LogOutcome) -> Anomalies | None:
-    """None unless the steps of the window are consecutive."""
+    """Find anomalies of the steps; None unless the steps of the window are consecutive."""
     times, window = outcome.step_times_s, outcome.window
     return find_anomalies(times, window.first) if window and len(times) == window.size else None
 
@@ -354,7 +354,7 @@ def _network(path: Path) -> Network | None:
 
 
 def logged_runs(root: Path, recorded: set[Path]) -> RunSet:
-    """The runs of a log, or of all logs below a folder but those in the run folders ``recorded``."""
+    """Return the runs of a log, or of all logs below a folder except those in the run folders ``recorded``."""
     logs = _logs_outside(root, recorded)
     files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
     runs = tuple(logged_run(file) for file in files if file.outcome.status not in NO_RUN)
@@ -377,7 +377,7 @@ def _logs_outside(root: Path, recorded: set[Path]) -> LogFiles:
 LAYOUT = ("mbs", "gbs", "seq_len", "layers")
 SAME = ("workload", "size", "dtype", "gpu_type", "vocab_size", "experts")
 LLMB = "llmb"
-"""The document's name for the engine that its options are for."""
+"""The document's name for the engine whose options it has."""
 
 
 class EngineCase(BaseModel):
@@ -423,7 +423,7 @@ class EngineDocument(BaseModel):
 
 
 def runs_of_engines(path: Path, title: str) -> RunSet:
-    """One run for each case and round. Raises UsageError if the file is not such a document."""
+    """Return one run for each case and round. Raises UsageError if the file is not such a document."""
     text = read_text_file(path)
     try:
         document = EngineDocument.model_validate_json(text)

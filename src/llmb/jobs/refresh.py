@@ -30,7 +30,7 @@ SETTLE_S = 10.0
 REQUEUE_S = 3600.0
 """The time after its end in which a job is still queried: it may have been requeued."""
 NOT_CONCLUDED = "not concluded"
-"""The run of an ended job has no result yet."""
+"""The reason of an ended job whose run has no result yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class Fault:
 
 
 def read_faults(path: Path = TABLE) -> FaultTable:
-    """The patterns for every log. Raises CatalogueError for a file that violates its schema."""
+    """Return the patterns for every log. Raises CatalogueError for a file that violates its schema."""
     return read_file(path, FaultTable)
 
 
 @cache
 def faults_of(scheduler: Scheduler) -> FaultTable:
-    """The patterns for every log, and those of the scheduler's own messages."""
+    """Return the patterns for every log, and those of the scheduler's own messages."""
     return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))
 
 
 def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
-    """The cause of the end ``phase`` of a job whose log ends with ``log``; None if it is unknown.
+    """Find the cause of the end ``phase`` of a job whose log ends with ``log``; None if it is unknown.
 
     The scheduler's state takes precedence: messages of processes that die with their node are misleading. A node that
     the scheduler found dead is already down, so it is not listed. A run without a known cause is not retried.
@@ -79,7 +79,7 @@ def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
 
 
 def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
-    """The nodes in the line; without any, the node of the rank that failed first."""
+    """Return the nodes in the line; if there are none, the node of the rank that failed first."""
     texts = [text for name, text in match.groupdict().items() if text]
     host = failed_host(log)
     return tuple(texts) or ((host,) if host else ())
@@ -159,7 +159,7 @@ def with_outcome(job: Job, phase: Phase) -> Job:
 
 
 def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """The nodes of ``listed`` that are in ``names``, which may include the domain."""
+    """Return the nodes of ``listed`` that are in ``names``, whose entries may include the domain."""
     return tuple(dict.fromkeys(host for name in names for host in (name, name.split(".")[0]) if host in listed))
 
 

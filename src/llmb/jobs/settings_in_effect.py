@@ -57,7 +57,7 @@ def settings_in_effect(
     size: str | None = None,
     partition: str | None = None,
 ) -> SettingsInEffect:
-    """``workload`` adds the settings of its jobs, ``partition`` those of its jobs.
+    """Return ``workload`` adds the settings of its jobs, ``partition`` those of its jobs.
 
     Raises UsageError with all that is wrong with files and variables.
     """
@@ -98,7 +98,7 @@ def settings_in_effect(
 
 
 def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: Path) -> Iterator[Setting]:
-    """The settings of files and the defaults of llmb; ``files`` have the nearest one first."""
+    """Yield the settings of files and the defaults of llmb; ``files`` have the nearest one first."""
     for keys, value in leaves(config):
         file = next((file for file in files if has_keys(file.data, keys)), None)
         if file is None:
@@ -109,7 +109,7 @@ def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: P
 
 
 def _place(file: SettingsFile, keys: tuple[str, ...]) -> str:
-    """A file of the reference suite has other keys: its lines are unknown."""
+    """Return a file of the reference suite has other keys: its lines are unknown."""
     name = file.path.name if file.path.name == CLUSTER_CONFIG else str(file.path)
     return f"{name} ({file.form.title})" if file.form else f"{name}:{line_in(compose_file(file.path), keys)}"
 

@@ -28,9 +28,9 @@ class FolderState:
     begun: bool = False
     """True if the batch script has started."""
     end: JobEnd | None = None
-    """None while the batch script runs, and if it was killed."""
+    """How the batch script ended; None while it runs, and if it was killed."""
     run_status: Status | None = None
-    """``status`` of run.json; None if it cannot be read."""
+    """The ``status`` in run.json; None if it cannot be read."""
     unread: str = "there is no record of it"
     """The reason for the state."""
     gone: bool = False
@@ -39,29 +39,29 @@ class FolderState:
     run_of: tuple[str, int] | None = None
     """The last job that ran it, and that job's restarts."""
     steps: int = 0
-    """Steps done."""
+    """The number of steps done."""
     planned: int | None = None
     complete: bool = False
     """True if every step is done, and the last checkpoint exists if one was requested."""
 
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
-        """The recorded end, if it is that of this job's latest start: an older one is irrelevant."""
+        """Return the recorded end if it belongs to the job's latest start; an older one is irrelevant."""
         end = self.end
         return end if end and end.job_id == job.job_id and end.restarts >= restarts else None
 
 
 COMPLETED, FAILED = "COMPLETED", "FAILED"
 COMMON_STATES = frozenset([COMPLETED, FAILED, LOST, SUBMITTING, NOT_SUBMITTED])
-"""States that need no scheduler."""
+"""States that exist without a scheduler."""
 
 
 def job_states() -> frozenset[str]:
-    """All states that a job may have."""
+    """Return all states that a job may have."""
     return COMMON_STATES.union(*(scheduler.words for scheduler in all_schedulers()))
 
 
 def decide(job: Job, state: JobState, folder: FolderState, now_s: float) -> Job:
-    """``job`` as it is if its scheduler was queried at ``now_s`` and answered ``state``.
+    """Return ``job`` updated by its scheduler's answer ``state`` at ``now_s``.
 
     The result of a job that the scheduler does not know, or no longer knows, follows only from its folder.
     """
@@ -107,7 +107,7 @@ def _ended(job: Job, state: JobState, folder: FolderState) -> tuple[Status, str 
 
 
 def _completed(folder: FolderState) -> tuple[Status, str | None]:
-    """A run is a success only by its record: the scheduler knows the job, not the run."""
+    """Return the run's status. Only the record can make it a success: the scheduler knows the job, not the run."""
     if folder.run_status is None:
         return "invalid", f"the job completed, but the result of the run is unknown: {folder.unread}"
     if folder.run_status in ("failed", "cancelled"):
@@ -122,7 +122,7 @@ def _progress(folder: FolderState) -> str:
 
 
 def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
-    """Schedulers never forget pending or running jobs: it has ended, and its folder may describe the end."""
+    """Conclude a forgotten job: schedulers never forget pending or running ones. Its folder may describe the end."""
     end = folder.end_of(job, job.restarts)
     if end:
         state, status, reason = _marked(folder, end)
@@ -169,11 +169,11 @@ def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
 Content = TypeVar("Content")
 MOST_LINES = 12
 MOST_LISTED_BYTES = 1 << 20
-"""Some 1,700 steps, which are read within 0.1 s: a list must not wait for more of each run."""
+"""The bytes of some 1,700 steps, which are read within 0.1 s: a list must not wait longer for each run."""
 
 
 def read_folder(run_dir: str) -> FolderState:
-    """Missing, damaged and unreadable files count as missing: a job may die at any point."""
+    """Read a folder. Missing, damaged and unreadable files count as missing, because a job may die at any point."""
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
     progress = StepProgress(0, complete=False)
@@ -197,7 +197,7 @@ def read_folder(run_dir: str) -> FolderState:
 
 
 def _unread(folder: RunFolder) -> str:
-    """Return why a record cannot be read, if it cannot."""
+    """Describe why a record cannot be read; None if it can."""
     if not folder.path.is_dir():
         return "the run folder is gone"
     if folder.task.exists():
@@ -206,7 +206,7 @@ def _unread(folder: RunFolder) -> str:
 
 
 def read_figures(run_dir: str) -> dict[str, Any]:
-    """The fields of a job that the run's result has: mean step time in seconds, verdict, and the nodes to be drained
+    """Read the fields of a job that its run's result has: mean step time in seconds, verdict, and the nodes to drain
     by what happened on them; None if it has none.
     """
     record = _readable(read_record, RunFolder(Path(run_dir)))
@@ -219,7 +219,7 @@ def read_figures(run_dir: str) -> dict[str, Any]:
 
 
 def read_step_times(job: Job) -> list[float]:
-    """Return seconds, in order; empty for a run that records no steps, that has too many to list, or cannot be read."""
+    """Return step times in seconds, in order; empty if the run has none, has too many to list, or cannot be read."""
 
     def times(folder: RunFolder) -> list[float]:
         if folder.steps.stat().st_size > MOST_LISTED_BYTES:
@@ -237,12 +237,12 @@ def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Conten
 
 
 def read_run(job: Job) -> RunRecord | None:
-    """The record of a job's run; None for another job, and if it cannot be read."""
+    """Read the record of a job's run; None if the job is not a run, or the record cannot be read."""
     return _readable(read_record, job.folder) if job.kind == "run" else None
 
 
 def read_last_lines(job: Job) -> list[str]:
-    """The log of a failed job up to the failure, or its batch script's output."""
+    """Read the log of a failed job up to the failure, or its batch script's output."""
     folder = job.folder
     if job.status != "failed":
         return []

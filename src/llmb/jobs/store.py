@@ -22,9 +22,9 @@ from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.record import may_be_short_id
 
 SCHEMA_VERSION = 13
-"""Lower ones are of development versions before 0.1."""
+"""The version of the schema; lower ones are from development versions before 0.1."""
 QUERY = "query INTEGER NOT NULL DEFAULT 0"
-"""Number of the query that a row is of."""
+"""The number of the query that last updated a row."""
 NUMBERS = {int: "INTEGER", float: "REAL"}
 INDEXES = """
 CREATE INDEX jobs_by_time ON jobs (submitted_s);
@@ -66,16 +66,16 @@ class Filter:
 
     states: tuple[str, ...] = ()
     workload: str | None = None
-    """Or a workload and a size in one word."""
+    """A workload, or a workload and a size in one word."""
     campaign: str | None = None
     label: str | None = None
     since_s: float | None = None
     until_s: float | None = None
     runs_only: bool = False
-    """Each run once, with its last job; no other jobs."""
+    """True for runs only, each once with its last job."""
     kind: Kind | None = None
     limit: int | None = None
-    """The newest jobs, at most this number."""
+    """The maximum number of jobs, the newest ones."""
 
 
 class Store:
@@ -129,7 +129,7 @@ class Store:
             raise KeyExists(f"this was submitted before: {error}", where=str(self.path)) from error
 
     def restore(self, jobs: Iterable[Job]) -> int:
-        """Add those that are missing, by their key and by their run's job id; return their number."""
+        """Add missing jobs, which are identified by key and by their run's job id; return how many were added."""
         rows = [self._row(job) for job in jobs]
         with self._transaction():
             before = self.db.total_changes
@@ -137,7 +137,7 @@ class Store:
             return self.db.total_changes - before
 
     def submitted(self, job_ids: Mapping[str, str], cluster: str | None = None) -> None:
-        """Set the ids of jobs that the scheduler accepted, by key. A job keeps the id that it got first."""
+        """Set the ids of jobs that the scheduler accepted, by key. A job keeps its first id."""
         with self._transaction():
             self.db.executemany(
                 "UPDATE jobs SET reason = NULL, job_id = ?, cluster = coalesce(?, cluster), state = 'PENDING',"
@@ -151,7 +151,7 @@ class Store:
             self.db.executemany("DELETE FROM jobs WHERE key = ? AND job_id IS NULL", [(key,) for key in keys])
 
     def not_submitted(self, key: str, reason: str) -> None:
-        """The job of ``key`` never reached its scheduler."""
+        """Record that the job of ``key`` never reached its scheduler."""
         with self._transaction():
             self.db.execute(
                 "UPDATE jobs SET state = ?, status = 'failed', reason = ? WHERE key = ? AND job_id IS NULL",
@@ -173,14 +173,14 @@ class Store:
             self.db.executemany(f"UPDATE jobs SET {values} WHERE key = :key AND query <= :query", rows)  # noqa: S608
 
     def jobs(self, selection: Filter = Filter()) -> list[Job]:
-        """The selected jobs, in the order of their submission."""
+        """Return the selected jobs, in the order of their submission."""
         where, values = _where(selection)
         limit = "" if selection.limit is None else " LIMIT ?"
         values += [] if selection.limit is None else [selection.limit]
         return self._jobs(f"{_SELECT}{where} ORDER BY submitted_s DESC, rowid DESC{limit}", values)[::-1]
 
     def count(self, selection: Filter) -> int:
-        """The number of selected jobs, without the limit."""
+        """Return the number of selected jobs, regardless of the limit."""
         where, values = _where(selection)
         return self._single(f"SELECT count(*) FROM jobs{where}", values)  # noqa: S608
 
@@ -188,15 +188,15 @@ class Store:
         return self.jobs(Filter(states=LIVE))
 
     def changeable(self, since_s: float) -> list[Job]:
-        """Jobs that have not ended, and those that ended since then: they may be requeued."""
+        """Return jobs that have not ended, or ended after ``since_s``, because they may be requeued."""
         return self._select("WHERE status IN ('queued', 'running') OR ended_s >= ? ORDER BY submitted_s", since_s)
 
     def unresolved(self) -> list[Job]:
-        """Submissions that may or may not have reached their scheduler."""
+        """Return jobs whose submission may or may not have reached their scheduler."""
         return self._select("WHERE job_id IS NULL AND state = ? ORDER BY submitted_s", SUBMITTING)
 
     def failed_with_retries(self, since_s: float) -> list[Job]:
-        """Failed jobs with a known cause that may be, and have not been, resubmitted."""
+        """Return failed jobs with a known cause that may be resubmitted, and have not been."""
         return self._select(
             "AS failed WHERE status = 'failed' AND retries > 0 AND fault IS NOT NULL AND ended_s >= ? AND NOT EXISTS"
             " (SELECT 1 FROM jobs AS next WHERE next.retry_of = failed.key AND next.state != ?) ORDER BY submitted_s",
@@ -208,13 +208,13 @@ class Store:
         return {job.job_id for job in self._select("WHERE job_id IS NOT NULL") if job.job_id}
 
     def find_named(self, text: str) -> list[Job]:
-        """Jobs with this id, and runs whose folder name starts with ``text``."""
+        """Return jobs with the id ``text``, and runs whose folder name starts with it."""
         pattern = f"%/{_escaped(text)}%/%"
         jobs = self._select("WHERE job_id = ? OR '/' || run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s", text, pattern)
         return [job for job in jobs if job.job_id == text or job.name.startswith(text)]
 
     def with_short_id(self, text: str) -> list[Job]:
-        """Jobs of runs whose short id starts with ``text``."""
+        """Return jobs whose run's short id starts with ``text``."""
         if not may_be_short_id(text):
             return []
         return [job for job in self._select("WHERE kind = 'run' ORDER BY submitted_s") if job.id.startswith(text)]
@@ -228,7 +228,7 @@ class Store:
             return jobs
 
     def next_try(self, key: str) -> Job | None:
-        """The job that was submitted because that of ``key`` had failed."""
+        """Return the job that was submitted because the job of ``key`` had failed."""
         return next(iter(self._select("WHERE retry_of = ? AND state != ?", key, NOT_SUBMITTED)), None)
 
     def by_key(self, key: str) -> Job | None:
@@ -285,7 +285,7 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Cursor]:
-        """A cursor that is closed: one that failed locks the file as long as its error is kept, whoever closes that."""
+        """Yield a cursor, and close it: a failed one locks the file as long as its error exists."""
         with self._problems(), closing(self.db.cursor()) as cursor:
             yield cursor
 
@@ -316,7 +316,7 @@ class Store:
 
 
 def _column(item: "Field[Any]") -> str:
-    """The declaration of a column, by a field of ``Job``."""
+    """Return the declaration of the column for a field of ``Job``."""
     types = (item.type, *get_args(item.type))
     kind = next((name for number, name in NUMBERS.items() if number in types), "TEXT")
     needed = "PRIMARY KEY" if item.name == "key" else "" if NoneType in types else "NOT NULL"
@@ -324,7 +324,7 @@ def _column(item: "Field[Any]") -> str:
 
 
 def check_states(states: Sequence[str], store: Store) -> None:
-    """Raise UsageError if one is neither a state of a job nor a status of a run, and no job has it."""
+    """Raise UsageError if a text is neither a state of a job nor a status of a run, and no job has it."""
     if not states:
         return
     valid = sorted({*job_states(), *get_args(Status)})

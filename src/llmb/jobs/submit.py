@@ -74,7 +74,7 @@ def _add(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str],
 
 @contextmanager
 def unanswered_is_explained() -> Iterator[None]:
-    """Submit the job; the error after no answer warns that rerunning the command could queue it twice."""
+    """Run a submission; if the scheduler does not answer, the error warns that a rerun could queue the job twice."""
     do = "run 'llmb jobs refresh' and 'llmb jobs list' before submitting it again"
     try:
         yield
@@ -110,7 +110,7 @@ def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
 
 
 def new_job(prepared: Prepared, key: str, campaign: str | None = None) -> Job:
-    """The row of a job that is about to be submitted."""
+    """Return the row for a job that is about to be submitted."""
     return Job(
         **prepared.row,
         key=key,
@@ -158,7 +158,7 @@ def _unresolved(store: Store, scheduler: str) -> list[Job]:
 
 
 def _begun_as(job: Job, claimed: set[str]) -> str | None:
-    """The id that the job in the folder recorded; None if it is that of an earlier attempt."""
+    """Return the id that the job in the folder recorded; None if it belongs to an earlier attempt."""
     try:
         begun = read_record(job.folder).job
     except (OSError, ValueError):

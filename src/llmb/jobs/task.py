@@ -38,16 +38,16 @@ class TaskRecord(Record):
     subject: str
     """``dataset`` or ``checkpoint``, ``collectives``, ``pairwise`` or ``gpus``, or the node that is checked."""
     workload: str = ""
-    """The workload, and its size, that a preparation is for."""
+    """The workload and size that a preparation is for."""
     size: str = ""
     gpus: bool
     gpu_type: str | None
     """``cpu`` for a job without GPUs; None for GPUs of an unknown type."""
     scale: int
-    """GPUs; processes of a job without GPUs."""
+    """The number of GPUs, or of processes of a job without GPUs."""
 
     def row(self) -> dict[str, Any]:
-        """The fields of the history that describe the job."""
+        """Return the fields of the history that describe the job."""
         fields = self.model_dump(exclude={"schema_version", "gpus"})
         return {**fields, "gpu_type": self.gpu_type or "GPU", "dtype": ""}
 
@@ -59,7 +59,7 @@ class TaskOrder(JobOrder):
     task: TaskRecord
     name: str
     parent: Path
-    """The folder of all jobs like it."""
+    """The folder of all similar jobs."""
     title: str
     placement: Placement
     time_limit_min: int
@@ -69,15 +69,15 @@ class TaskOrder(JobOrder):
     """The files that its program reads, by name."""
     start: StartMode | Literal["once", "rounds"] = "once"
     node: str | None = None
-    """The one that it is for."""
+    """The node that the job is for."""
     cpus: int | None = None
     secrets: tuple[str, ...] = ()
-    """Names of variables."""
+    """Names of variables with secrets."""
     sources: tuple[str, ...] = ()
-    """Folders that it reads."""
+    """Folders that the job reads."""
     in_container: bool = True
     measured: bool = False
-    """It has what decides a run's speed: network, boost, bindings."""
+    """True if the job uses the settings that affect a run's speed: network, boost, bindings."""
 
     def place(self) -> tuple[Path, str]:
         return self.parent, self.name
@@ -121,15 +121,15 @@ def read_task(folder: RunFolder) -> TaskRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """The end of a task by itself."""
+    """The outcome of a task that ended on its own."""
 
     status: Literal["success", "failed"]
     reason: str | None = None
-    """The last line of its log."""
+    """The last line of the task's log."""
 
 
 def task_outcome(folder: RunFolder, end: JobEnd | None) -> TaskOutcome | None:
-    """None for the folder of a run, and for a task that is running or was ended from outside. Raises OSError."""
+    """Return the outcome; None for a run's folder, and for a task that is running or was killed. Raises OSError."""
     if end is None or end.signal or not folder.task.exists():
         return None
     if end.exit_code == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for jobs to end, and resubmits those that the infrastructure made fail, without the nodes at fault.
+"""Waits for jobs to end, and resubmits those that failed because of the infrastructure, without the nodes at fault.
 
 A run keeps its folder: the new job resumes from the last checkpoint, if one exists.
 """
@@ -38,10 +38,10 @@ LONGEST_AGO_S = 86400.0
 """A job that failed longer ago is not retried."""
 _NUMBER = re.compile(r"(.*)#(\d+)")
 SHORTEST_S, LONGEST_S = 1.0, 15.0
-"""Between two queries of a scheduler; it grows with the time waited."""
+"""The time between two queries of a scheduler, which grows with the time waited."""
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 600.0
-"""The time that a scheduler may fail to answer."""
+"""How long a scheduler may fail to answer."""
 WORST_FIRST = (RunFailed.exit_code, InfrastructureError.exit_code, InvalidRun.exit_code, UserInterrupt.exit_code, 0)
 
 
@@ -123,7 +123,7 @@ class Watch:
 def refresh_and_retry(
     store: Store, install: Path, environ: Mapping[str, str], say: Say, concluded: Iterable[str] = ()
 ) -> None:
-    """Update all jobs, conclude those of the keys ``concluded``, and resubmit those that may be retried."""
+    """Update all jobs, conclude those with keys in ``concluded``, and resubmit those that may be retried."""
     for line in refresh(store, install):
         say(line)
     for key in concluded:
@@ -133,7 +133,7 @@ def refresh_and_retry(
 
 
 def last_try(store: Store, key: str) -> Job:
-    """The job of ``key``, or its last retry."""
+    """Return the last retry of the job of ``key``, or the job itself if there is none."""
     job = store.by_key(key)
     assert job, f"no job has the key {key}"
     while again := store.next_try(job.key):
@@ -142,7 +142,7 @@ def last_try(store: Store, key: str) -> Job:
 
 
 def exit_code(jobs: Sequence[Job]) -> int:
-    """The exit code of the worst job; a job that has not ended counts as invalid."""
+    """Return the exit code of the worst job; a job that has not ended counts as invalid."""
     codes = {_exit_code(job, worth_a_retry(faults_of(find_scheduler(job.scheduler)), job.fault)) for job in jobs}
     return next(code for code in WORST_FIRST if code in codes or code == 0)
 
@@ -175,7 +175,7 @@ def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s:
 
 
 def repeated(job: Job, now_s: float) -> Job:
-    """The next attempt at ``job``, which used one retry for each restart. Pure."""
+    """Return the next attempt at ``job``, to which each restart counts as a retry. Pure."""
     numbered = _NUMBER.fullmatch(job.key)
     key = f"{numbered[1]}#{int(numbered[2]) + 1}" if numbered else f"{job.key}#2"
     fresh: dict[str, Any] = {item.name: item.default for item in fields(Job) if item.name in ("job_id", *CHANGING)}
@@ -184,12 +184,12 @@ def repeated(job: Job, now_s: float) -> Job:
 
 
 def excluded(*nodes: str | None) -> str | None:
-    """Nodes to exclude: those that the job excludes itself, and all that were at fault. Pure."""
+    """Merge the nodes that the job itself excludes with all nodes that were at fault. Pure."""
     return ",".join(dict.fromkeys(filter(None, nodes))) or None
 
 
 def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, str], now_s: float) -> tuple[str, str]:
-    """Id of the new job, and the nodes that it excludes."""
+    """Submit the job again; return the id of the new job, and the nodes that it excludes."""
     folder = job.folder
     check_owner(folder.job_spec, install)
     spec = read_spec(folder)
@@ -209,7 +209,7 @@ def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, s
 
 
 def _tries(store: Store, job: Job) -> Iterator[Job]:
-    """The job, and those that it retries."""
+    """Yield the job, and the jobs that it retries."""
     tried: Job | None = job
     while tried:
         yield tried

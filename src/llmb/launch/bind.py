@@ -25,7 +25,7 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def cpu_text(cpus: Iterable[int]) -> str:
-    """The inverse."""
+    """Format CPUs as the kernel's lists."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and cpu == spans[-1][1] + 1:
@@ -36,7 +36,7 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 
 def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
-    """Available CPUs, by NUMA node, without nodes that have none."""
+    """Return the available CPUs by NUMA node, without nodes that have none."""
     nodes = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)
@@ -46,7 +46,7 @@ def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
 
 
 def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> list[list[int]]:
-    """Hardware threads of each core, in the order of NUMA nodes."""
+    """Return the hardware threads of each core, in the order of NUMA nodes."""
     groups = set()
     for cpu in cpus:
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -72,7 +72,7 @@ def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int]
 
 
 def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
-    """The GPU of a name in CUDA_VISIBLE_DEVICES: a number or a UUID."""
+    """Return the GPU that a name in CUDA_VISIBLE_DEVICES, a number or a UUID, selects."""
     if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
     return next((gpu for gpu in gpus if name in (gpu / "information").read_text()), None)
@@ -81,7 +81,7 @@ def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
 def share(
     root: Path, environ: Mapping[str, str], allowed: Collection[int], cpu: str, numa: str
 ) -> tuple[list[int], int | None]:
-    """CPUs of this worker, and the NUMA node whose memory it uses; None for any.
+    """Return this worker's CPUs, and the NUMA node whose memory it uses; None for any.
 
     Raises ValueError where the node has too few cores.
     """

@@ -26,7 +26,7 @@ from llmb.runs.folder import RunFolder, writing
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
 
 THREADS = "OMP_NUM_THREADS"
-"""Cores per process: otherwise the thread pool of each process uses all of them."""
+"""A default for processes: otherwise the thread pool of each process uses all cores."""
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 LOOK_EVERY_S = 0.5
 """Between two looks at a run's files. A process that wakes up interrupts a thread that others of its process wait for:
@@ -54,7 +54,7 @@ def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> di
 def run_workers(
     command: Sequence[str], variables: Mapping[str, str], folder: RunFolder, on_time: Callable[[], None]
 ) -> int:
-    """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called again and again.
+    """Run ``command`` with its output in the run's log, calling ``on_time`` repeatedly; return its exit code.
 
     Workers get no variable that may hold a secret: libraries print and record their environment.
 

@@ -22,7 +22,7 @@ def local_spec(
     folder: RunFolder,
     framework: FrameworkOptions | None = None,
 ) -> JobSpec:
-    """The job that runs ``plan`` here, in ``folder``, which need not exist."""
+    """Return the job that runs ``plan`` here, in ``folder``, which need not exist."""
     options = framework or FrameworkOptions()
     program = find_program(options.framework or ENGINE)
     site = Site(install=install, shell=environ)

@@ -25,7 +25,7 @@ STORE = "LLMB_STORE"
 GRACE_S = 10.0
 """Time that ranks have to end after a request; then they are killed."""
 TOGETHER_S = 0.5
-"""Time after the first failure in which other ranks may end by themselves."""
+"""Time after the first failure in which other ranks may end on their own."""
 MOST_FILES = 65_536
 """Number of files that a process may open, if its hard limit allows; a higher one slows programs that try each."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -39,7 +39,7 @@ def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
 
 
 def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a rank: those of torch.distributed, and on one node what keeps its libraries on loopback."""
+    """Return a rank's variables for torch.distributed and, on one node, those that keep its libraries on loopback."""
     node = int(environ["SLURM_NODEID"]) if nodes > 1 else 0
     words = {
         # By default, the compiler of each rank starts processes for all cores of the node.
@@ -85,7 +85,7 @@ def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
 
 
 def _arrivals() -> int:
-    """A pipe with the number of each received signal: the end of a rank, or a request to end all."""
+    """Open a pipe that receives the number of each signal: a rank has ended, or all are requested to end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -45,12 +45,12 @@ def all_schedulers() -> Iterator[Scheduler]:
 
 
 def scheduler_of(site: Site) -> Scheduler:
-    """The scheduler that queues the jobs of a cluster."""
+    """Return the scheduler that queues the jobs of a cluster."""
     return find_scheduler(site.config.scheduler or UNNAMED)
 
 
 def scheduler_options() -> Mapping[str, Option]:
-    """The options of all schedulers, by name: the cluster's scheduler is known only later."""
+    """Return the options of all schedulers, by name, because the cluster's scheduler is known only later."""
     return options_of(*(item.choices for item in all_schedulers()))
 
 
@@ -68,7 +68,7 @@ def read_job_options(site: Site, values: Mapping[str, Any], environ: Mapping[str
 
 @cache
 def cluster_schema() -> type[ClusterConfig]:
-    """cluster_config.yaml with the sections of all schedulers."""
+    """Return the schema of cluster_config.yaml with the sections of all schedulers."""
     sections = {item.name: item.settings for item in all_schedulers() if item.settings}
     fields: dict[str, Any] = {name: (schema, Field(default_factory=schema)) for name, schema in sections.items()}
     fields["scheduler"] = (Literal[tuple(SCHEDULERS)] | None, None)
@@ -77,7 +77,7 @@ def cluster_schema() -> type[ClusterConfig]:
 
 @cache
 def user_schema() -> type[BaseModel]:
-    """The user's own defaults, which override those of the cluster."""
+    """Return the schema of the user's own defaults, which override those of the cluster."""
     fields = {name: field for name, field in cluster_schema().model_fields.items() if name in USER_KEYS}
     kinds: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
     kinds[ROOT_KEY] = (Annotated[str, AfterValidator(_absolute)] | None, Field(default=None))
@@ -91,5 +91,5 @@ def _absolute(root: str) -> str:
 
 
 def read_cluster_site(catalogue: Catalogue, install: Path, environ: Mapping[str, str]) -> Site:
-    """The site below ``install``, with the settings of all schedulers. Raises UsageError with all problems."""
+    """Read the site below ``install``, with the settings of all schedulers. Raises UsageError with all problems."""
     return read_site(catalogue, install, environ, cluster_schema(), user_schema())

@@ -21,7 +21,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
 
 NONE = "none"
-"""Answers a question that does not apply here; a question without an answer is open."""
+"""The answer to a question that does not apply here; a question without an answer is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Choice:
 
 
 class Question:
-    """One answer, with the earlier answers available."""
+    """One question, which can refer to the earlier answers."""
 
     name: ClassVar[str]
     """Name of the answer's field."""
@@ -71,7 +71,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Nodes that a scheduler groups. None is unknown or not applicable."""
+    """Nodes that a scheduler groups. None means unknown or not applicable."""
 
     name: str
     is_default: bool = False
@@ -89,7 +89,7 @@ class Offer:
 
     partitions: tuple[Partition, ...] = ()
     accounts: tuple[str, ...] | None = None
-    """None if it has no accounting, or does not answer."""
+    """The user's accounts; None if the scheduler has no accounting, or does not answer."""
     default_account: str | None = None
 
     def partition(self, name: str | None) -> Partition | None:
@@ -139,7 +139,7 @@ class JobState(Record):
     """The meaning; unknown if the scheduler does not know the job, or has forgotten it, and unrecognized if it reports
     a state that this llmb does not know: whether the job has ended is then queried again."""
     meaning: str | None = None
-    """A text on the reason why the job waits, or on its end."""
+    """The reason why the job is waiting, or how it ended."""
     end_pending: bool = False
     """True for an unknown state of an ended job whose end may become known later."""
     exit_code: int | None = None
@@ -148,7 +148,7 @@ class JobState(Record):
     """The nodes in the scheduler's syntax."""
     restarts: int = 0
     started_s: float | None = None
-    """Seconds since 1970, as all times."""
+    """The start time in seconds since 1970, like all times."""
     ended_s: float | None = None
 
     @property
@@ -167,11 +167,11 @@ class JobHandle(Protocol):
 
     @property
     def folder(self) -> RunFolder:
-        """The run folder of the job."""
+        """Return the run folder of the job."""
 
     @property
     def live(self) -> bool:
-        """True if it had not ended at the last query."""
+        """Return True if the job had not ended at the last query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +213,12 @@ class NodeState(Record):
     usable: bool
     reason: str | None = None
     gpus: int | None = None
-    """The number that it may allocate here; None if it counts none."""
+    """The number of GPUs that it may allocate here; None if it does not count GPUs."""
     partitions: tuple[str, ...] = ()
 
     @property
     def problem(self) -> str | None:
-        """Return why it gets no jobs; None if it does."""
+        """Return why the node gets no jobs; None if it does."""
         return None if self.usable else f"{self.state}{f': {self.reason}' if self.reason else ''}"
 
 
@@ -236,7 +236,7 @@ class Overlay(Record):
     """A setting that comes from outside the files of settings."""
 
     key: str
-    """Dotted, as in cluster_config.yaml."""
+    """The dotted key, as in cluster_config.yaml."""
     value: str | int | bool | None
     source: Literal["shell", "option", "setting"]
     place: str
@@ -277,7 +277,7 @@ class Submission:
     """Folder of the script and of the job's output."""
     environ: Mapping[str, str]
     held: Sequence[int] = ()
-    """Descriptors inherited by every program that is run for it."""
+    """Descriptors inherited by every program that is run to submit it."""
     again: bool = False
     """True if it was submitted before."""
 
@@ -298,7 +298,7 @@ class Queue(ABC):
 
     @abstractmethod
     def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
-        """The states of ``jobs``."""
+        """Return the states of ``jobs``."""
 
     @abstractmethod
     def cancel(self, jobs: Sequence[JobHandle]) -> None:
@@ -309,14 +309,14 @@ class Queue(ABC):
         """Return the job that this process runs in."""
 
     def find(self, jobs: Sequence[JobHandle], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
-        """Ids, by key, of ``jobs`` without one that were submitted since then; ``claimed`` ids belong to others.
+        """Return the ids, by key, of ``jobs`` without one that were submitted since; ``claimed`` ids belong to others.
 
         A job that is not found has none, unless it has begun: its folder then has the id.
         """
         return {}
 
     def handing_over(self, base: RunFolder, spec: JobSpec) -> tuple[str, ...]:
-        """The command that submits a job, for its record."""
+        """Return the command that submits a job, for the job's record."""
         return ()
 
 
@@ -333,7 +333,7 @@ class Cluster:
     time_limit_key: str | None = None
 
     def is_installed(self, environ: Mapping[str, str]) -> bool:
-        """True if jobs can be submitted to it."""
+        """Return True if jobs can be submitted to the scheduler."""
         return True
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
@@ -352,11 +352,11 @@ class Cluster:
         return Offer()
 
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
-        """Return its setup, and the state in which it sees ``node``."""
+        """Return the scheduler's setup, and the state of ``node`` as it sees it."""
         return SchedulerSetup()
 
     def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-        """The nodes of a list in its own syntax, or else all nodes of a partition, or of the cluster, by name.
+        """Return the nodes of a list in the scheduler's syntax, or else of a partition or the whole cluster, by name.
 
         Raises UsageError for a node or a partition that does not exist.
         """
@@ -365,7 +365,7 @@ class Cluster:
         return {name: NodeState(state=UNKNOWN, usable=True) for name in self.host_names(listed)}
 
     def host_names(self, nodes: str | None) -> list[str]:
-        """Every name of a list of nodes."""
+        """Return every name in a list of nodes."""
         return nodes.split(",") if nodes else []
 
     def host_list(self, names: Iterable[str]) -> str:
@@ -386,7 +386,7 @@ class Wording:
         return signal
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
-        """Return the signs of the cause of a failure in its own messages in a log."""
+        """Return the scheduler's own messages in a log that show the cause of a failure."""
         return ()
 
 
@@ -402,15 +402,15 @@ class InstallerPart:
     """The comments on keys of its section of cluster_config.yaml."""
 
     def training_nodes(self, answers: Any, offer: Offer) -> Partition | None:  # noqa: ANN401 (with its own fields)
-        """The nodes that train, as far as it reports them."""
+        """Return the nodes that train, as far as the scheduler reports them."""
         return None
 
     def section(self, answers: Any, gpus_per_node: int | None) -> dict[str, Any]:  # noqa: ANN401 (with its own fields)
-        """Its section of cluster_config.yaml, without empty values."""
+        """Return the scheduler's section of cluster_config.yaml, without empty values."""
         return {}
 
     def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """The answers, by name, in its section of cluster_config.yaml."""
+        """Return the answers, by name, that the scheduler's section of cluster_config.yaml contains."""
         return {}
 
 
@@ -427,7 +427,7 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
-        """Options of the job that this process runs in, if they name its nodes; none outside of a job."""
+        """Return the options of the job that this process runs in, if they name its nodes; none outside of a job."""
         return JobOptions()
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "T
 
 @dataclass(frozen=True, slots=True)
 class StartedRank:
-    """This process as one of the started ranks."""
+    """This process as one of the ranks that something else started."""
 
     rank: int
     world_size: int
@@ -33,7 +33,7 @@ class StartedRank:
 
 
 def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
-    """This rank; None if ``llmb run`` starts the ranks itself. Raises UsageError if a variable is missing or wrong."""
+    """Return this rank; None if ``llmb run`` starts the ranks. Raises UsageError if a variable is missing or wrong."""
     if not all(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return None
     if missing := [name for name in VARIABLES if not environ.get(name)]:

@@ -16,7 +16,7 @@ OUTCOMES: dict[str, Outcome] = {
 
 
 def accept_table(result: AcceptanceResult) -> Table:
-    """The parts, one per row."""
+    """Return a table with the parts, one per row."""
     columns: list[Column[AcceptancePart]] = [
         *texts("part: name", "status", "value"),
         *texts("compared with: reference", optional=True),

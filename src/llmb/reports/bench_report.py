@@ -58,7 +58,7 @@ def not_measured_table(rows: Sequence[NotMeasured]) -> Table:
 
 
 def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
-    """One line per row. A column that is empty for all rows is omitted."""
+    """Return a table with one line per row; columns that are empty for all rows are omitted."""
     unit, seconds = _unit(rows)
     columns: list[Column[Measurement]] = [
         *texts("device", common=True),
@@ -91,13 +91,13 @@ def _notes(rows: Sequence[Measurement]) -> str | None:
 
 
 def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
-    """The common factor for all rows of a table, for which the middle value is at least 1."""
+    """Return the common factor for all rows of a table, for which the middle value is at least 1."""
     middle = median(row.time_s for row in rows)
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
 
 
 def history_document(files: Sequence[MeasurementFile], benchmark: str | None) -> dict[str, Any]:
-    """``changes`` has the newest measurement of every case; ``change_pct`` is above 0 if it became faster."""
+    """Return the JSON document: the newest measurement of every case; ``change_pct`` is above 0 if it became faster."""
     names = ("measured_at", "latest", "previous_at", "previous")
     return {"changes": [fields_of(one, *names, "change_pct: speed_pct") for one in changes(files, benchmark)]}
 
@@ -135,7 +135,7 @@ def _history_table(found: Sequence[FigureChange], title: str) -> Table:
 
 
 def gpus_tables(parts: Parts, rule: OutlierRule) -> Iterator[Table]:
-    """The devices, or only the slow ones of many; then those that failed, and nodes that reported nothing."""
+    """Yield the devices, or only the slow ones of many; then those that failed, and nodes that reported nothing."""
     if parts.measured:
         yield _devices(parts, rule)
     if parts.failed or parts.missing_nodes:
@@ -186,7 +186,7 @@ MOST_FIT = 16
 
 
 def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any]:
-    """``fit`` of a node is null if it is undecided. Its keys are a contract."""
+    """Return the JSON document; a node's ``fit`` is null if it is undecided. Its keys are a contract."""
     names = [verdict.node for verdict in result.nodes]
     return {
         **fields_of(result, "started_at", "expected_s", "limit_s", "took_s"),

@@ -25,7 +25,7 @@ Finding = tuple[str, str]
 
 
 def doctor_document(reports: Sequence[NodeReport]) -> dict[str, Any]:
-    """The JSON of ``llmb doctor``; the report of a single node is also at the top. Its keys are a contract."""
+    """Return the JSON of ``llmb doctor``; a single node's report is also at the top level. Its keys are a contract."""
     nodes = [report.model_dump(mode="json") for report in reports]
     single = nodes[0] if len(nodes) == 1 else {}
     return {**single, "status": worst(report.status for report in reports), "nodes": nodes}
@@ -103,14 +103,14 @@ def _names(area: Area, names: Sequence[str], checked: int) -> str:
 
 
 def _by_area(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """A table without repeated values in its first column."""
+    """Return a table without repeated values in its first column."""
     before = ("", *(row[0] for row in rows))
     shown = (("", *row[1:]) if row[0] == last else row for row, last in zip(rows, before, strict=False))
     return rows_table(title, headers, shown)
 
 
 def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dict[str, Any]:
-    """The JSON of ``llmb doctor`` over nodes: that of one node, and lists. Its keys are a contract."""
+    """Return the JSON of ``llmb doctor`` over nodes: that of one node, and lists. Its keys are a contract."""
     return {
         **doctor_document(result.reports),
         "started_at": result.started_at,
@@ -122,7 +122,7 @@ def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dic
 
 
 def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Iterator[Table]:
-    """A row per node, the worst first; then the lists. For a single node all details."""
+    """Yield a table with one row per node, the worst first, then the lists; for a single node, all details."""
     if len(result.reports) == 1:
         yield from node_tables(result.reports[0])
     else:
@@ -145,7 +145,7 @@ def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Itera
 
 
 def node_lists_table(lists: Mapping[str, Sequence[str]], host_list: HostList, caption: str) -> Table:
-    """The number of nodes of each kind with their names, including kinds other than fit and unfit."""
+    """Return the number of nodes of each kind with their names, including kinds other than fit and unfit."""
     rows = (
         (name, str(len(nodes)), printable(host_list(nodes)) or "none")
         for name, nodes in lists.items()
@@ -190,7 +190,7 @@ class DriftReport(Record):
 
 
 def drift_tables(report: DriftReport, host_list: HostList) -> Iterator[Table]:
-    """The important changes first, with the reason; nodes with the same change share a row."""
+    """Yield the changes, important ones first with the reason; nodes with the same change share a row."""
     important = [one for one in report.drift if one.important]
     others = [one for one in report.drift if not one.important]
     since = printable(f"since {report.against}{f', {report.saved_at}' if report.saved_at else ''}")

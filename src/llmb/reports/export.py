@@ -192,7 +192,7 @@ def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
 
 
 class ExportForm(NamedTuple):
-    """A format for runs, with the libraries that it needs and the extra that installs them."""
+    """A format for exporting runs, with the libraries that it needs and the extra that installs them."""
 
     write: Callable[[RunSource, Path], Iterator[Path]]
     """Yields each file once it is complete."""

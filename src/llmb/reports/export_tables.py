@@ -69,7 +69,7 @@ def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
 
 
 def _columns(kind: type[Scalar], record: str, *names: str) -> list[Column[Any]]:
-    """Values of the record at a path, named like texts; the name has the unit."""
+    """Return columns for the record's values, named as in ``texts``; the name includes the unit."""
     return [replace(column, value=f"{record}{column.value}") for column in texts(*names, kind=kind)]
 
 
@@ -108,7 +108,7 @@ RESULTS: tuple[Column[ExportedRun], ...] = (
 
 
 def _of_step(kind: type, prefix: str = "") -> Iterator[Column[StepRow]]:
-    """The fields of a step, and those of its nested records, prefixed with the record's name."""
+    """Yield the fields of a step, and those of its nested records, prefixed with the record's name."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         hint = hints[field.name]
@@ -140,13 +140,13 @@ def write_tables(
 
 
 def write_csv(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
-    """An unknown value is empty; a non-finite number is ``nan``, ``inf`` or ``-inf``."""
+    """Write a CSV file: an unknown value is empty; a non-finite number is ``nan``, ``inf`` or ``-inf``."""
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         write_csv_rows(file, columns, rows)
 
 
 def data_frame(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> "pandas.DataFrame":
-    """A table for a notebook. Raises EnvironmentProblem if pandas is not installed."""
+    """Return a data frame for a notebook. Raises EnvironmentProblem if pandas is not installed."""
     types = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
     found = list(rows_of(columns, iter(rows)))
     frame = frame_of(found, [column.header for column in columns])
@@ -154,7 +154,7 @@ def data_frame(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> "pandas.D
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas.DataFrame":
-    """Rows of plain values. Raises EnvironmentProblem if pandas is not installed."""
+    """Return a data frame of rows of plain values. Raises EnvironmentProblem if pandas is not installed."""
     if find_spec("pandas") is None:
         raise EnvironmentProblem("a data frame needs pandas, which is not installed", do="pip install pandas")
     import pandas
@@ -163,7 +163,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas
 
 
 def write_jsonl(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
-    """JSON has no NaN: as in ``metrics.jsonl`` such a value is null, and ``not_finite`` has its text."""
+    """Write JSON lines, which have no NaN: as in ``metrics.jsonl``, it is null and ``not_finite`` has its text."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows_of(columns, rows):
             numbers = ((name, value) for name, value in row.items() if isinstance(value, float))

@@ -85,18 +85,18 @@ def crop(text: str, most: int) -> str:
 Value = TypeVar("Value")
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = str.maketrans(BLOCKS, "12345678")
-"""The height as a digit, for output without block characters."""
+"""Digits for the heights, for output without block characters."""
 MOST_CELLS = 32
 CHART_CELLS, CHART_ROWS = 64, 8
 LEAST_SPAN = 0.1
 """The full height is at least this fraction of the step time, so that ordinary noise looks small."""
 LEAST = 3
-"""Fewer values are not a series."""
+"""The minimum number of values of a series."""
 NOT_FINITE = "?"
 
 
 def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[float] = ()) -> str:
-    """The values from left to right; of more than ``cells``, the longest of those that share a cell.
+    """Return ``values`` as a line of blocks; if there are more than ``cells``, each cell shows its longest value.
 
     The height is between the smallest and the largest value of ``scale``, by default the second half of ``values``,
     which is without the warm-up; what is beyond has the lowest or the full height. Empty for less than ``LEAST``.
@@ -111,7 +111,7 @@ def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[
 
 
 def window_sparkline(steps: Sequence["Step"], window: "Window", cells: int = MOST_CELLS) -> str:
-    """The step times of a run, scaled to its window, which is in brackets; empty without a step."""
+    """Return the step times of a run as a line, scaled to its window, which is in brackets; empty without a step."""
     groups: list[list[float]] = [[], [], []]
     for step in steps:
         groups[0 if step.step < window.first else 1 if step.step <= window.last else 2].append(step.step_time_s)
@@ -126,7 +126,7 @@ def window_sparkline(steps: Sequence["Step"], window: "Window", cells: int = MOS
 def step_chart(
     steps: Sequence["Step"], window: "Window", cells: int = CHART_CELLS, rows: int = CHART_ROWS
 ) -> list[str]:
-    """Lines with the step times of a run as columns, scaled to the range of its window, which is underlined.
+    """Return the lines of a chart of a run's step times, scaled to the range of its window, which is underlined.
 
     As in ``sparkline``, the slowest of the steps that share a column is shown, and what is beyond has the full height.
     """

@@ -33,7 +33,7 @@ def install_document(
     jobs: Sequence[Mapping[str, Any]],
     commands: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
-    """The JSON of ``llmb install``; its keys are a contract."""
+    """Return the JSON of ``llmb install``; its keys are a contract."""
     return {
         "status": "planned" if any(item.state == "open" for item in results) else "installed",
         "path": root,
@@ -46,7 +46,7 @@ def install_document(
 
 
 def answers_table(answers: Answers) -> Table:
-    """Return every answer with its option."""
+    """Return a table of every answer with its option."""
     columns: list[Column[tuple[str, Any]]] = [
         Column("option", lambda row: OPTIONS[row[0]].spelled if row[0] in OPTIONS else row[0]),
         Column("value", "1", _answer_text),
@@ -71,7 +71,7 @@ def steps_table(root: Path, results: Sequence[StepResult]) -> Table:
 
 
 def image_document(found: ImportedImage, runtime: str) -> dict[str, Any]:
-    """The JSON of ``llmb prepare image``; its keys are a contract."""
+    """Return the JSON of ``llmb prepare image``; its keys are a contract."""
     return {**asdict(found), "runtime": runtime}
 
 
@@ -93,13 +93,13 @@ SOURCES = {
 
 
 def settings_document(found: SettingsInEffect) -> dict[str, Any]:
-    """The JSON of ``llmb config show``; its keys are a contract."""
+    """Return the JSON of ``llmb config show``; its keys are a contract."""
     files = [fields_of(one, "path", "reference_form: form.title", "not_taken: left_out") for one in found.files]
     return {"install_root": found.install_root, "files": files, **fields_of(found, "settings", "variables")}
 
 
 def checked_document(checkout: Path, found: Sequence[CheckedFile]) -> dict[str, Any]:
-    """The JSON of ``llmb config check``; its keys are a contract."""
+    """Return the JSON of ``llmb config check``; its keys are a contract."""
     return {
         "path": checkout,
         "as_released": all(item.state == "as released" for item in found),
@@ -155,7 +155,7 @@ METHODS = {True: "checksums verified", False: "sizes compared; --checksums reads
 
 
 def access_document(found: Sequence[RepositoryAccess], token: TokenSource | None) -> dict[str, Any]:
-    """The JSON of ``llmb prepare access``; its keys are a contract."""
+    """Return the JSON of ``llmb prepare access``; its keys are a contract."""
     return {
         "token": token,
         "granted": all(item.state == "granted" for item in found),
@@ -170,7 +170,7 @@ def access_table(found: Sequence[RepositoryAccess]) -> Table:
 
 
 def dataset_document(prepared: PreparedDataset) -> dict[str, Any]:
-    """The JSON of ``llmb prepare dataset``; its keys are a contract."""
+    """Return the JSON of ``llmb prepare dataset``; its keys are a contract."""
     return {
         **fields_of(prepared, "path: folder", "made: samples_made"),
         **prepared.samples.model_dump(mode="json"),
@@ -213,7 +213,7 @@ def dataset_tables(prepared: PreparedDataset) -> list[Table]:
 
 
 def checkpoint_document(checkpoint: SavedCheckpoint) -> dict[str, Any]:
-    """The JSON of ``llmb checkpoint show``; its keys are a contract."""
+    """Return the JSON of ``llmb checkpoint show``; its keys are a contract."""
     return {**fields_of(checkpoint, "path", "size_bytes"), **checkpoint.record.model_dump(mode="json")}
 
 
@@ -245,7 +245,7 @@ def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
 
 
 def verification_document(found: Verification) -> dict[str, Any]:
-    """The JSON of ``llmb prepare verify``; its keys are a contract."""
+    """Return the JSON of ``llmb prepare verify``; its keys are a contract."""
     return {
         **fields_of(found, "workload", "size", "checksums", "free_bytes", "needed_bytes", "folders.path"),
         "complete": not found.lacking,
@@ -255,7 +255,7 @@ def verification_document(found: Verification) -> dict[str, Any]:
 
 
 def verification_tables(found: Verification) -> list[Table]:
-    """Return the items, with the problem of each incomplete one and the command that prepares it."""
+    """Return a table of the items, with the problem of each incomplete one and the command that prepares it."""
     folder = Column("folder", _folder_name)
     columns: list[Column[Item]] = [
         folder,

@@ -40,7 +40,7 @@ _IMPLIED = {
 
 
 def jobs_document(jobs: Sequence[Job], total: int, key: str = "jobs") -> dict[str, Any]:
-    """The JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` has no limit."""
+    """Return the JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` ignores the limit."""
     return {key: [job.document() for job in jobs], "total": total}
 
 
@@ -94,7 +94,7 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
 def job_document(
     job: Job, record: RunRecord | None, last_lines: Sequence[str] = (), imported: ImportOrigin | None = None
 ) -> dict[str, Any]:
-    """The JSON of ``llmb jobs show``; its keys are a contract. ``record`` is that of a run."""
+    """Return the JSON of ``llmb jobs show``; its keys are a contract. ``record`` is that of a run."""
     return {
         **job.document(),
         "files": _files(job),
@@ -170,7 +170,7 @@ def _files(job: Job) -> dict[str, Path]:
 
 
 def script_document(order: Order, script: str) -> dict[str, Any]:
-    """The JSON of a dry run; its keys are a contract."""
+    """Return the JSON of a dry run; its keys are a contract."""
     return {
         **identity_document(order.plan.recipe),
         "origin": order.plan.origin.document(),
@@ -180,7 +180,7 @@ def script_document(order: Order, script: str) -> dict[str, Any]:
 
 
 def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Queued jobs of any kind."""
+    """Return the JSON of queued jobs of any kind."""
     return {
         "jobs": [
             {
@@ -198,7 +198,7 @@ def submit_text(jobs: Sequence[Job]) -> str:
 
 
 def flags_text(flags: Mapping[str, str | None]) -> str:
-    """The resources of a job on one line, before it is queued."""
+    """Format the resources of a job on one line, before it is queued."""
     shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation")
     return ", ".join(f"{name} {flags[name]}" for name in shown if flags.get(name))
 
@@ -212,7 +212,7 @@ _SHOWN = (
 
 
 def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
-    """One row per job, in the order of submission, and the total."""
+    """Return a table with one row per job in the order of submission, and the total."""
     # Settings that all jobs have in common need no column.
     rows = zip(range(1, len(jobs) + 1), jobs, different_settings(jobs), strict=True)
     columns: list[Column[tuple[int, PlannedJob, str]]] = [
@@ -256,7 +256,7 @@ def _settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def campaign_document(campaign: Campaign, jobs: Sequence[PlannedJob]) -> dict[str, Any]:
-    """The JSON of a campaign; its keys are a contract."""
+    """Return the JSON of a campaign; its keys are a contract."""
     by_key = {job.key: job for job in campaign.jobs}
     return {
         **fields_of(campaign, "campaign", "source"),
@@ -308,7 +308,7 @@ def pace_warning(comparison: PaceComparison) -> str:
 
 
 def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] | None) -> dict[str, Any]:
-    """The JSON of ``llmb watch``; its keys are a contract. ``result`` is that of a run that has ended."""
+    """Return the JSON of ``llmb watch``; its keys are a contract. ``result`` is that of a run that has ended."""
     speed = left = None
     if seen.remaining_s is not None:
         ends_at = _utc(seen.at_s + seen.remaining_s)
@@ -331,7 +331,7 @@ def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] |
 
 
 def _step_document(step: StepNews) -> dict[str, Any]:
-    """JSON has no NaN: a non-finite value is null."""
+    """Return the JSON of a step. Non-finite values are null, because JSON has no NaN."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in step._asdict().items()

@@ -43,7 +43,7 @@ def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
 
 
 def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value, or a record)
-    """JSON with an indent of 2. Raises ValueError for a number that is not finite, and for what is not JSON."""
+    """Format as JSON with an indent of 2. Raises ValueError for a non-finite number or a value that is not JSON."""
     try:
         text = to_json(value, indent=2, ensure_ascii=True, inf_nan_mode="constants").decode()
     except PydanticSerializationError:  # also of text with half a surrogate pair, which JSON can express
@@ -54,7 +54,7 @@ def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value, or a record)
 
 
 def table_lines(table: Table, width: int | None) -> Iterable[str]:
-    """Lines for a terminal of ``width`` columns; without a width, as wide as needed."""
+    """Return the table's lines for a terminal of ``width`` columns; without a width, as wide as needed."""
     return plain_lines(table) if width is None else terminal_lines(table, width)
 
 

@@ -28,7 +28,7 @@ CONVENTIONS = ("published", "full", "logged", "causal")
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
 _OF_SINGLE_STEPS = ("median", "min", "max")
 MOST_NOTES = 8
-"""Below the table; in the wide table every run has its note."""
+"""The maximum number of notes below the table; in the wide table every run has its note."""
 STEP_CELLS = 12
 """Width of the line of step times in a row."""
 _REASON_WIDTH = 44
@@ -57,7 +57,7 @@ class ParseReport:
 
 
 def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], *, full_names: bool) -> ParseReport:
-    """Names are relative to the one directory, or to what several have in common."""
+    """Return the report, with names relative to the only directory or to the common parent of several."""
     ordered = sorted(runs, key=lambda run: run.log_path.parts)
     common = roots[0] if len(roots) == 1 else Path(os.path.commonpath([path.absolute() for path in roots]))
     paths = {run.log_path.absolute() if len(roots) > 1 else run.log_path: run.log_path for run in ordered}
@@ -122,7 +122,7 @@ VALUES = {column.header: column.of for column in COLUMNS}
 
 
 def parse_csv(report: ParseReport) -> str:
-    """A header and a line for each file."""
+    """Format a header and one line per file."""
     return csv_text((Column("filename", report.name), *COLUMNS), report.runs)
 
 
@@ -139,12 +139,12 @@ def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path
 
 
 def _short_name(file_name: str) -> str:
-    """The experiment and its job: without ``log-``, the account, ``.out`` and the number of a first attempt."""
+    """Return the experiment and its job, without ``log-``, the account, ``.out`` and the number of a first attempt."""
     return _ACCOUNT.sub("", file_name).removesuffix(".gz").removesuffix(".out").removesuffix("_0") or file_name
 
 
 def _distinguished(name: str, group: Sequence[Path], root: Path) -> dict[Path, str]:
-    """Names of files that share ``name``: the parts of their paths that differ, and the name unless they contain it."""
+    """Return the differing parts of the paths of files that share ``name``, with ``name`` unless they contain it."""
     parts = [path.relative_to(root).parts for path in group]
     if len({len(own) for own in parts}) > 1:
         return {path: "/".join(own) for path, own in zip(group, parts, strict=True)}
@@ -157,12 +157,12 @@ def _distinguished(name: str, group: Sequence[Path], root: Path) -> dict[Path, s
 
 
 def text_of(name: object) -> str:
-    """Bytes of a file name that are not UTF-8 are escaped, so that any output can hold them."""
+    """Escape bytes of a file name that are not UTF-8, so that any output can contain it."""
     return str(name).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
-    """Runs with figures, and below them the files without, with the reason; the counts are below the last table."""
+    """Return the tables: runs with figures, then files without, with reasons; counts are below the last table."""
     measured = [run for run in report.runs if run.outcome.step_time_s]
     others = [run for run in report.runs if not run.outcome.step_time_s and (wide or not _is_hidden(run))]
     tables = [_measured_table(report, measured, wide=wide)] if measured else []
@@ -284,7 +284,7 @@ def _time_cell(run: AnalyzedRun) -> str:
 def parse_document(
     report: ParseReport, groups: list[dict[str, Any]] | None = None, scaling: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The JSON document. An unknown value is null, and so are ``groups`` and ``scaling`` unless they are wanted."""
+    """Return the JSON document; unknown values are null, as are ``groups`` and ``scaling`` unless requested."""
     return {
         "analysis": {**fields_of(report, "directories", "window_rule: rule"), "files": len(report.runs)},
         "results": [_result(run, report.name(run)) for run in report.runs],
@@ -329,7 +329,7 @@ def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the 
 
 
 def _median_mfu(group: "RunGroup") -> float | None:
-    """MFU of the run whose mean is the median, or next to it."""
+    """Return the MFU of the run whose mean is the median, or is closest to it."""
     by_mean = sorted(group.runs, key=lambda run: VALUES["time_mean_seconds"](run) or 0.0)
     return one_mfu(by_mean[len(by_mean) // 2])[0]
 
@@ -398,7 +398,7 @@ def groups_csv(groups: "Iterable[RunGroup]") -> str:
 
 
 def scaling_tables(report: ParseReport, scalings: "Sequence[Scaling]") -> list[Table]:
-    """One for each recipe."""
+    """Return one for each recipe."""
     if not scalings:
         why = "no log reports both its recipe and its number of GPUs"
         return [Table(f"Scaling, window {report.rule}", [Column("")], caption=why)]

@@ -79,7 +79,7 @@ def _dtype(plan: Plan) -> str:
 
 
 def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
-    """``workers`` is the command that starts them."""
+    """Return the JSON of the plan; ``workers`` is the command that starts the workers."""
     window, use = plan.window, estimated(plan)
     over = "the steady state" if window.rule == STEADY else f"steps {window.first}-{window.last}"
     proxy = f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""
@@ -165,7 +165,7 @@ def _published_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
 
 
 def profile_text(profile: Profile) -> str:
-    """The profiled steps and ranks, and the profiler."""
+    """Describe the profiled steps and ranks, and the profiler."""
     name = "Nsight Systems" if profile.profiler == "nsys" else "PyTorch's profiler"
     name += ", or PyTorch's profiler if 'nsys' is not on the PATH" if profile.or_torch else ""
     return f"steps {profile.first_step}-{profile.stop_step - 1}, ranks {ranks_text(profile.ranks)}, {name}"

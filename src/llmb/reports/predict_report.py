@@ -54,7 +54,7 @@ class RunMemory(Shown):
             yield table_of(f"collectives of rank {fullest.rank} in a step", fullest.collectives, columns)
 
     def document(self) -> dict[str, Any]:
-        """The JSON of ``llmb memory``; its keys are a contract."""
+        """Return the JSON of ``llmb memory``; its keys are a contract."""
         return {
             **identity_document(self.recipe),
             **fields_of(self.use, "method", "capacity_gib", "needed_gib", "fits"),
@@ -146,7 +146,7 @@ class RunPrediction(Shown):
             yield table_of("PREDICTED scaling", curve.scales, columns, caption=f"no further: {curve.ends}{above}")
 
     def document(self) -> dict[str, Any]:
-        """The JSON of ``llmb predict``; its keys are a contract."""
+        """Return the JSON of ``llmb predict``; its keys are a contract."""
         prediction, figures = self.prediction, self.throughput
         memory = self.memory
         return {
@@ -301,7 +301,7 @@ class LayoutPlan(Shown):
             yield _differences(self.layouts[0].prediction, own.prediction)
 
     def document(self) -> dict[str, Any]:
-        """The JSON of ``llmb plan``; its keys are a contract."""
+        """Return the JSON of ``llmb plan``; its keys are a contract."""
         own = self.own
         return {
             **identity_document(self.recipe),
@@ -317,7 +317,7 @@ class LayoutPlan(Shown):
 
     @property
     def first(self) -> Prediction:
-        """The best layout's prediction, else the recipe's."""
+        """Return the best layout's prediction, or else the recipe's."""
         return next(each for each in (*self.layouts, self.own) if isinstance(each, Candidate)).prediction
 
     def cost(self, one: Candidate) -> float:
@@ -326,14 +326,14 @@ class LayoutPlan(Shown):
 
     @property
     def ahead_pct(self) -> float | None:
-        """The improvement of the first layout over the recipe; None if the recipe does not fit."""
+        """Return the improvement of the first layout over the recipe; None if the recipe does not fit."""
         if not self.own or not self.layouts or self.exceeds(self.own):
             return None
         return 100 * (self.cost(self.own) / self.cost(self.layouts[0]) - 1)
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
-        """The layouts whose predictions do not differ significantly from the first."""
+        """Return the layouts whose predictions do not differ significantly from the first."""
         most = 1 + self.first.error_pct / 100
         return tuple(one for one in self.layouts if self.cost(one) <= most * self.cost(self.layouts[0]))
 
@@ -371,7 +371,7 @@ def _tokens_per_gpu(one: Candidate) -> float:
 
 
 def _own_name(recipe: Recipe) -> str:
-    """The name of the recipe's row: options may have changed its work."""
+    """Return the name of the recipe's row, because options may have changed its work."""
     return "adapted" if recipe.overridden or any(note.startswith(CUSTOM) for note in recipe.decisions) else "recipe"
 
 

@@ -42,7 +42,7 @@ FIGURES = (
 
 
 def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[str, Any]:
-    """The JSON form of a recipe; its keys are a contract."""
+    """Return the JSON form of a recipe; its keys are a contract."""
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
     return {
@@ -78,7 +78,7 @@ def identity_document(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterator[Table]:
-    """A recipe as a few tables."""
+    """Yield the tables of a recipe."""
     yield _summary(recipe, here)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
     if recipe.conditions:
@@ -143,7 +143,7 @@ def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def checkpoint_size_gb(recipe: Recipe) -> float:
-    """Return the size of a checkpoint, which with LoRA has only adapters."""
+    """Return the size of a checkpoint, which contains only adapters with LoRA."""
     return checkpoint_bytes(recipe.model, recipe.lora) / BILLION
 
 
@@ -211,7 +211,7 @@ def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
 
 
 def scales_table(recipes: Sequence[Recipe]) -> Table:
-    """One line per scale of a dtype, for a terminal of 80 columns."""
+    """Return a table with one line per scale of a dtype, for a terminal of 80 columns."""
     first = recipes[0]
     figures = [recipe.figure for recipe in recipes if recipe.figure]
     what = "published figures" if figures else "layouts, none published"
@@ -276,7 +276,7 @@ def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
 
 
 def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str], more: str = "") -> Table:
-    """``gpu_types`` are all GPU types of the catalogue."""
+    """Return the table of workloads; ``gpu_types`` are all GPU types of the catalogue."""
     groups: dict[tuple[str, str, str, str, str], list[str]] = {}
     for workload in workloads:
         for size in sizes_of(workload):

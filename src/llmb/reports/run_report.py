@@ -33,7 +33,7 @@ STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 
 
 def machine_table(machine: MachineReport) -> Table:
-    """One event per row, then the unreadable sources."""
+    """Return a table with one event per row, then the unreadable sources."""
     kinds = machine_rules().kinds
     rows = [
         *((one.node, kinds[one.kind].title, one.state, event_text(one), one.advice) for one in machine.events),
@@ -51,7 +51,7 @@ SOURCES = {
 
 
 def run_document(run: EndedRun) -> dict[str, Any]:
-    """The JSON of ``llmb run``; its keys are a contract."""
+    """Return the JSON of ``llmb run``; its keys are a contract."""
     plan, result = run.plan, run.result
     return {
         **identity_document(plan.recipe),
@@ -70,7 +70,7 @@ DETAILS = re.compile(
     "(weights|data|dataset|sequences|parameters|.* s, (median|std)|TFLOPS .*|days .*|GPU power W|host CPU %|energy .*|"
     "nodes meanwhile|attention backend|busiest .*|experts .*|dropped .*|FP8 .*): |(non-finite|skipped) steps: 0$"
 )
-"""Metrics that only some readers need; the counter metrics' values."""
+"""Metrics that only some readers need, and the values of counter metrics."""
 ORIGIN = ("weights", "data", "dataset", "sequences")
 """Rows about the weights and data of fine-tuning."""
 
@@ -91,7 +91,7 @@ def answer_text(result: Result, verdict: Verdict | None) -> str:
 def run_table(
     plan: Plan, result: Result, steps: Sequence[Step] = (), *, answer: str = "", brief: bool = False
 ) -> Table:
-    """The answer, or the verdict of the result, then measured and published values, one row per metric.
+    """Return a table of the answer, or the verdict, then measured and published values, one row per metric.
 
     With ``steps`` a line of their times. ``brief``: without what only some readers need.
     """
@@ -245,7 +245,7 @@ def _machine_note(machine: MachineReport | Missing) -> str:
 
 
 def _engine_rows(result: Result) -> Iterator[Row]:
-    """Yield the engine's own counts."""
+    """Yield the counts that the engine itself reports."""
     if counters := result.counters:
         note = "loss or gradient norm; the first ends a run"
         yield "non-finite steps", str(counters.non_finite_steps), "", note
@@ -335,7 +335,7 @@ def _host_notes(host: HostUse) -> Iterator[str]:
 
 
 def repeats_document(recipes: Sequence[Sequence[EndedRun]]) -> dict[str, Any]:
-    """The JSON of several runs; its keys are a contract. Recipes without a run are omitted."""
+    """Return the JSON of several runs; its keys are a contract. Recipes without a run are omitted."""
     labels = {run.record.label for runs in recipes for run in runs}
     return {
         "label": labels.pop() if len(labels) == 1 else None,
@@ -351,7 +351,7 @@ def repeats_document(recipes: Sequence[Sequence[EndedRun]]) -> dict[str, Any]:
 
 
 def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
-    """One table for each recipe with a run."""
+    """Yield one table per recipe that has a run."""
     columns: list[Column[EndedRun]] = [
         *texts("run: record.id", "status: result.status"),
         *numbers("step s: mean_s", form=cell),
@@ -369,7 +369,7 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
 
 
 def cv_pct(times: Statistics | Missing | None) -> float | None:
-    """The coefficient of variation in percent."""
+    """Return the coefficient of variation in percent."""
     return 100 * times.cv if times and times.cv is not None else None
 
 

@@ -50,7 +50,7 @@ def _with(title: str, varied: str) -> str:
 
 
 def sweep_rows(recipes: Sequence[Sequence[EndedRun]]) -> list[dict[str, Any]]:
-    """One row for each recipe with a run; means are over its successful runs. The keys are a contract."""
+    """Return one row per recipe that has a run; means are over its successful runs. The keys are a contract."""
     some = [runs for runs in recipes if runs]
     names = varied_names([runs[0].plan for runs in some])
     rows = [

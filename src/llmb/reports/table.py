@@ -27,7 +27,7 @@ GAP = "  "
 
 @cache
 def getter(path: str) -> Callable[[Any], Any]:
-    """Return a function of the value at a path: fields of records, keys of mappings, and places in tuples.
+    """Return a function that gets the value at a path of record fields, mapping keys and tuple indexes.
 
     A value below an unknown one is unknown, and None.
     """
@@ -49,12 +49,12 @@ def getter(path: str) -> Callable[[Any], Any]:
 
 
 def fields_of(record: object, *names: str) -> dict[str, Any]:
-    """Values of a record for a document, each named by its path, or by the text before a colon."""
+    """Return values of a record for a document, each named by its path, or by the text before a colon."""
     return {name: getter(path)(record) for name, path in _named(names)}
 
 
 def _named(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield names and paths."""
+    """Yield each name with its path."""
     for text in names:
         name, is_renamed, path = text.partition(": ")
         yield (name, path) if is_renamed else (text.rpartition(".")[2], text)
@@ -77,20 +77,20 @@ class Column(Generic[Row]):
     right: bool = False
     wrap: bool = True
     optional: bool = False
-    """Omitted if no row has a value."""
+    """True to omit the column if no row has a value."""
     common: bool = False
-    """Move it to the title if all rows have the same value."""
+    """True to move the value to the title if all rows have the same one."""
     min_width: int | None = None
     max_width: int | None = None
-    """Wider cells are wrapped on every terminal."""
+    """The width at which cells are wrapped on every terminal."""
     drop: int = 0
-    """Its place in the order of omission on a narrow terminal; 0 for a permanent column."""
+    """The column's place in the order of omission on a narrow terminal; 0 for a permanent column."""
     label: bool = True
-    """A label, as the first column, is wrapped only if it is very wide."""
+    """True for a label: as the first column, it is wrapped only if it is very wide."""
     kind: type = str
-    """The type of its values in files with typed columns."""
+    """The type of the column's values in files with typed columns."""
     of: Callable[[Row], Any] = field(init=False, repr=False)
-    """Return the value of a row."""
+    """The function that gets a row's value."""
 
     def __post_init__(self) -> None:
         self.right = self.right or self.form in (number, cell, whole)
@@ -99,7 +99,7 @@ class Column(Generic[Row]):
 
 @dataclass(slots=True)
 class Table:
-    """Cells are plain text, never markup; control characters in them are visible."""
+    """A table of plain-text cells without markup; control characters in them are made visible."""
 
     title: str
     columns: list[Column[Any]]
@@ -125,7 +125,7 @@ def table_of(
     caption: str | Iterable[str] = (),
     drop_empty: bool = False,
 ) -> Table:
-    """A table with a line for each row. With ``drop_empty``, every column is optional."""
+    """Return a table with one line per row. With ``drop_empty``, every column is optional."""
     listed = list(rows)
     shown: list[tuple[Column[Any], list[str]]] = []
     for column in columns:
@@ -150,7 +150,7 @@ def rows_table(
     right: Sequence[str] = (),
     caption: str | Iterable[str] = (),
 ) -> Table:
-    """A table of rows that may be shorter than its headers; ``right`` names the columns of numbers."""
+    """Return a table of rows that may be shorter than its headers; ``right`` names the columns of numbers."""
     table = Table(title, [Column(name, right=name in right) for name in headers], caption=_caption(caption))
     for row in rows:
         table.add_row(*row)
@@ -158,17 +158,17 @@ def rows_table(
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, object]]) -> Table:
-    """Names and values, without None."""
+    """Return a table of names and values, without values that are None."""
     return rows_table(title, ("", ""), ((name, str(value)) for name, value in facts if value is not None))
 
 
 def texts(*names: str, form: Callable[[Any], str] = as_text, **options: Any) -> list[Column[Any]]:  # noqa: ANN401
-    """Columns of text, each with its value's path as its header, or with the text before a colon."""
+    """Return the columns of text, each with its value's path as its header, or with the text before a colon."""
     return [Column(header, path, form, **options) for header, path in _named(names)]
 
 
 def numbers(*names: str, form: Callable[[Any], str] = number, **options: Any) -> list[Column[Any]]:  # noqa: ANN401
-    """Columns of numbers, named like those of text."""
+    """Return the columns of numbers, named like those of text."""
     return texts(*names, form=form, right=True, **options)
 
 
@@ -179,7 +179,7 @@ def csv_text(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> str:
 
 
 def write_csv_rows(file: io.TextIOBase, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
-    """A line of headers and one for each row, with unformatted values; an unknown value is an empty field."""
+    """Write a line of headers and one line per row, with unformatted values; an unknown value is an empty field."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.header for column in columns])
     writer.writerows([csv_value(column.of(row)) for column in columns] for row in rows)
@@ -211,7 +211,7 @@ class Shown:
 
 
 def html_table(table: Table) -> str:
-    """Format for a notebook, with title and caption."""
+    """Format the table for a notebook, with title and caption."""
     sides = ["right" if column.right else "left" for column in table.columns]
     headers = "".join(
         f'<th style="text-align:{side}">{escape(column.header)}</th>'
@@ -234,21 +234,21 @@ def _html_lines(text: str) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """Its rows, without the title."""
+    """Format the table's rows as Markdown, without the title."""
     rules = ["---:" if column.right else "---" for column in table.columns]
     rows = [[column.header for column in table.columns], rules, *(map(markdown_text, row) for row in table.rows)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def markdown_text(text: str) -> str:
-    """Escape a text for Markdown, in one line."""
+    """Escape a string for Markdown, on one line."""
     for letter in ("\\", "|", "<", "*", "_", "`", "["):
         text = text.replace(letter, f"\\{letter}")
     return text.replace("\n", " ")
 
 
 def plain_lines(table: Table) -> Iterator[str]:
-    """The table in its full width."""
+    """Yield the lines of the table in its full width."""
     rows = [[printable_lines(cell).split("\n") for cell in row] for row in table.rows]
     if any(headers := [column.header for column in table.columns]):
         rows.insert(0, [[header] for header in headers])
@@ -271,13 +271,13 @@ def _aligned(text: str, width: int, *, right: bool) -> str:
 LONGEST_LABEL = 40
 """A first column up to this width is not wrapped, unless it is not a label."""
 LEAST_LAST = 16
-"""The least readable width of a last column; names in it may be broken."""
+"""The smallest readable width of a last column; names in it may be broken."""
 MOST_LINES = 10**6
-"""Any height: otherwise rich assumes 80 columns for a terminal without styles."""
+"""A height that is never reached: otherwise rich assumes 80 columns for a terminal without styles."""
 
 
 def terminal_lines(table: Table, width: int) -> list[str]:
-    """Lines of at most ``width`` columns, with title and headers in bold.
+    """Return the table's lines of at most ``width`` columns, with title and headers in bold.
 
     Columns are left out where only a last text is wrapped then. Elsewhere all are wrapped between words; where that is
     not enough, columns are left out; where that is not enough either, names are broken.
@@ -350,7 +350,7 @@ def fitting_widths(table: Table, width: int, *, is_whole: bool = False) -> list[
 
 
 def _shrunk(natural: Sequence[int], least: Sequence[int], available: int) -> list[int]:
-    """Narrow the widest possible column until all fit."""
+    """Narrow the widest possible column until all columns fit."""
     widths = list(natural)
     while sum(widths) > available:
         widest = max((place for place in range(len(widths)) if widths[place] > least[place]), key=widths.__getitem__)

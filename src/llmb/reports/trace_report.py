@@ -24,7 +24,7 @@ MIB = 2**20
 def nccl_document(
     summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> dict[str, Any]:
-    """The JSON document; ``log`` is null without calls, ``network`` if no line names one."""
+    """Return the JSON document; ``log`` is null without calls, ``network`` if no line names one."""
     return {"network": network, "log": summary, "tests": tests}
 
 
@@ -104,7 +104,7 @@ def _figure(name: str, way: Bandwidth | None) -> str:
 
 
 def _comparison(tests: Sequence[TestTable], place: str) -> Table:
-    """Bus bandwidth of the same sizes in several files, and the ratio to the first file."""
+    """Compare the bus bandwidth at equal sizes in several files, with the ratio to the first file."""
     sources = [test.source for test in tests]
     right = ("bytes", *sources, *(f"{source} / first" for source in sources[1:]))
     title = f"{tests[0].name}: bus bandwidth in GB/s, {place.replace('_', ' ')}"
@@ -152,7 +152,7 @@ COLORS = {
     "communication_exposed": "#d55e00",
     "idle": "#dddddd",
 }
-"""Distinguishable by colorblind people: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
+"""Colors that colorblind people can distinguish: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
 WHITE_ON = ("attention", "matrix_product", "communication_exposed")
 """Parts with a dark color."""
 HIDDEN_COLOR = "#d55e00"
@@ -165,7 +165,7 @@ CHARACTERS = 24
 
 
 def trace_document(summary: TraceSummary) -> dict[str, Any]:
-    """The JSON document; null for values missing from the trace."""
+    """Return the JSON document; values missing from the trace are null."""
     return {
         "ranks": [
             {
@@ -192,7 +192,7 @@ def step_document(step: StepBreakdown) -> dict[str, Any]:
 
 
 def trace_tables(summary: TraceSummary) -> Iterator[Table]:
-    """Steps, collectives, the longest kernels of the first rank, and its unclassified kernels."""
+    """Yield tables of steps, collectives, the longest kernels of the first rank, and its unclassified kernels."""
     yield _steps_table(summary)
     if any(step.collectives for rank in summary.ranks for step in rank.steps):
         yield _collectives_table(summary)
@@ -206,7 +206,7 @@ def trace_tables(summary: TraceSummary) -> Iterator[Table]:
 
 
 def shown_parts(steps: Iterable[StepBreakdown]) -> dict[str, str]:
-    """The parts to show of ``steps``, with their names."""
+    """Return the parts to show of ``steps``, with their names."""
     whole = list(steps)
     return {
         part: name
@@ -267,7 +267,7 @@ def _names_table(title: str, rank: RankTrace, names: Iterable[NameTime], caption
 
 
 def trace_picture(summary: TraceSummary) -> str:
-    """One bar per step and rank, on a common scale, with a thin bar below for hidden communication."""
+    """Draw one bar per step and rank on a common scale, with a thin bar below for hidden communication."""
     rows = [(printable(rank.label), step) for rank in summary.ranks for step in rank.steps]
     parts = shown_parts(step for _, step in rows)
     longest = max(step.duration_s for _, step in rows)
@@ -332,7 +332,7 @@ def _bar(label: str, step: StepBreakdown, parts: Mapping[str, str], longest: flo
 
 
 MOST_NAMED = 8
-"""Nodes and devices of a row."""
+"""The maximum number of nodes and devices to name in a row."""
 
 
 def network_text(network: Network) -> str:
@@ -351,7 +351,7 @@ def network_text(network: Network) -> str:
 
 
 def network_table(network: Network) -> Table:
-    """A row for each figure; figures that differ between nodes have a row per kind of node."""
+    """Return a table with one row per figure; figures that differ between nodes have one row per kind of node."""
     rows = []
     plugin = " ".join(filter(None, (network.plugin, network.plugin_version)))
     for name, text, key in (

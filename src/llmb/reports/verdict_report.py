@@ -35,7 +35,7 @@ from llmb.verdict.judgement import headline, percent
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
 READABLE = 24
-"""Sentences in a narrower column are hard to read."""
+"""The width below which sentences in a column are hard to read."""
 SIDES = ("", "run", "reference", "effect")
 NOTHING = "no measured cause costs 1 % of a step or more"
 
@@ -46,7 +46,7 @@ def judge_document(
     explanations: Sequence[Explanation | None] = (),
     acceptance: AcceptanceSet | None = None,
 ) -> dict[str, Any]:
-    """The JSON of ``llmb judge``: the worst verdict with its own keys, and each; its keys are a contract.
+    """Return the JSON of ``llmb judge``: the worst verdict with its own keys, and each; its keys are a contract.
 
     ``explanations``: one for each verdict, or none at all.
     """
@@ -70,7 +70,7 @@ def judge_document(
 def verdict_tables(
     judged: Sequence[Judged], explanations: Sequence[Explanation | None] = (), *, verbose: bool = True
 ) -> Iterator[Table]:
-    """Yield a summary of several verdicts, and each with its explanation, of several only if that was asked for."""
+    """Yield a summary of several verdicts, then each verdict with its explanation; of several, only if requested."""
     if len(judged) > 1:
         yield summary_table(judged, verbose=verbose)
     for one, explanation in zip_longest(judged, explanations) if verbose or explanations or len(judged) == 1 else ():
@@ -82,7 +82,7 @@ def verdict_tables(
 
 
 def notebook_table(verdict: Verdict) -> Table:
-    """A single verdict: its sentence, the figures behind it, and the differences."""
+    """Return a table of one verdict: its sentence, the figures behind it, and the differences."""
     reference, rows = verdict.reference, list[tuple[str, ...]]()
     if reference:
         rows.append(("reference step time s", "", number(reference.step_time_s), reference.source))
@@ -100,7 +100,7 @@ def notebook_table(verdict: Verdict) -> Table:
 
 
 def verdict_table(judged: Judged) -> Table:
-    """The verdict with its sentence first, then recipe and runs, both sides, the differences, and the sources."""
+    """Return the verdict's table: the sentence, recipe and runs, both sides, the differences, and the sources."""
     verdict = judged.verdict
     title = f"{printable(headline(verdict))}\n{printable(judged.title)}, {_counted(judged)}"
     caption = [f"{name}: {printable(text)}" for name, text in _sources(judged)]
@@ -118,7 +118,7 @@ def verdict_table(judged: Judged) -> Table:
 
 
 def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
-    """The number of each verdict, the worst first, and a row per recipe; why it is not a pass, unless that follows."""
+    """Return the count of each verdict, the worst first, and a row per recipe with the reason, unless that follows."""
     by_recipe: dict[str, list[Judged]] = {}
     for one in sorted(judged, key=lambda one: WORST.index(one.verdict.verdict)):
         by_recipe.setdefault(one.title, []).append(one)
@@ -148,7 +148,7 @@ def _span(judged: Iterable[Judged], path: str, form: Callable[[float], str]) -> 
 
 
 def _two_sided(verdict: Verdict) -> list[Condition]:
-    """Return the conditions that are known of both sides."""
+    """Return the conditions that are known on both sides."""
     return [one for one in verdict.conditions if one.effect != "noted" or (one.own and one.reference)]
 
 
@@ -173,7 +173,7 @@ def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
 
 
 def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Table:
-    """A row per recipe; below, the reasons why some do not pass."""
+    """Return a table with one row per recipe; below are the reasons why some do not pass."""
     passed = [one for one in judged if one.verdict.verdict in ("pass", "improved")]
     title = f"Acceptance {acceptance.name} ({acceptance.title}): {len(passed)} of {len(judged)} recipes pass"
     columns: list[Column[tuple[AcceptanceRecipe, Judged]]] = [
@@ -201,12 +201,12 @@ def left_out_lines(left_out: Sequence[ExcludedRun]) -> list[str]:
 
 
 def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
-    """The runs that are measurements, if any."""
+    """Return the runs that count as measurements, if any."""
     return [run for run in judged.runs if flaw_of(run) is None] or judged.runs
 
 
 def _counted(judged: Judged) -> str:
-    """The number and the ids of the runs."""
+    """Format the number and the ids of the runs."""
     runs = _counted_runs(judged)
     of = f" of {len(judged.runs)}" if len(runs) < len(judged.runs) else ""
     count = "run" if len(judged.runs) == 1 else f"{len(runs)}{of} runs"
@@ -214,7 +214,7 @@ def _counted(judged: Judged) -> str:
 
 
 def explanation_tables(explanation: Explanation) -> list[Table]:
-    """The causes with their commands, and the unknown ones."""
+    """Return tables of the causes with their commands, and of the unknown ones."""
     tables = [_causes_table(explanation)]
     if explanation.not_known:
         columns = [*texts("cause: title"), *texts("why: reason", "what tells: confirm", min_width=READABLE)]
@@ -257,7 +257,7 @@ MOST_RUNS = 6
 
 
 def compare_tables(comparison: Comparison) -> list[Table]:
-    """The rows; beneath them the differences, recipes on one side only, and skipped runs."""
+    """Return tables of the rows, the differences, the recipes on one side only, and the skipped runs."""
     columns: list[Column[Row]] = [
         # A recipe is read in parts, too, and the row has to be one in 80 columns.
         *texts("recipe", label=False),
@@ -317,7 +317,7 @@ def _verdict(row: Row) -> str:
 
 
 def _change(row: Row) -> str:
-    """Format with the digits that distinguish it from the tolerance: '+3.0' must not be a regression by over 3 %."""
+    """Format the change with enough digits to distinguish it from the tolerance: '+3.0' must not exceed 3 %."""
     delta, limit = row.delta_pct, row.tolerance_pct
     if delta is None:
         return signed_pct(None)
@@ -364,7 +364,7 @@ def _row_notes(row: Row) -> Iterator[str]:
 
 
 def _differences_table(differences: Sequence[Difference]) -> Table:
-    """Return a row for each difference between known values; below, values that are known of one side only."""
+    """Return a row for each difference between known values; below are values that are known on one side only."""
     columns = [*texts("key"), *texts("before", "after", form=shortened)]
     both = [one for one in differences if one.before is not None and one.after is not None]
     single = []
@@ -377,7 +377,7 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
 
 
 def compare_markdown(comparison: Comparison) -> str:
-    """Format for a pull request: GitHub shows it as tables."""
+    """Format the comparison as tables for a GitHub pull request."""
     rows, *others = compare_tables(comparison)
     parts = [f"**{markdown_text(rows.title)}**\n", markdown_table(rows)]
     parts += [f"{markdown_text(line)}\n" for line in (rows.caption or "").split("\n") if line]
@@ -387,5 +387,5 @@ def compare_markdown(comparison: Comparison) -> str:
 
 
 def compare_csv(comparison: Comparison) -> str:
-    """A header and a line for each row; an unknown value is an empty field."""
+    """Format a header and one line per row; an unknown value is an empty field."""
     return csv_text(texts(*CSV_COLUMNS), comparison.rows)

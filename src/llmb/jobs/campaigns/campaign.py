@@ -26,7 +26,7 @@ from llmb.runs.folder import write_atomically, writing
 
 FOLDER = Path(STATE_FOLDER) / "campaigns"
 PATIENCE_S = 120.0
-"""The wait for another client."""
+"""The time to wait for another client."""
 State = Literal["planned", "submitting", "submitted", "refused"]
 
 
@@ -43,7 +43,7 @@ class CampaignJob(Record):
     """One job of a campaign. ``submitting`` is recorded before the scheduler gets the job, and may thus be outdated."""
 
     key: str
-    """Names the submission; no job is submitted twice under it."""
+    """The key of the submission; no job is submitted twice under it."""
     where: str
     """File and line of the job."""
     repeat: int
@@ -61,7 +61,7 @@ class Campaign(Record):
     schema_version: int = 1
     campaign: str
     source: str
-    """The file, or the command line."""
+    """The file that was read, or the command line."""
     fingerprint: str
     """Digest of the request: equal for equal commands."""
     created_at: str
@@ -72,7 +72,7 @@ class Campaign(Record):
         return any(job.state != "submitted" for job in self.jobs)
 
     def with_job(self, job: CampaignJob) -> "Campaign":
-        """The campaign with ``job`` replacing the one with the same key."""
+        """Return the campaign with ``job`` in place of the job with the same key."""
         jobs = tuple(job if job.key == other.key else other for other in self.jobs)
         return self.model_copy(update={"jobs": jobs})
 
@@ -87,7 +87,7 @@ def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> C
 
 
 def fingerprint(jobs: Iterable[CampaignJob]) -> str:
-    """Digest of the jobs' requests, independent of their progress and of their position in the file."""
+    """Return a digest of the jobs' requests, independent of their progress and their position in the file."""
     requests = [(job.wanted.model_dump(mode="json"), job.repeat, job.profiled) for job in jobs]
     return hashlib.sha256(json.dumps(requests, sort_keys=True).encode()).hexdigest()
 
@@ -105,7 +105,7 @@ def write_campaign(install: Path, campaign: Campaign) -> None:
 
 
 def read_campaigns(install: Path) -> list[Campaign]:
-    """All campaigns of an install root, the oldest first. Raises EnvironmentProblem for one that cannot be read."""
+    """Read all campaigns of an install root, the oldest first. Raises EnvironmentProblem for an unreadable one."""
     return [_read(path) for path in sorted(campaigns_folder(install).glob("*.json"))]
 
 
@@ -118,7 +118,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 
 
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
-    """The newest unfinished campaign with the request of ``campaign``, or, with ``resume``, from the same source.
+    """Return the newest unfinished campaign with the same request or, with ``resume``, from the same source.
 
     Raises UsageError if there is none to resume.
     """
@@ -134,13 +134,13 @@ def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaig
 
 
 def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
-    """The newest campaign with the same request as ``campaign`` and nothing left to submit."""
+    """Return the newest campaign with the same request as ``campaign`` and nothing left to submit."""
     matching = [item for item in read_campaigns(install) if item.fingerprint == campaign.fingerprint]
     return next((item for item in reversed(matching) if not item.unfinished), None)
 
 
 def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Campaign:
-    """Write ``campaign``, unless another client has just started, or queued, the same campaign: then return that one.
+    """Write ``campaign``, unless another client has just started or queued the same one, which is then returned.
 
     Whether it was queued earlier is checked before: see ``find_queued``.
     """
@@ -180,24 +180,24 @@ class PlannedJob:
 
     @property
     def gpu_hours(self) -> float | None:
-        """An upper bound, as most jobs end before their time limit; None without a limit."""
+        """Return an upper bound, because most jobs end before their time limit; None without a limit."""
         minutes = self.spec.time_limit_min
         return None if minutes is None else self.recipe.scale * minutes / 60
 
     @property
     def expected_gpu_hours(self) -> float | None:
-        """Return the hours of steps at the published step time; the start comes on top. None without one."""
+        """Return the hours of steps at the published step time, excluding startup; None without one."""
         if (figure := self.recipe.figure) is None:
             return None
         return self.recipe.scale * figure.step_time_s * self.order.plan.steps / 3600
 
 
 def total(hours: Iterable[float | None]) -> float | None:
-    """None if one job's are unknown."""
+    """Return the sum; None if a job's hours are unknown."""
     values = [*hours]
     return None if None in values else sum(hour for hour in values if hour is not None)
 
 
 def total_gpu_hours(jobs: Iterable[PlannedJob]) -> float | None:
-    """None if a job has no time limit."""
+    """Return the GPU hours of all jobs; None if a job has no time limit."""
     return total(job.gpu_hours for job in jobs)

@@ -25,7 +25,7 @@ _FIELD = re.compile(r"""(?:[^\s"'#]|(?<=\S)\#|"[^"]*"|'[^']*')+""")
 _HEADER = re.compile(r"([^\s(:]+)\s*:")
 _TUPLE_LINE = re.compile(r"\((.*)\)\s*(?:#.*)?")
 _MOST_LISTS = 20
-"""The time of YAML's parser grows with the square of the nesting depth."""
+"""The maximum nesting of lists, because the time of YAML's parser grows with the square of the depth."""
 _LONGEST_LINE = 1 << 16
 _TUPLE = ("dtypes", "scales", "repeats", "profile")
 
@@ -85,7 +85,7 @@ class TextReader:
             raise _Wrong(cell.column, problem_text(error)) from error
 
     def _read_job(self, line: str, where: str) -> None:
-        """``workload size dtype scale [key=value ...]``."""
+        """Read a job: ``workload size dtype scale [key=value ...]``."""
         cells = list(_cells(line))
         keyed = [cell for cell in cells if "=" in cell.text]
         plain = [cell for cell in cells if "=" not in cell.text]
@@ -104,7 +104,7 @@ class TextReader:
         self.entries.append(draft.entry())
 
     def _read_tuple(self, line: str, column: int, where: str) -> None:
-        """``(dtype or [dtypes], [scales], repeats[, profile])`` below a header."""
+        """Read a tuple below a header: ``(dtype or [dtypes], [scales], repeats[, profile])``."""
         if self.header is None:
             raise _Wrong(column, "this tuple has no header 'WORKLOAD_SIZE:' above it")
         items = _read_items(line, column)
@@ -129,7 +129,7 @@ class TextReader:
 
 
 def _cells(line: str) -> Iterator[_Cell]:
-    """The words of a line up to a comment; a quoted value may contain spaces."""
+    """Yield the words of a line before a comment; a quoted value may contain spaces."""
     place = 0
     while place < len(line):
         if line[place].isspace():
@@ -144,7 +144,7 @@ def _cells(line: str) -> Iterator[_Cell]:
 
 
 def _read_items(line: str, column: int) -> list[list[_Cell]]:
-    """The items of a tuple, each a list of values: with brackets instead, a tuple is a YAML list."""
+    """Parse a tuple into items, each a list of values; with brackets instead of parentheses, it is a YAML list."""
     match = _TUPLE_LINE.fullmatch(line, column - 1)
     if not match:
         raise _Wrong(column, "the tuple is not closed, or is followed by other text")
@@ -161,7 +161,7 @@ def _read_items(line: str, column: int) -> list[list[_Cell]]:
 
 
 def _values(node: yaml.Node, column: int) -> list[_Cell]:
-    """The values of a list, or the single value of ``node``."""
+    """Return the values of a list, or the single value of ``node``."""
     place = column + node.start_mark.column
     if isinstance(node, yaml.ScalarNode):
         return [_Cell(node.value, place)]
@@ -182,7 +182,7 @@ Setting = tuple[Place, str, Values]
 
 
 def _text(value: object) -> object:
-    """A YAML scalar as text of the command line."""
+    """Convert a YAML scalar to the text that the command line would have."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -223,7 +223,7 @@ class Task(_Entry):  # an entry's options are its fields
     overrides: CampaignSettings = CampaignSettings()
 
     def selection(self) -> Iterator[Setting]:
-        """Selection, repeats and profile, as far as specified here."""
+        """Yield the selection, repeats and profile, as far as they are specified here."""
         for name in ("sizes", *_ENTRY):
             if (values := getattr(self, name, None)) is not None:
                 yield (name,), name, values
@@ -309,14 +309,14 @@ class YamlReader:
 
 
 def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Place, Task | None]]:
-    """Each task with its position; a recipe without tasks is one task."""
+    """Yield each task with its position; a recipe without tasks counts as one task."""
     if not recipe.tasks:
         yield (name,), None
     yield from (((name, "tasks", number), task) for number, task in enumerate(recipe.tasks))
 
 
 def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Place, task: Task | None) -> Iterator[Setting]:
-    """Settings of a task, those with the highest precedence last."""
+    """Yield the settings of a task in order of increasing precedence."""
     for layer in (file.defaults.selection(), file.defaults.settings()):
         yield from ((("defaults", *place), key, values) for place, key, values in layer)
     yield from ((("sweep", key), key, values) for key, values in file.sweep.items())

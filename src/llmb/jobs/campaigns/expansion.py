@@ -61,7 +61,7 @@ class Selection:
     max_scale: Annotated[
         int | None, _selection(help="All scales up to N, and doublings of the largest.", minimum=1)
     ] = None
-    """Doublings of the largest published scale are included up to this one."""
+    """Include doublings of the largest published scale up to this one."""
     min_scale: Annotated[bool, _selection(help="The smallest scale of each recipe.")] = False
     """True for the smallest scale of each recipe alone."""
     exact_scales: Annotated[bool, _selection(help="Published scales, no doublings.")] = False
@@ -75,14 +75,14 @@ class Selection:
 
     @property
     def names_one(self) -> bool:
-        """True for one recipe: dtype and scale, if not specified, are its defaults."""
+        """Return True if one recipe is selected: dtype and scale, if not specified, are its defaults."""
         limits = (self.max_scale, self.min_scale, self.exact_scales, self.proxy, self.everything)
         lists = (self.workloads, self.sizes, self.dtypes, self.scales)
         return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)
 
     @property
     def names_recipes(self) -> bool:
-        """True if workloads, sizes and dtypes are all named, so that a missing one is an error."""
+        """Return True if workloads, sizes and dtypes are all named, so that a missing one is an error."""
         sized = bool(self.sizes) or all("_" in name.partition("_")[2] for name in self.workloads)
         return self.names_one or (bool(self.workloads) and sized and bool(self.dtypes))
 
@@ -103,7 +103,7 @@ class Entry:
     profile: Annotated[bool, Option(help="Profile every run.")] = False
     add_profile: Annotated[bool, Option(help="Add one profiled run of each recipe.")] = False
     repeatable: frozenset[str] = frozenset()
-    """Options that take several values at once: they are not swept."""
+    """Options that take several values at once and are therefore not swept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +114,9 @@ class SelectedJob:
     request: Request
     proxy: bool
     named: bool = True
-    """True if the job was named, not selected as one of all."""
+    """True if the job was named rather than selected among all jobs."""
     options: Mapping[str, Values] = field(default_factory=dict)
-    """One value each, except for options that take several at once."""
+    """One value per option, except for options that take several at once."""
     variables: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 1
     profiled: bool = False
@@ -134,11 +134,11 @@ class SelectedJob:
 ALL = "all"
 ENVIRONMENT = "env."
 WORKLOAD = "workload"
-"""The words for workloads, which are not keys: files name workloads in other ways."""
+"""The option for workloads, which is not a key, because files name workloads in other ways."""
 
 
 def entry_options() -> dict[str, Option]:
-    """Keys of a file's entries, in addition to the options of a job."""
+    """Return the keys of a file's entries, in addition to the options of a job."""
     return {name: option for name, option in options_of(Entry).items() if name != WORKLOAD}
 
 
@@ -151,7 +151,7 @@ class Keys:
     variables: Sequence[LaunchVariable] = ()
 
     def option(self, key: str, workload: str | None) -> Option:
-        """The option of ``key``, which may also be a variable that sets one. Raises UsageError."""
+        """Return the option for ``key``, which may also be a variable that sets an option. Raises UsageError."""
         name = key.strip().lstrip("-").replace("-", "_").lower()
         if name in self.options:
             return self.options[name]
@@ -164,7 +164,7 @@ class Keys:
 
 
 def campaign_keys(options: Iterable[Option], variables: Sequence[LaunchVariable]) -> Keys:
-    """The keys of a job's ``options`` and of entries; the latter take precedence."""
+    """Return the keys of a job's ``options`` and of entries; the latter take precedence."""
     listed = [option for option in options if option.name != WORKLOAD]
     by_key = {key: option for option in (*listed, *entry_options().values()) for key in option.keys}
     return Keys(by_key, variables)
@@ -200,7 +200,7 @@ class Draft:
             self.fields[declared.field] = convert(declared, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """Set a key from text; values of a list are separated by commas."""
+        """Set a key from text, in which the values of a list are separated by commas."""
         option = None if key.startswith(ENVIRONMENT) else self._option(key)
         listed = option is not None and (option.listed or option.swept)
         values = tuple(part for part in text.split(",") if part) if listed else (text,)
@@ -227,7 +227,7 @@ class Draft:
 TINY = "tiny"
 MOST_JOBS = 10_000
 MOST_RECIPES = 3
-"""Recipes named in one line of a report."""
+"""The maximum number of recipes to name in one line of a report."""
 
 
 @dataclass(slots=True)
@@ -289,7 +289,7 @@ def _in_turn(jobs: Sequence[SelectedJob]) -> list[SelectedJob]:
 
 
 def problem_text(error: UsageError) -> str:
-    """The problem and the valid values on one line."""
+    """Format the problem and the valid values on one line."""
     head, *items = (line.strip().removeprefix("- ") for line in error.what.splitlines())
     parts = [
         " ".join([head, "; ".join(items)]).strip(),
@@ -300,7 +300,7 @@ def problem_text(error: UsageError) -> str:
 
 
 def grouped(refusals: Iterable[tuple[SelectedJob, str]]) -> list[str]:
-    """One line for each reason why jobs are impossible, with file, line and recipes."""
+    """Return one line for each reason why jobs are impossible, with file, line and recipes."""
     groups: dict[tuple[str, str], list[str]] = {}
     for job, reason in refusals:
         recipes = groups.setdefault((job.where, reason), [])
@@ -335,7 +335,7 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
-    """The selected sizes; by default those of the GPU type; ``tiny`` only on a CPU."""
+    """Yield the selected sizes, by default those of the GPU type; ``tiny`` only on a CPU."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     workloads: list[tuple[str, str | None]] = models or [(name, None) for name in catalogue.workloads]
     every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))
@@ -383,7 +383,7 @@ def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
 
 
 def scales_of(selection: Selection, listed: ScaleChoices, *, alone: bool = False) -> list[int]:
-    """The scales that a selection requests of a recipe, smallest first, whether or not the recipe has them."""
+    """Return the scales that a selection requests of a recipe, smallest first, even if the recipe lacks them."""
     limit = selection.max_scale
     if selection.scales:
         return sorted({scale for scale in selection.scales if limit is None or scale <= limit})
@@ -397,7 +397,7 @@ def scales_of(selection: Selection, listed: ScaleChoices, *, alone: bool = False
 
 
 def swept(options: Mapping[str, Values], repeatable: Collection[str] = ()) -> Iterator[dict[str, Values]]:
-    """Every combination of the options' values; the last option varies fastest."""
+    """Yield every combination of the options' values; the last option varies fastest."""
     lists = [[values] if name in repeatable else [(value,) for value in values] for name, values in options.items()]
     for combination in product(*lists):
         yield dict(zip(options, combination, strict=True))
@@ -421,7 +421,7 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
 
 
 def narrowed(catalogue: Catalogue, jobs: Iterable[SelectedJob], selection: Selection) -> list[SelectedJob]:
-    """The jobs of a file that match a selection. Raises UsageError for a workload that does not exist."""
+    """Return the jobs of a file that match a selection. Raises UsageError for a workload that does not exist."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     selected = [job for job in jobs if _is_meant(job, selection, models)]
     if selection.exact_scales:

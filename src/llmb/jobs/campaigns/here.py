@@ -19,14 +19,14 @@ from llmb.launch.site.site import this_machine
 from llmb.runs.record import LOCAL
 
 MOST_OF_NAME = 40
-"""Characters of the file's name in the label that selects its runs."""
+"""The maximum length of the file's name in the label that selects its runs."""
 DIGITS = 8
 """Digits of the digest of a campaign's jobs, in the label of its runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class CampaignHere:
-    """``repeats`` are those of each of ``runs``. ``left_out`` are jobs that were not named and cannot run."""
+    """A campaign on this machine: ``repeats`` per run of ``runs``; ``left_out`` lists unnamed jobs that cannot run."""
 
     runs: Sequence[LocalRun]
     repeats: Sequence[int]
@@ -34,7 +34,7 @@ class CampaignHere:
 
 
 def is_local(context: CampaignContext) -> bool:
-    """True where the settings say so; or if they name no scheduler, the usual one is not installed, and runs are to
+    """Return True if the settings say so; or if they name no scheduler, the usual one is not installed, and runs are to
     be made, not shown."""
     scheduler = scheduler_of(context.site)
     if context.site.config.scheduler is None:
@@ -43,7 +43,7 @@ def is_local(context: CampaignContext) -> bool:
 
 
 def campaign_here(context: CampaignContext, requested: RequestedJobs) -> CampaignHere:
-    """Plan every job for this machine. Runs without a label get one of the campaign, by which they are resumed.
+    """Plan every job for this machine. Runs without a label get one from the campaign, which is used to resume them.
 
     Raises UsageError with all problems.
     """
@@ -67,14 +67,14 @@ def campaign_here(context: CampaignContext, requested: RequestedJobs) -> Campaig
 
 
 def _key(request: JobRequest) -> str:
-    """The request as text, without the options that only a cluster needs."""
+    """Format the request as text, without the options that only a cluster needs."""
     fields = {"request", "choices", *(["framework"] if request.framework.framework else [])}
     chosen = request.model_dump(mode="json", include=fields)
     return json.dumps([chosen, sorted(request.options.variables.items())], sort_keys=True)
 
 
 def _gpu_type(context: CampaignContext, values: Mapping[str, object]) -> str | None:
-    """Return the GPU type of the options, the settings, or this machine."""
+    """Return the GPU type from the options, the settings, or this machine."""
     if gpu_type := values.get("gpu_type") or context.site.config.gpu_type:
         return str(gpu_type)
     names = this_machine().gpu_names

@@ -80,7 +80,7 @@ class CampaignContext:
         return self.site.install
 
     def gpu_type(self, values: Mapping[str, Any]) -> str | None:
-        """GPU type of jobs with these options if they name none. Raises UsageError."""
+        """Return the GPU type of jobs with these options if they name none. Raises UsageError."""
         options = read_job_options(self.site, values, self.environ, sys.executable)
         return scheduler_of(self.site).defaults(self.site, options).gpu_type
 
@@ -127,7 +127,7 @@ class Proposal:
 def from_command_line(
     entries: Iterable[Entry], selection: Selection, repeats: int | None, *, profile: bool
 ) -> list[Entry]:
-    """Entries of a file, overridden by the command line."""
+    """Override the entries of a file with the options of the command line."""
     return [
         replace(
             entry,
@@ -196,12 +196,12 @@ def _campaign_job(job: SelectedJob, requested: RequestedJobs, context: CampaignC
 
 
 def job_options() -> Mapping[str, Option]:
-    """Options of recipe, training, scheduler and framework, by name."""
+    """Return the options of recipe, training, scheduler and framework, by name."""
     return options_of(Request, Choices, *(item.choices for item in all_schedulers()), FrameworkChoices)
 
 
 def job_request(site: Site, values: Mapping[str, Any], environ: Mapping[str, str]) -> JobRequest:
-    """The request that options define; missing ones have their defaults, or the values of the shell's variables.
+    """Return the request for these options; missing ones get the values of the shell's variables, or their defaults.
 
     Raises UsageError.
     """
@@ -233,7 +233,7 @@ def _known(name: str) -> Option:
 
 
 def selection_of(values: Mapping[str, Any]) -> Selection:
-    """The selection of options; values of lists are separated by commas. Raises UsageError."""
+    """Return the selection that the options make; values of lists are separated by commas. Raises UsageError."""
     fields: dict[str, Any] = {}
     for name, option in options_of(Selection).items():
         value = values.get(name)
@@ -251,7 +251,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
 
 
 def single_model(catalogue: Catalogue, selection: Selection, repeats: int) -> tuple[str, str] | None:
-    """Workload and size if the selection is one job, not a campaign. Raises UsageError for an unknown name."""
+    """Return workload and size if the selection is one job, not a campaign. Raises UsageError for an unknown name."""
     if not selection.names_one or repeats != 1:
         return None
     workload, own_size = split_model(catalogue, selection.workloads[0])
@@ -270,7 +270,7 @@ def _items(option: str, text: str) -> Values:
 
 Say = Callable[[str], None]
 OnJob = Callable[[Campaign, CampaignJob], None]
-"""Called with each job that was submitted or rejected."""
+"""A function that is called with each job that was submitted or rejected."""
 POLL_S = 1.0
 
 
@@ -288,7 +288,7 @@ class SubmissionOutcome:
 
     campaign: Campaign
     refusals: tuple[LlmbError, ...]
-    """One example of each kind."""
+    """One example of each kind of rejection."""
 
 
 def queue(

@@ -90,7 +90,7 @@ def _link_file(link: Path, file: Path) -> None:
 
 
 def _link_folder(link: Path, target: Path) -> None:
-    """A symbolic link that stays valid if the file system is mounted elsewhere."""
+    """Create a symbolic link that stays valid if the file system is mounted elsewhere."""
     if not os.path.lexists(link):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(target, link.parent))
@@ -98,7 +98,7 @@ def _link_folder(link: Path, target: Path) -> None:
 
 NemoState = Literal["complete", "missing", "incomplete", "of llmb"]
 COMMON_FILE = "weights/common.pt"
-"""Written last by Megatron-Core, with the metadata (core/dist_checkpointing/serialization.py)."""
+"""The file that Megatron-Core writes last, with the metadata (core/dist_checkpointing/serialization.py)."""
 SAMPLES = ("training.jsonl", "validation.jsonl", "test.jsonl")
 
 
@@ -114,7 +114,7 @@ class NemoItem:
 
 
 def nemo_items(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> tuple[NemoItem, ...]:
-    """The checkpoint ``model``, and ``dataset`` packed to ``seq_len`` with its tokenizer."""
+    """Return the checkpoint ``model``, and ``dataset`` packed to ``seq_len`` with its tokenizer."""
     return _checkpoint(folders, model), _dataset(folders, model, dataset, seq_len)
 
 
@@ -139,7 +139,7 @@ def _lacking(path: Path) -> Iterator[str]:
 
 
 def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> NemoItem:
-    """NeMo packs while it trains, if necessary: only the samples decide."""
+    """Return the dataset; NeMo packs it during training if necessary, so only the samples decide."""
     path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
     name = f"datasets/{dataset}"
     files = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")

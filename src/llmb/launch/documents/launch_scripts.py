@@ -44,15 +44,15 @@ class Need(Record):
     path: str
     by: str
     same_as: str | None = None
-    """The file of the checkout that it is a copy of."""
+    """The file in the checkout of which it is a copy."""
     commit_of: str | None = None
-    """The repository of ``commits`` that it is a clone of."""
+    """The repository in ``commits`` of which it is a clone."""
     repository: str | None = None
-    """Its address."""
+    """The address of that repository."""
     patch: str | None = None
     """The file of the checkout that is applied to the clone."""
     hub: str | None = None
-    """The repository on the Hugging Face hub that has it, under the name of the file."""
+    """The repository on the Hugging Face hub that contains it under the same file name."""
     sha256: str | None = None
     """Checksum of the hub's file."""
 
@@ -121,7 +121,7 @@ class LaunchScript(Record):
 
     @property
     def reads(self) -> frozenset[str]:
-        """Names of all variables that have an effect."""
+        """Return the names of all variables that have an effect."""
         return frozenset(name for lines in self.variables.values() for name in lines) - {*self.unused}
 
 
@@ -143,7 +143,7 @@ def scripts_of(release: str) -> tuple[LaunchScript, ...]:
 
 
 def find_launch_script(workload: str, size: str, release: str | None) -> LaunchScript | None:
-    """None if no document has the recipe in this release."""
+    """Find the launch script of a recipe; None if no document has the recipe in this release."""
     matching = (item for item in launch_scripts() if item.workload == workload and size in item.sizes)
     return next((item for item in matching if item.release == release), None)
 
@@ -160,7 +160,7 @@ class CheckedFile:
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
-    """Every file of ``scripts``; by default those of the release that the checkout is nearest to.
+    """Compare every file of ``scripts``, by default those of the release to which the checkout is closest.
 
     Raises UsageError for a folder that has no script of any release.
     """
@@ -202,7 +202,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _differences(script: LaunchScript, name: str, content: bytes) -> Iterator[str]:
-    """The facts, variables and options of ``name`` that are no longer at their line, or nowhere in the file."""
+    """Yield the facts, variables and options of ``name`` that are no longer at their line, or nowhere in the file."""
     lines = content.decode(errors="replace").splitlines()
     for fact in script.facts:
         if fact.file == name and fact.text not in map(str.strip, lines):
@@ -230,7 +230,7 @@ def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
 
 
 def is_met(script: LaunchScript, need: Need, values: Mapping[str, str]) -> bool:
-    """Return whether the file of ``need`` exists, and is the release's."""
+    """Return whether the file of ``need`` exists and matches the release's."""
     path = Path(filled_path(need.path, values))
     return path.exists() and _problem_of(script, need, path) is None
 
@@ -268,7 +268,7 @@ def has_nemo_run(environment: Path) -> bool:
 
 
 def nemo_run_commit(environment: Path) -> str | None:
-    """The commit that pip recorded for NeMo-Run; None without one, and for a version of the index."""
+    """Return the commit that pip recorded for NeMo-Run; None without one, and for a version from the index."""
     for record in environment.glob("lib/python3*/site-packages/nemo_run-*.dist-info/direct_url.json"):
         try:
             return str(json.loads(record.read_bytes())["vcs_info"]["commit_id"])

@@ -30,7 +30,7 @@ class WindowSamples:
     path: Path
     kind: Literal["success", "failed", "left out"]
     last_step: int | None = None
-    """The last logged step, at most the window's last one."""
+    """The last logged step up to the end of the window."""
     time_mean_s: float | None = None
     time_std_s: float | None = None
     tflops_mean: float | None = None
@@ -38,7 +38,7 @@ class WindowSamples:
 
 
 def read_samples(path: Path, rule: str, *, sample: bool = False) -> WindowSamples:
-    """A file that cannot be read is a failed run."""
+    """Read the window's samples of a log; a file that cannot be read counts as a failed run."""
     try:
         with open_file(path) as stream:
             log = read_log(stream, rule)
@@ -65,7 +65,7 @@ def _judged(path: Path, log: RunLog, fewer: int) -> WindowSamples:
 
 
 def _mean_and_std(values: "array[float]", fewer: int) -> tuple[float | None, float | None]:
-    """Arithmetic mean, and standard deviation by n, or by n - 1 if ``fewer`` is 1."""
+    """Return the mean, and the standard deviation by n, or by n - 1 if ``fewer`` is 1."""
     if not values:
         return None, None
     mean = _sum(values) / len(values)
@@ -97,7 +97,7 @@ class CompatForm:
     unit: str
     rate: str
     seconds: float
-    """Seconds of a unit."""
+    """The number of seconds per unit."""
     csv_times: tuple[str, str]
     keys: tuple[str, str, str, str]
 
@@ -151,14 +151,14 @@ class CompatReport:
 
     @property
     def rate(self) -> int | None:
-        """Whole percent, rounded down."""
+        """Return the success rate in whole percent, rounded down."""
         return 100 * self.successes // len(self.runs) if self.runs else None
 
 
 def compat_report(
     directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False, form: CompatForm = NEMO
 ) -> CompatReport:
-    """``window`` is ``A-B``."""
+    """Return the report of the samples; ``window`` has the form ``A-B``."""
     first, _, last = window.partition("-")
     runs = sorted((run for run in samples if run.kind != "left out"), key=lambda run: run.path)
     return CompatReport(directory, int(first), int(last), full_names, form, tuple(runs))
@@ -195,7 +195,7 @@ def short_name(file_name: str) -> str:
 
 
 def compat_csv(report: CompatReport) -> str:
-    """A failed run has the same number of fields as a success."""
+    """Format as CSV; a failed run has the same number of fields as a success."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(report.form.csv_header)
@@ -211,7 +211,7 @@ def compat_csv(report: CompatReport) -> str:
 
 
 def compat_json(report: CompatReport) -> str:
-    """Figures missing from the log are null."""
+    """Format as JSON; figures missing from the log are null."""
     results = ",\n".join(f"    {{{_json_fields(_json_result(run, report.form), ', ')}}}" for run in report.runs)
     results += "\n" if results else ""
     analysis = {"min_iteration": report.first, "max_iteration": report.last, "experiments_directory": report.directory}

@@ -102,7 +102,7 @@ class _Common(Record):
 
 
 class Version2(_Common):
-    """``schema_version: 2``."""
+    """The form with ``schema_version: 2``."""
 
     schema_version: Literal[2]
     llmb_repo: str | None = None
@@ -113,7 +113,7 @@ class Version2(_Common):
 
 
 class Version1(_Common):
-    """Its earlier forms."""
+    """The earlier forms."""
 
     schema_version: Literal[1] | None = None
     launcher: _Launcher | None = None
@@ -122,7 +122,7 @@ class Version1(_Common):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceForm:
-    """The form of a file."""
+    """The reference suite's form that a file has."""
 
     title: str
     shape: type[Version1] | type[Version2]
@@ -139,7 +139,7 @@ class Translation:
 
 
 def form_of(data: object) -> ReferenceForm | None:
-    """The reference suite's form of a parsed file; None for llmb's own.
+    """Parse the reference suite's form of a file; None for llmb's own.
 
     Raises ValueError for a mixture of its forms, and for a version that is not known.
     """
@@ -170,7 +170,7 @@ def _marks(data: Mapping[str, object], keys: tuple[str, ...], below_slurm: tuple
 
 
 def translated(config: Version1 | Version2) -> Translation:
-    """Return ``config`` as data of llmb's form."""
+    """Convert ``config`` to data in llmb's form."""
     result = Translation()
     head = config.launcher or _Launcher() if isinstance(config, Version1) else config
     slurm = _slurm(config, result)
@@ -216,7 +216,7 @@ def _slurm(config: Version1 | Version2, result: Translation) -> Data:
 
 
 def _gres(gres: str | int | None, result: Translation) -> Data:
-    """SBATCH_GPUS_PER_NODE of the reference suite, such as 8 or h100:8."""
+    """Convert the reference suite's SBATCH_GPUS_PER_NODE, such as 8 or h100:8."""
     if gres is None or str(gres).strip().lower() in ("", "null", "none", "0"):
         return {"gpu_request": "none"}
     kind, _, count = str(gres).strip().removeprefix("gpu:").rpartition(":")
@@ -229,7 +229,7 @@ def _gres(gres: str | int | None, result: Translation) -> Data:
 
 
 def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None:
-    """Return the reference suite's variable for a key of Slurm, and the flag of sbatch for it."""
+    """Add the sbatch flag for one of the reference suite's variables."""
     variable = name.upper() if name.lower().startswith(("sbatch_", "slurm_")) else f"SBATCH_{name.upper()}"
     if value is None:
         return

@@ -96,7 +96,7 @@ class LaunchVariable(Record):
 
     @property
     def prepares(self) -> VariableUse | None:
-        """Its use for a preparation; None if it applies only to runs."""
+        """Return the variable's use for a preparation; None if it applies only to runs."""
         shared = next((use for use in self.uses if use.read_for or use.install), None)
         return self.preparation or shared
 
@@ -108,7 +108,7 @@ class LaunchVariable(Record):
 
     @property
     def option(self) -> str | None:
-        """Name of the option that defines the values."""
+        """Return the name of the option that defines the values."""
         return next((name for use in self.uses if (name := use.sets or use.read_for)), None)
 
     def value(self, text: str, options: Mapping[str, Option]) -> Value:
@@ -120,7 +120,7 @@ class LaunchVariable(Record):
         return value
 
     def valid(self, options: Mapping[str, Option]) -> str:
-        """Valid values, as words after "it must be"."""
+        """Format the valid values as words after "it must be"."""
         names = [name for use in self.uses for name in use.values]
         return " or ".join(names) if names else valid_values(self.takes(options))
 
@@ -136,18 +136,18 @@ class VariablesFile(Record):
 
 @cache
 def documented_variables(path: Path = VARIABLES) -> tuple[LaunchVariable, ...]:
-    """The environment variables of the reference documents. Raises CatalogueError."""
+    """Read the environment variables of the reference documents. Raises CatalogueError."""
     return read_file(path, VariablesFile, wrap="variables").variables
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The requests of the environment."""
+    """The requests that the environment makes."""
 
     options: Mapping[str, Value]
     """Values by option."""
     origins: Mapping[str, str]
-    """The variable that each of ``options`` comes from."""
+    """The variable from which each of ``options`` comes."""
     notes: tuple[str, ...]
     """Ignored variables, with the reasons."""
 
@@ -251,7 +251,7 @@ def _read(variable: LaunchVariable, use: VariableUse, text: str, options: Mappin
 
 
 def _exclusions(variables: Iterable[LaunchVariable], honored: Mapping[str, Value]) -> Iterator[str]:
-    """Consider flags that are set; a false one excludes nothing."""
+    """Yield conflicts between flags that are set; a false flag excludes nothing."""
     for variable in variables:
         for other in variable.excludes:
             if honored.get(variable.name) and honored.get(other):
@@ -271,7 +271,7 @@ def _does_not_apply(variable: LaunchVariable, workload: str) -> str:
 
 
 def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> Iterator[str]:
-    """A warning for each name in ``environ`` that is similar to that of a variable."""
+    """Yield a warning for each name in ``environ`` that is similar to that of a variable."""
     by_letters = {_letters(variable.name): variable.name for variable in variables}
     for name in sorted(set(environ) - set(by_letters.values())):
         like = closest(_letters(name), by_letters, cutoff=LIKENESS)
@@ -280,14 +280,14 @@ def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> 
 
 
 def _is_near(name: str, valid: str) -> bool:
-    """True if ``name`` may be a misspelling of ``valid``; an additional prefix makes a different name."""
+    """Return True if ``name`` may be a misspelling of ``valid``; an additional prefix makes a different name."""
     letters = _letters(name)
     long = len(valid) >= SHORTEST_INEXACT
     return letters == valid or (long and abs(len(letters) - len(valid)) <= MOST_LETTERS_MORE)
 
 
 def _letters(name: str) -> str:
-    """Ignore case and underscores, which are often misspelled."""
+    """Return the letters, ignoring case and underscores, which are often misspelled."""
     return name.replace("_", "").upper()
 
 
@@ -307,7 +307,7 @@ def read_launch(
     values: Mapping[str, Any],
     explicit: Mapping[str, Any],
 ) -> RequestedLaunch:
-    """The job of a launch of ``model``, a workload or a workload and a size.
+    """Return the job that a launch of ``model``, a workload or a workload and a size, requests.
 
     ``options`` are those of a job; ``values`` are the command line's with their defaults, ``explicit`` those specified
     there, which override the variables. Raises UsageError.
@@ -340,7 +340,7 @@ def read_launch(
 def _left_to_scripts(
     variables: Sequence[LaunchVariable], environ: Mapping[str, str], workload: str
 ) -> tuple[tuple[LaunchVariable, ...], dict[str, str]]:
-    """The variables that llmb reads, and those, with values, that only the suite's own launch scripts read."""
+    """Return the variables that llmb reads, and those, with values, that only the suite's own launch scripts read."""
     read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
     ignored = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
     ignored -= {item.name for item in variables if any(use.install for use in item.uses)}
@@ -349,7 +349,7 @@ def _left_to_scripts(
 
 
 def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
-    """The newest release that has the recipe."""
+    """Return the newest release that has the recipe."""
     releases = releases_of(find_workload(catalogue, options["workload"]), options["size"])
     return releases[-1] if releases else None
 
@@ -366,7 +366,7 @@ def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Ma
 
 
 def _only_size(catalogue: Catalogue, name: str) -> str:
-    """The size, if the documents have only one. Raises UsageError."""
+    """Return the only size in the documents. Raises UsageError if there are several."""
     workload = find_workload(catalogue, name)
     sizes = [size for size in sizes_of(workload) if releases_of(workload, size)]
     if len(sizes) != 1:

@@ -69,7 +69,7 @@ class Binding(Record):
     """The CPU cores and the memory that the worker processes of a node use."""
 
     cpu: CpuBinding = "none"
-    """``cores`` reserves an equal share of the cores for each worker, a number that many."""
+    """Cores of each worker: ``cores`` reserves an equal share, and a number reserves that many."""
     numa: NumaBinding = "none"
     """``local`` restricts each worker to the cores and the memory of its GPU's NUMA node."""
 
@@ -84,7 +84,7 @@ Flags = Mapping[str, str | None]
 StartMode = Literal["torchrun", "task-per-gpu"]
 FrameworkName = Literal["megatron_bridge", "reference_suite", "torchtitan"]
 NAMES = (r"[a-z][a-z0-9_]*", r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
-"""Forms of the names of a framework's arguments; the second of those that have a section."""
+"""Forms of the names of a framework's arguments: without a section, and with one."""
 _option = partial(Option, panel="Container and framework")
 
 
@@ -95,7 +95,7 @@ class JobOptions:
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     nodes: int | None = None
-    """Defines the scale, if nothing else does."""
+    """The number of nodes, which defines the scale if nothing else does."""
     gpus_per_node: int | None = None
     start: StartMode | None = None
     gpu_request: str | None = None
@@ -194,6 +194,6 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
 
 
 def framework_arguments(options: FrameworkOptions) -> list[str]:
-    """Arguments of ``llmb run`` that select the program, and set its arguments."""
+    """Return the arguments of ``llmb run`` that select the program and set its arguments."""
     chosen = ["--framework", options.framework] if options.framework else []
     return [*chosen, *(word for pair in options.arguments.items() for word in ("--framework-arg", "=".join(pair)))]

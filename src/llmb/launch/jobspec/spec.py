@@ -42,7 +42,7 @@ class VariableLayer:
 def layered(
     shipped: Iterable[VariableLayer], shell: Mapping[str, str], explicit: Iterable[VariableLayer]
 ) -> tuple[Variable, ...]:
-    """Every variable once: the user's settings override llmb's, as does the submitting shell.
+    """Merge variables: the user's settings override llmb's, as does the submitting shell.
 
     What holds a secret in that shell does not count as set there.
     """
@@ -61,7 +61,7 @@ def _variables(layer: VariableLayer) -> dict[str, Variable]:
 
 
 def parse_variables(texts: Iterable[str]) -> dict[str, str]:
-    """Parse ``NAME=VALUE`` each. Raises UsageError with all problems."""
+    """Parse texts of the form ``NAME=VALUE``. Raises UsageError with all problems."""
     variables: dict[str, str] = {}
     problems = []
     for text in texts:
@@ -95,7 +95,7 @@ def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Equal nodes, with a process per GPU (or that many on a CPU)."""
+    """Equal nodes, with a process per GPU, or with this many processes on a CPU."""
 
     nodes: int
     processes_per_node: int
@@ -108,7 +108,7 @@ class Placement:
 
 
 def place(scale: int, gpus_per_node: int | None) -> Placement:
-    """Nodes for ``scale`` processes; None means one node. Raises UsageError if they do not fill nodes evenly."""
+    """Place ``scale`` processes on nodes; None means one node. Raises UsageError if they do not fill nodes evenly."""
     per_node = gpus_per_node or scale
     if scale < per_node:
         return Placement(1, scale, whole_nodes=False)
@@ -153,21 +153,21 @@ class Launch(Record):
     """
 
     queued_by: Literal["script", "scheduler"]
-    """True if the script queues the job itself; otherwise the scheduler takes it as a batch script."""
+    """True if the script queues the job itself; otherwise it is submitted to the scheduler as a batch script."""
     folder: str
     """The folder in which it is called."""
     script: str
     named: dict[str, str] = Field(default_factory=dict)
     needed: tuple[str, ...] = ()
-    """Names of ``named`` that it requires."""
+    """Names in ``named`` that the script requires."""
     removed: tuple[str, ...] = ()
-    """Variables to hide from it."""
+    """Variables to hide from the script."""
     environment: str | None = None
-    """Its virtual environment."""
+    """The script's virtual environment."""
     logs: tuple[str, ...]
     """Patterns of the files that training writes, with ``{job_id}``; of several, the newest is the run's."""
     outputs: tuple[str, ...]
-    """Patterns of the files that its batch script writes."""
+    """Patterns of the files that the script's batch job writes."""
 
 
 class JobSpec(Record):
@@ -184,7 +184,7 @@ class JobSpec(Record):
     title: str
     """The title on top of a script."""
     name: str
-    """Equal for equal runs."""
+    """A name that equal runs share."""
     placement: Placement
     gpus: bool
     """True if each process has a GPU; otherwise it computes on a CPU."""
@@ -234,7 +234,7 @@ class JobSpec(Record):
     log: str
     """Name of the log in the run folder."""
     documented_root: str | None = None
-    """The root of the document's names for the run's files; None without these."""
+    """The root of the document's names for the run's files; None without such names."""
 
 
 def write_spec(folder: RunFolder, spec: JobSpec) -> None:

@@ -47,7 +47,7 @@ def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | N
 
 
 def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
-    """The record of a run that ended, with its result, which is not judged yet. Nothing is written.
+    """Return the record of a run that ended, with its result, which is not judged yet. Nothing is written.
 
     What ends a run that is done takes nothing away from it, and is noted. What cannot be read of its files is missing
     with the reason, and never keeps it from its end. Raises OSError where the steps cannot be read now, but may be
@@ -91,7 +91,7 @@ def remove_merged_files(folder: RunFolder, result: Result) -> None:
 
 
 def _left_beside(folder: RunFolder) -> dict[str, Any]:
-    """Read the files that workers and the batch script wrote for the record."""
+    """Read the files that workers and the batch script left for the record."""
     fields: dict[str, Any] = {}
     if folder.environment.exists():
         wrote = "what the workers wrote"
@@ -116,7 +116,7 @@ def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | No
 
 
 def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSettings | Missing:
-    """Return the settings; without a sampler, the reason is that for which the nodes were not watched either."""
+    """Return the settings; without a sampler, they are missing for the same reason as the samples."""
     nodes = record.environment.nodes if record.environment else ()
     read = read_or_missing("the settings of the nodes", lambda: settings_of_nodes(folder.resources, nodes))
     settings = record.settings if read is None else read
@@ -125,7 +125,7 @@ def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSett
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run that ended in any way. ``record`` may be that of its start."""
+    """A run that ended in any way. ``record`` may still be the one from its start."""
 
     folder: RunFolder
     record: RunRecord
@@ -137,7 +137,7 @@ class EndedRun:
 
     @property
     def mean_s(self) -> float | None:
-        """Mean step time if successful."""
+        """Return the mean step time if the run was successful."""
         times = self.result.step_time_s if self.result.status == "success" else None
         return times.mean if times else None
 

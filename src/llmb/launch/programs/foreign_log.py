@@ -31,9 +31,9 @@ NOT_SEPARATED = Missing("the processes of the run are unknown: they are in the f
 CLOCK_S = 1.0
 """The resolution of the clock of a log."""
 FURTHEST_CLOCK_S = 900.0
-"""The longest time after the last step at which the samplers may end: time zones differ by at most this."""
+"""The maximum time after the last step at which the samplers may end, because time zones differ by at most this."""
 LOG_RULES = ("auto", "last", "all")
-"""Window rules that are resolved with the content of the log."""
+"""Window rules that depend on the content of the log."""
 
 
 def result_of_log(
@@ -98,7 +98,7 @@ def _sampled(
 
 
 def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> ResourceUse | Missing:
-    """Use of resources in the steps of the window, located by the log's clock."""
+    """Return the resource use in the steps of the window, located by the log's clock."""
     spans, gpus = logged_spans(outcome), plan.recipe.layout.gpus
     sampled = {gpu.uuid for one in samples for gpu in one.start.gpus}
     last_s = max((one.samples[-1].time_s for one in samples if one.samples), default=None)
@@ -132,7 +132,7 @@ def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:
 
 
 def _statistics(plan: Plan, status: Status, outcome: LogOutcome, log_format: Format) -> Statistics | Missing:
-    """The log has statistics of the whole window, with or without a profiled step."""
+    """Return the log's statistics, which cover the whole window, with or without a profiled step."""
     if status != "success":
         return NOT_SUCCESSFUL
     if outcome.window is None:
@@ -173,7 +173,7 @@ def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOu
 
 
 def _latest_attempt(handle: int) -> int:
-    """Return the beginning of the latest attempt in a log; 0 for the only one, and for an empty log."""
+    """Return the offset of the latest attempt in a log; 0 for the only one, and for an empty log."""
     try:
         with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as log:
             return log.rfind(f"\n{ATTEMPT}".encode()) + 1

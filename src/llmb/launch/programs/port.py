@@ -23,7 +23,7 @@ from llmb.runs.steps import StepNews
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """The request of a plan, and the run's place."""
+    """The request for a plan, and where the run is."""
 
     choices: Choices
     options: FrameworkOptions
@@ -40,13 +40,13 @@ class ProgramWork:
     """A program's requirements for the job that runs it."""
 
     command: tuple[Word, ...] = ()
-    """One process per GPU, or that many on a CPU."""
+    """The command of one process per GPU, or of this many processes on a CPU."""
     launch: Launch | None = None
     """The program's own script, instead of ``command``, which queues the job."""
     secrets: tuple[str, ...] = ()
     """Names of variables with secrets that it needs from the submitting shell."""
     start: StartMode | None = None
-    """None if it supports both modes."""
+    """The only supported start mode; None if both are supported."""
     container: ContainerSettings
     control_in_container: bool = True
     """True if the container has llmb, which begins and finishes the job."""
@@ -87,7 +87,7 @@ class Program(Protocol):
 
     name: str
     runs_here: bool = False
-    """``llmb run`` starts it on this machine, without a scheduler; its plan is then an ``EnginePlan``."""
+    """True if ``llmb run`` starts it on this machine, without a scheduler; its plan is then an ``EnginePlan``."""
 
     def check_here(self) -> None:
         """Raise EnvironmentProblem if this Python cannot start it."""
@@ -107,13 +107,13 @@ class Program(Protocol):
         """Return the plan with the choices of the machine where the run starts."""
 
     def progress(self, folder: RunFolder, plan: Plan) -> StepProgress:
-        """Progress from the files of a run, whether it has ended or not."""
+        """Read the progress of a run from its files, whether it has ended or not."""
 
     def new_steps(self, folder: RunFolder) -> NewSteps:
         """Follow the steps of a run that is still running."""
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
-        """The result from the files of a run that ended. Raises OSError."""
+        """Read the result of a run that ended from its files. Raises OSError."""
 
 
 PROGRAMS = {
@@ -126,7 +126,7 @@ PROGRAMS = {
 
 @cache
 def find_program(name: str) -> Program:
-    """Find a program. Raises UsageError for a name that does not exist."""
+    """Find a program by name. Raises UsageError if it does not exist."""
     if name not in PROGRAMS:
         raise unknown("program", name, PROGRAMS)
     module, attribute = PROGRAMS[name]
@@ -135,7 +135,7 @@ def find_program(name: str) -> Program:
 
 
 def requested_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
-    """Return the cluster's, with the options' image and mounts. Raises UsageError if the cluster has no container."""
+    """Return the cluster's container with the options' image and mounts. Raises UsageError if the cluster has none."""
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":

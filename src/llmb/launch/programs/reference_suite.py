@@ -129,7 +129,7 @@ def _chosen(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) 
 
 
 def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> int:
-    """The steps that the script trains without MAX_STEPS."""
+    """Return the number of steps that the script trains without MAX_STEPS."""
     if not script.fixes_steps:
         return STEPS
     if choices.load_checkpoint:
@@ -147,7 +147,7 @@ def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
 
 
 SUPPORTED = frozenset({"steps", "window", "label", "profiling", "save_checkpoint", "load_checkpoint", "fp8_recipe"})
-"""Choices that a script may have a variable for, and those that only llmb uses."""
+"""Choices for which a script may have a variable, and those that only llmb uses."""
 
 
 def script_problems(
@@ -188,7 +188,7 @@ def _unknown_arguments(script: LaunchScript, arguments: Mapping[str, str]) -> It
 
 
 def scheduler_variables(script: LaunchScript) -> dict[str, str]:
-    """The variables for the scheduler's options."""
+    """Return the variables for the scheduler's options."""
     variables = variables_by_option(script)
     pairs = {"account": "account", "partition": "partition", "time": "time_limit", "flags": "slurm_arg"}
     return {name: variables[option].name for name, option in pairs.items() if option in variables}
@@ -217,7 +217,7 @@ def checkout_of(script: LaunchScript, options: FrameworkOptions, site: Site) -> 
 
 
 def environment_of(script: LaunchScript, site: Site) -> Path | None:
-    """The virtual environment from the settings, the shell, or the documents' folder; None if none is needed."""
+    """Return the virtual environment from the settings, the shell, or the documents' folder; None if none is needed."""
     if script.queued_by == "scheduler":
         return None
     chosen = site.config.reference_suite.environments.get(script.workload)
@@ -410,7 +410,7 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Return why the log is of another recipe: its last step or its consumed samples differ from the plan's."""
+    """Return why the log is from another recipe: its last step or its consumed samples differ from the plan's."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None
@@ -444,7 +444,7 @@ def _noted(script: LaunchScript, recipe: Recipe, choices: Choices) -> Recipe:
 
 
 def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
-    """Raise UsageError for nodes that are not those which are written into the script."""
+    """Raise UsageError for nodes that differ from those that are hard-coded in the script."""
     if script.gpus_per_node in (None, gpus_per_node):
         return
     what = f"the launch script of {script.title} always uses {script.gpus_per_node} GPUs per node"
@@ -461,7 +461,7 @@ def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
 
 
 def bring_log(folder: RunFolder) -> None:
-    """Link the newest log of the run's job into its folder, and the output of its batch script; nothing before.
+    """Link the newest log of the run's job into its folder, and the output of its batch script, once they exist.
 
     A log that its job has replaced by a newer one, at a restart, is followed there.
     """

@@ -69,19 +69,19 @@ class ClusterConfig(WorkloadSettings):
     scheduler: str | None = None
     """The scheduler of jobs; None for the first one that llmb has."""
     gpu_type: str | None = None
-    """Used if a command names none."""
+    """The GPU type to use if a command names none."""
     python: str | None = None
     """The interpreter on the nodes that has llmb and torch; None for the one that submits."""
     fabric: str | None = None
     """The network between nodes, by its name in the catalogue."""
     modules: tuple[str, ...] = ()
-    """Loaded with ``module load`` before anything else."""
+    """Modules to load with ``module load`` before anything else."""
     profiles: tuple[str, ...] = ()
     """Files that the batch script sources."""
     prolog: tuple[str, ...] = ()
     """Shell commands that every node runs before the workers, outside of the container."""
     vboost: Vboost | None = None
-    """Set on every node while the workers train."""
+    """The boost to set on every node while the workers train."""
     binding: Binding = Field(default_factory=Binding)
     container: ContainerSettings = Field(default_factory=ContainerSettings)
     install: InstallSettings = Field(default_factory=InstallSettings)
@@ -114,7 +114,7 @@ class SettingsFile:
 
 
 def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
-    """``cluster_config.yaml`` in llmb's form or in one of the reference suite's; empty without one.
+    """Read ``cluster_config.yaml`` in llmb's form or in one of the reference suite's; empty if there is none.
 
     ``schema`` has all sections. Raises UsageError with all that is wrong in it, each with file and line, and for
     another user's.
@@ -142,7 +142,7 @@ def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
 
 
 def checked(path: Path, data: object, schema: type[Shape]) -> dict[str, Any]:
-    """``data`` of a file, if ``schema`` allows it. Raises CatalogueError with all problems."""
+    """Return ``data`` of a file if ``schema`` allows it. Raises CatalogueError with all problems."""
     checked_record(path, data, schema)
     return data if isinstance(data, dict) else {}
 
@@ -155,13 +155,13 @@ def checked_record(path: Path, data: object, schema: type[Shape]) -> Shape:
 
 
 def unusable(path: Path, problems: Iterable[str]) -> UsageError:
-    """The error for a settings file that has problems."""
+    """Return the error for a settings file that has problems."""
     lines = "\n".join(f"  {problem}" for problem in problems)
     return UsageError(f"{path.name} cannot be used:\n{lines}", do=see("describe-a-cluster"))
 
 
 def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> SettingsFile | None:
-    """The user's own defaults; None without such a file. Raises UsageError with all its problems."""
+    """Return the user's own defaults; None without such a file. Raises UsageError with all its problems."""
     path = user_config(environ)
     if path is None or not path.exists():
         return None
@@ -173,7 +173,7 @@ def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> Setti
 
 
 def combined(site: SettingsFile, user: SettingsFile | None, schema: type[ClusterConfig]) -> ClusterConfig:
-    """The cluster's settings, overridden by the user's."""
+    """Return the cluster's settings, overridden by the user's."""
     data = dict(site.data)
     if user:
         data = _above(data, {key: value for key, value in user.data.items() if key != ROOT_KEY})
@@ -191,7 +191,7 @@ def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterCo
 
 
 def _above(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` overrides ``below``, key by key within mappings."""
+    """Merge ``above`` into ``below``, which it overrides key by key within mappings."""
     both = {
         key: _above(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()
@@ -200,7 +200,7 @@ def _above(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def texts(value: object) -> object:
-    """YAML's numbers as text; the schema judges everything else."""
+    """Convert YAML's numbers to text; the schema judges everything else."""
     if not isinstance(value, dict):
         return value
     return {key: str(item) if type(item) in (int, float) else item for key, item in value.items()}
@@ -251,7 +251,7 @@ def _split(kind: Any, parts: Sequence[str]) -> tuple[str, ...] | None:  # noqa: 
 
 
 def setting_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any type there is)
-    """Keys of single values, with a placeholder for free names."""
+    """Yield the keys of single values, with a placeholder for free names."""
     kind = plain(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
@@ -263,7 +263,7 @@ def setting_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any t
 
 
 def plain(kind: Any) -> Any:  # noqa: ANN401 (any type there is)
-    """A type without None."""
+    """Return a type without its None alternative."""
     if get_origin(kind) is Annotated:
         return plain(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

@@ -32,7 +32,7 @@ NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb 
 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
-    """Write ``text`` as YAML or, if that fails, as text, and return the written form.
+    """Write ``text`` as YAML or, if that fails, as a string, and return the written form.
 
     Raises UsageError for an unknown key, for a value that the schema does not allow, and for a file that has to be
     edited by hand; EnvironmentProblem where it cannot be written.
@@ -82,7 +82,7 @@ def migrate(file: SettingsFile) -> Path:
 
 
 def migrated_text(file: SettingsFile) -> str:
-    """The file in llmb's form, with dropped settings as comments."""
+    """Return the file in llmb's form, with dropped settings as comments."""
     form = file.form.title if file.form else ""
     head = [f"# Made by 'llmb config migrate' from the reference suite's cluster_config.yaml ({form})."]
     head += [f"# {note}" for note in (*file.notes[1:], *file.left_out)]
@@ -91,7 +91,7 @@ def migrated_text(file: SettingsFile) -> str:
 
 
 def _text(path: Path) -> str:
-    """Read a text. Raises UsageError for a file of the reference suite, or one that is not YAML."""
+    """Read a file's text. Raises UsageError for a file of the reference suite, or one that is not YAML."""
     if not path.exists():
         return ""
     try:
@@ -128,7 +128,7 @@ def _values(text: str) -> list[Any]:
 
 
 def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
-    """Return the text. Raises UsageError if one value cannot be changed alone, such as an alias's; KeyError."""
+    """Return the edited text. Raises UsageError if a value, such as an alias's, cannot be changed alone; KeyError."""
     try:
         edited = with_value(text, keys, value)
         data = _data(text)
@@ -142,7 +142,7 @@ def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMO
 
 
 def with_value(text: str, keys: Sequence[str], value: object) -> str:
-    """The text of a YAML file with ``value`` at ``keys``, or without them; comments and the order of keys stay. Pure.
+    """Return a YAML text with ``value`` set at ``keys``, or removed; comments and the order of keys stay. Pure.
 
     Raises KeyError if what is to be removed is not there, YAMLError.
     """
@@ -197,7 +197,7 @@ def _nested(keys: Sequence[str], value: object) -> object:
 
 
 def _node(value: object) -> Any:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """A value with the quotes that readers of YAML 1.1 need."""
+    """Return a value with the quotes that readers of YAML 1.1 need."""
     if isinstance(value, dict):
         return CommentedMap({key: _node(item) for key, item in value.items()})
     file = YAML()
@@ -256,7 +256,7 @@ def _data(text: str) -> dict[str, Any]:
 
 
 def _unshared(data: Any) -> Any:  # noqa: ANN401 (whatever is there)
-    """Replace aliases by copies, so that a change of one of them shows."""
+    """Replace aliases by copies, so that a change to one does not affect the others."""
     if isinstance(data, dict):
         return {key: _unshared(value) for key, value in data.items()}
     return [_unshared(item) for item in data] if isinstance(data, list) else data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of jobs: a cluster's settings, its network, the submitting shell; and this machine, without torch."""
+"""Where jobs run: a cluster's settings, its network, the submitting shell; and this machine, without torch."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ SUITES = "suites"
 
 
 def suite_checkout(site: Site, tag: str | None) -> Path:
-    """The checkout of the reference suite: that of the settings, of ``tag`` in the installation, or of its own
+    """Return the checkout of the reference suite: that of the settings, of ``tag`` in the installation, or of its own
     installer."""
     if chosen := site.config.reference_suite.checkout:
         return Path(chosen).expanduser()
@@ -67,7 +67,7 @@ def read_site(
 
 
 def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
-    """A partition of a misspelled type would silently get no jobs. Raises UsageError."""
+    """Raise UsageError for an unknown GPU type: a partition of a misspelled type would silently get no jobs."""
     types = (*catalogue.gpus, CPU)
     for keys, value in leaves(config):
         if keys[-1] == "gpu_type" and "environment" not in keys and value not in types:
@@ -84,7 +84,7 @@ def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[
 QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 QUERY_LIMIT_S = 30
 MOST_GPUS = 1024
-"""A longer text is not a list of GPUs."""
+"""The maximum number of GPUs; a longer text is not a list of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def this_machine() -> Machine:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    """Empty without a driver. Applies CUDA_VISIBLE_DEVICES like the workers."""
+    """Return the GPUs' names, restricted by CUDA_VISIBLE_DEVICES as in the workers; empty without a driver."""
     if shutil.which(QUERY[0]) is None:
         return ()
     output = ask_program(QUERY, QUERY_LIMIT_S)
@@ -112,7 +112,7 @@ def _gpu_names() -> tuple[str, ...]:
 
 
 def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
-    """Names for CUDA_VISIBLE_DEVICES, numbers or UUIDs: CUDA stops at the first missing one, such as -1.
+    """Return the GPUs' names that CUDA_VISIBLE_DEVICES selects: CUDA stops at the first missing one, such as -1.
 
     Which GPU has a UUID is not known: then the first ones count.
     """

@@ -47,7 +47,7 @@ def submit(
     arguments: Sequence[str] = (),
     secrets: Collection[str] = (),
 ) -> tuple[str, str | None]:
-    """Id of the new job, and its cluster where there are several; sbatch inherits the descriptors ``held``.
+    """Return the id of the new job, and its cluster where there are several; sbatch inherits the descriptors ``held``.
 
     ``arguments`` are preferred to the script's own flags; variables named in ``secrets`` reach the job, too.
 
@@ -68,7 +68,7 @@ def submit(
 
 
 def not_exported(name: str) -> str:
-    """The flag of sbatch that keeps one of its variables from the job, where it is then empty."""
+    """Return the sbatch flag that withholds one of sbatch's variables from the job, in which it is then empty."""
     return f"--export=ALL,{name}="
 
 
@@ -129,7 +129,7 @@ def last_lines(text: str) -> str:
 
 
 def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """States of the jobs that the controller remembers. Raises InfrastructureError if it does not respond."""
+    """Return the states of jobs that the controller remembers. Raises InfrastructureError if it does not respond."""
     jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         # Of a single id that is unknown squeue makes an error; of several it leaves out the unknown ones.
@@ -138,12 +138,12 @@ def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) ->
 
 
 def user_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
-    """All of this user's jobs that the controller remembers."""
+    """Return all of this user's jobs that the controller remembers."""
     return list(_queue(["--me"], time_out_s).values())
 
 
 def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """States of the jobs that are in accounting, which lags behind; none on a cluster without accounting.
+    """Return the states of jobs in accounting, which lags behind; none on a cluster without accounting.
 
     Raises InfrastructureError if accounting does not answer.
     """
@@ -158,7 +158,7 @@ def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> 
 
 
 def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
-    """All of this user's jobs since then in accounting; none without accounting, or if it does not respond."""
+    """Return all of this user's jobs in accounting since ``since_s``; none if it is missing or does not respond."""
     since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
     output, accounts = _accounts(["-S", since], time_out_s)
     return list(accounts.values()) if output.code == 0 else []

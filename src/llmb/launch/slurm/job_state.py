@@ -29,11 +29,11 @@ SQUEUE_FIELDS = (
 
 
 class SlurmJob(JobState):
-    """A job in Slurm's report."""
+    """A job as Slurm reports it."""
 
     reason: str | None = None
     command: str | None = None
-    """The submitted command; it ends with the path of the batch script as written."""
+    """The command as submitted, which ends with the path of the batch script."""
     submitted_s: float | None = None
     cancelled_by: str | None = None
     """Id of the user who cancelled it."""
@@ -101,7 +101,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _wait_status(text: str) -> tuple[int | None, int | None]:
-    """Squeue gives the status of wait(2) as one number, unlike Slurm's other commands."""
+    """Parse the status of wait(2), which squeue, unlike Slurm's other commands, prints as one number."""
     if ":" in text:
         return _exit(text)
     return (int(text) >> 8, int(text) & 0x7F) if text.isdecimal() else (None, None)

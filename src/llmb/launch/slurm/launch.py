@@ -82,7 +82,7 @@ def _problems(launch: Launch, flags: Mapping[str, str | None], options: JobOptio
 
 
 def _handed(launch: Launch, flags: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    """The variables by which the script, or sbatch below it, gets ``flags``."""
+    """Yield the variables through which the script, or the sbatch that it calls, gets ``flags``."""
     more: list[str] = []
     for name, value in flags.items():
         variable = launch.named.get(name) or SBATCH_VARIABLES.get(name)
@@ -95,7 +95,7 @@ def _handed(launch: Launch, flags: Mapping[str, str | None]) -> Iterator[tuple[s
 
 
 def launch_text(spec: JobSpec, launch: Launch, folder: RunFolder) -> str:
-    """The text that calls the script, with its output in the run folder."""
+    """Return the text that calls the script, with its output in the run folder."""
     return "\n".join(_lines(spec, launch, folder)) + "\n"
 
 
@@ -127,7 +127,7 @@ def _call(spec: JobSpec, launch: Launch) -> str:
 
 
 def call_launch(job: Submission) -> str:
-    """The id of the job queued by the script.
+    """Run the script, and return the id of the job that it queued.
 
     Raises UsageError with its last lines if it has queued none, InfrastructureError where that is not known.
     """
@@ -169,7 +169,7 @@ def _hidden(output: Path, secrets: Iterable[str]) -> str:
 
 
 def launched_id(base: RunFolder) -> str | None:
-    """The id printed by a launch's script, if the client was killed before it could read it."""
+    """Return the id that a launch's script printed, if the client was killed before it could read it."""
     try:
         launch = read_spec(base).launch
     except (OSError, ValueError):

@@ -24,12 +24,12 @@ ABSENT = "not found"
 SINFO = ("sinfo", "--noheader", "--format=%P|%D|%G|%N")
 """One line for each group of equal nodes of a partition."""
 SAMPLE = 5
-"""Number of nodes of a partition to sample for the architecture."""
+"""Number of nodes per partition that are queried for their architecture."""
 _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 
 
 def expand(hosts: str | None) -> list[str]:
-    """Every name of the list; empty for none. Raises ValueError."""
+    """Return every name in the list; empty for none. Raises ValueError."""
     if re.search(r"[\[\]]", _BRACKET.sub("", hosts or "")):
         raise ValueError("unbalanced brackets")
     return [name for part in _PART.findall(hosts or "") for name in _names(part)]
@@ -55,7 +55,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
-    """Numbers with as many digits as one with leading zeros are padded, too."""
+    """Yield ranges of numbers; numbers with as many digits as one with leading zeros are padded, too."""
     padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
     for width in (0, *sorted(padded)):
         ids = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
@@ -132,7 +132,7 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
 
 
 def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
-    """The cluster's partition for a job that names none: the default, unless another one is for its GPU type."""
+    """Return the cluster's partition for a job that names none: the default, or the one for its GPU type."""
     if gpu_type == CPU:
         return settings.cpu_partition or settings.partition
     types = settings.types_of(settings.partition)
@@ -182,7 +182,7 @@ def slurm_offer() -> Offer:
 
 
 def _groups(text: str) -> list[tuple[str, int, str, str]]:
-    """Partition, number of nodes, generic resources and nodes of each line of sinfo."""
+    """Return the partition, number of nodes, generic resources and nodes in each line of sinfo."""
     partitions = []
     for line in text.splitlines():
         parts = line.split("|")
@@ -217,7 +217,7 @@ def _partition(name: str, lines: Sequence[tuple[int, str, str]], architectures: 
 
 
 def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str]:
-    """Architectures of a sample of nodes, by name; the controller knows those of nodes that have registered."""
+    """Return the architectures of a sample of nodes, by name; the controller knows those of registered nodes."""
     sample = dict.fromkeys(node for _, _, _, nodes in groups for node in islice(expand(nodes), SAMPLE))
     if not sample:
         return {}
@@ -231,7 +231,7 @@ def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str
 
 
 def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
-    """This user's accounts and the default one; None without accounting, or if its database does not respond."""
+    """Return this user's accounts and the default one; None without accounting, or if its database does not respond."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
         query = ["sacctmgr", "--noheader", "--parsable2", "show"]
@@ -295,7 +295,7 @@ def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
 
 
 def _said(command: Sequence[str], time_out_s: float) -> str:
-    """Return both outputs: srun prints to either, depending on its version. Empty if it fails."""
+    """Return both outputs, because srun prints to either, depending on its version; empty if it fails."""
     try:
         output = call(command, time_out_s=time_out_s)
     except LlmbError:
@@ -364,7 +364,7 @@ def parse_node(line: str) -> NodeState | None:
 
 
 def read_gpus(gres: str) -> tuple[int | None, str | None]:
-    """Number and type of the GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types the sum."""
+    """Return the number and type of the GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types the sum."""
     matches = list(_GPUS.finditer(gres))
     if not matches:
         return None, None

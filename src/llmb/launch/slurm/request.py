@@ -156,7 +156,7 @@ class SlurmChoices(Record):
     )
 
     def flags(self) -> dict[str, str | None]:
-        """The requested flags of sbatch, by sbatch's names."""
+        """Return the requested flags of sbatch, by sbatch's names."""
         chosen = self.model_dump(include=set(FLAG_NAMES), exclude_none=True)
         flags: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in chosen.items()}
         if self.signal_before:
@@ -218,7 +218,7 @@ def _cpu_binding(text: str | None) -> CpuBinding | None:
 
 
 def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Flags from the options ``job`` and ``--slurm-arg``, which override the shell's.
+    """Return the flags from the options ``job`` and ``--slurm-arg``, which override the shell's.
 
     Raises UsageError with all that is wrong, and where an option and --slurm-arg say different things.
     """
@@ -234,7 +234,7 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Flags from the variables that are set, as written."""
+    """Return the flags from the variables that are set, as written."""
     flags: dict[str, str | None] = {}
     if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
         flags.update(dict.fromkeys(GPU_FLAGS, NO_FLAG))
@@ -292,19 +292,19 @@ def _default(settings: SlurmSettings, count: int) -> Flags:
 
 
 def _both(other: str | None, gpus: str | None) -> Flags:
-    """Generic resources other than GPUs, and the GPUs."""
+    """Join the generic resources other than GPUs with the GPUs."""
     return {"gres": f"{other},{gpus}"} if other and gpus else {}
 
 
 def _gpus(name: str, value: str) -> list[int]:
-    """The numbers of GPUs in a flag's value, such as ``h100:8`` or, of ``gres``, ``gpu:h100:8,nvme``."""
+    """Return the numbers of GPUs in a flag's value, such as ``h100:8`` or, of ``gres``, ``gpu:h100:8,nvme``."""
     items = value.split(",") if name == "gres" else [f"gpu:{value}"]
     parts = [item.split("(")[0].split(":") for item in items]
     return [int(last) if (last := part[-1]).isdecimal() else 1 for part in parts if part[0] == "gpu"]
 
 
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """All flags in the order of the script, and the resulting fields of the specification. Raises UsageError."""
+    """Return the specification with all flags in the script's order, and the resulting fields. Raises UsageError."""
     base = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
     flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
     site = {**{name: value for name, value in base.items() if value}, **flags_of_site}
@@ -358,5 +358,5 @@ def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
 
 
 def segment(nodes: int, domain_nodes: int) -> int:
-    """Number of nodes in one NVLink domain: the largest divisor of ``nodes`` that fits one."""
+    """Return the number of nodes in one NVLink domain: the largest divisor of ``nodes`` that fits one."""
     return max(size for size in range(1, domain_nodes + 1) if nodes % size == 0)

@@ -164,7 +164,7 @@ class GpuRequests(SlurmQuestion):
 
 
 def training_partition(answers: SlurmAnswers, offer: Offer) -> Partition | None:
-    """The partition of the nodes that train; the first of several."""
+    """Return the partition of the nodes that train; of several, the first."""
     return offer.partition(partition_names(answers.gpu_partition)[0])
 
 
@@ -213,7 +213,7 @@ class SlurmInstaller(InstallerPart):
 
 
 SETTING_FLAGS = ("account", "partition")
-"""Flags that are settings by themselves."""
+"""Flags that are settings themselves."""
 OF_SRUN = ("SRUN_", "SLURM_EXPORT_ENV")
 """The prefixes of variables that change a step's environment."""
 
@@ -298,7 +298,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         return SubmittedJob(scheduler=self.name, job_id=job_id, cluster=cluster, submitted_at=now())
 
     def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
-        """Query the controller; for live jobs that it has forgotten, accounting."""
+        """Query the controller for the states; for live jobs that it has forgotten, query accounting."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
         answers = client.controller_states(ids, time_out_s) if ids else {}
         states = {
@@ -391,7 +391,7 @@ def accounted(job: JobHandle, accounts: Mapping[str, SlurmJob]) -> JobState:
 
 
 def is_same(job: JobHandle, answer: SlurmJob) -> bool:
-    """Return whether Slurm's answer is of ``job``: ids are reset when a controller loses its state.
+    """Return whether Slurm's answer is about ``job``: ids are reset when a controller loses its state.
 
     No two jobs of llmb share a batch script, and each is submitted by its full path. One that a program's own script
     queued has that program's.
@@ -401,7 +401,7 @@ def is_same(job: JobHandle, answer: SlurmJob) -> bool:
 
 
 def find_submission(job: JobHandle, answers: Sequence[SlurmJob], claimed: set[str]) -> str | None:
-    """The id of the job in Slurm that runs the batch script of ``job`` and belongs to no other."""
+    """Return the id of the Slurm job that runs the batch script of ``job`` and belongs to no other job."""
     for state in answers:
         if state.command and is_same(job, state) and state.job_id not in claimed:
             return state.job_id

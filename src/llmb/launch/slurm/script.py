@@ -32,7 +32,7 @@ def command_line(words: Iterable[ShellWord]) -> str:
 
 
 def command_lines(words: Iterable[ShellWord]) -> str:
-    """A command of words, broken into lines for readability."""
+    """Format a command, broken into lines for readability."""
     lines: list[str] = []
     for part in (word if isinstance(word, Shell) else shlex.quote(word) for word in words):
         if lines and len(lines[-1]) + len(part) < WIDTH:
@@ -43,7 +43,7 @@ def command_lines(words: Iterable[ShellWord]) -> str:
 
 
 def shell_word(word: Word, interpreter: ShellWord) -> ShellWord:
-    """Placeholders as expressions of the batch script."""
+    """Convert a word of a command; placeholders become expressions of the batch script."""
     if isinstance(word, str):
         return word
     if word.slot == "python":
@@ -95,7 +95,7 @@ BOOST_SET = r"""} &&
         >"$llmb_folder"/VBOOST
     ENOUGH
 } &&"""
-"""Wait for every node's answer, and write the result."""
+"""Shell code that waits for every node's answer and writes the result."""
 ALL_SET = '[ "$llmb_boosted" -eq "$SLURM_JOB_NUM_NODES" ]'
 ALL_REPORTED = '[ "$llmb_told" -eq "$SLURM_JOB_NUM_NODES" ]'
 BOOST_ENDS = r"""if [ -n "${llmb_boost_in:-}" ]; then
@@ -124,7 +124,7 @@ def write_node_files(spec: JobSpec) -> Iterator[str]:
 
 
 def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
-    """The workers' command, which starts when every node is ready; its exit code counts, whatever else fails."""
+    """Yield the workers' command, which starts when every node is ready; its exit code counts, whatever else fails."""
     if not (spec.prolog or spec.vboost or spec.sampled):
         yield workers
         return
@@ -154,7 +154,7 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
 
 
 def bound_words(spec: JobSpec, python: ShellWord, words: Sequence[ShellWord]) -> list[ShellWord]:
-    """The command of a worker, which binds itself first."""
+    """Return a worker's command, preceded by the program that binds it."""
     if not spec.binding.binds:
         return list(words)
     # Without the working folder on the path; an older Python of a framework's container lacks -P.
@@ -280,7 +280,7 @@ fi"""
 
 
 def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
-    """One srun over all nodes. A task that fails ends the others."""
+    """Return one srun over all nodes, in which a task that fails ends the others."""
     placement = spec.placement
     tasks_per_node = tasks_of(spec)
     srun = (
@@ -305,7 +305,7 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
 
 
 def rounds_functions(spec: JobSpec) -> str:
-    """``llmb_rounds``, which starts the steps in ``rounds.txt`` in addition to a shell that is itself a step."""
+    """Return ``llmb_rounds``, which starts the steps in ``rounds.txt`` in addition to a shell that is itself a step."""
     python = interpreter(spec.container)
     srun = [
         *("timeout", "--kill-after=5", Shell("$((seconds + 15))"), "srun", Shell('--nodelist="$nodes"')),
@@ -325,13 +325,13 @@ def _step_flags(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _cores(spec: JobSpec) -> tuple[str, ...]:
-    """srun does not inherit the number of cores from its job."""
+    """Return the flag for the number of cores, which srun does not inherit from its job."""
     cores = spec.flags.get("cpus-per-task") if spec.start == "once" else None
     return (f"--cpus-per-task={cores}",) if cores else ()
 
 
 def tasks_of(spec: JobSpec) -> int:
-    """Number of tasks that Slurm starts per node."""
+    """Return the number of tasks that Slurm starts per node."""
     return spec.placement.processes_per_node if spec.start == "task-per-gpu" else 1
 
 
@@ -350,7 +350,7 @@ def interpreter(container: ContainerSettings) -> ShellWord:
 
 
 def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
-    """Options of srun with Pyxis, or the command for Apptainer; nothing without a container."""
+    """Return srun's options for Pyxis, or the command for Apptainer; empty without a container."""
     image = container.image or ""
     if container.runtime == "pyxis":
         flags = (f"--container-image={image}", f"--container-mounts={','.join(map(both_sides, container.mounts))}")
@@ -362,7 +362,7 @@ def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
 
 
 def both_sides(mount: str) -> str:
-    """A mount in Pyxis's form, with the path inside."""
+    """Return a mount in Pyxis's form, which requires the path inside the container."""
     return mount if ":" in mount else f"{mount}:{mount}"
 
 

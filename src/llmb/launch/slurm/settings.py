@@ -38,7 +38,7 @@ DECIDED = {
 GPU_FLAGS = ("gpus-per-node", "gres")
 """The flags that request GPUs. Removing one of them, as in ``gres=``, requests none."""
 PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
-"""sbatch rejects them for a job without GPUs."""
+"""Flags that sbatch rejects for a job without GPUs."""
 EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
 """Mutually exclusive flags of sbatch."""
 
@@ -51,7 +51,7 @@ _NEXT_PAIR = re.compile(r",\s*[a-z-]+=")
 
 
 def parse_flag(text: str) -> tuple[str, str | None]:
-    """``key[=value]``, with or without dashes in front."""
+    """Parse ``key[=value]``, with or without leading dashes."""
     key, equals, value = text.strip().partition("=")
     return key.strip().lstrip("-"), value.strip() if equals else None
 
@@ -68,7 +68,7 @@ def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
 
 
 def parse_additional(text: str) -> dict[str, str | None]:
-    """``a=b,c;d=e``: flags separated by semicolons, as values may have commas. Raises UsageError."""
+    """Parse ``a=b,c;d=e``: flags separated by semicolons, because values may contain commas. Raises UsageError."""
     parts = [part for part in text.split(";") if part.strip()]
     for part in parts:
         if _NEXT_PAIR.search(part):
@@ -78,7 +78,7 @@ def parse_additional(text: str) -> dict[str, str | None]:
 
 
 def on_top(*layers: Flags) -> dict[str, str | None]:
-    """All flags, each from the last layer that sets it; flags that exclude each other replace each other."""
+    """Merge flags, of which the last layer that sets one wins; mutually exclusive flags replace each other."""
     flags: dict[str, str | None] = {}
     for layer in layers:
         for group in EXCLUDING:
@@ -121,7 +121,7 @@ def _conflicts(flags: Flags) -> Iterator[str]:
 
 
 def directive(name: str, value: str | None) -> str:
-    """A line of a batch script. sbatch takes quotes and backslashes off the value, and reads no further than a line."""
+    """Format a line of a batch script. sbatch strips quotes and backslashes from the value, and reads only one line."""
     if value is None:
         return f"#SBATCH --{name}"
     if PLAIN.fullmatch(value):
@@ -135,7 +135,7 @@ def duration(minutes: int) -> str:
 
 
 def minutes(text: str) -> float | None:
-    """Minutes of a time in one of Slurm's forms; None if it is not one, or is unlimited."""
+    """Parse a time in one of Slurm's forms to minutes; None if it is not one, or is unlimited."""
     match = TIME.fullmatch(text)
     if not match or match[2] is None:
         return None
@@ -156,7 +156,7 @@ GpuRequest = Literal["gpus-per-node", "gres", "none"]
 
 
 def partition_names(text: str | None) -> list[str]:
-    """The partitions in a list with commas."""
+    """Return the partitions in a comma-separated list."""
     return [name.strip() for name in (text or "").split(",")]
 
 
@@ -184,11 +184,11 @@ class SlurmSettings(Record):
     account: str | None = None
     partition: str | None = None
     cpu_partition: str | None = None
-    """The partition for jobs without GPUs; None for ``partition``."""
+    """The partition for jobs without GPUs; None to use ``partition``."""
     partitions: dict[str, PartitionSettings] = Field(default_factory=dict)
-    """The settings by partition, where partitions have different GPUs or count them differently."""
+    """The settings by partition, for partitions that have different GPUs or count them differently."""
     gpus_per_node: int | None = Field(default=None, ge=1)
-    """None for the catalogue's number of the GPU type."""
+    """The number of GPUs per node; None for the catalogue's number for the GPU type."""
     gpu_request: GpuRequest = "gpus-per-node"
     gres_type: str | None = None
     """The type in ``--gres=gpu:TYPE:N``; None omits it."""
@@ -203,7 +203,7 @@ class SlurmSettings(Record):
     _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
 
     def types_of(self, partition: str | None) -> dict[str, str]:
-        """The GPU type of each partition in a list, if known."""
+        """Return the GPU type, if known, of each partition in a list."""
         names = partition_names(partition)
         types = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
         return {name: gpu_type for name, gpu_type in types.items() if gpu_type}
@@ -218,7 +218,7 @@ class SlurmSettings(Record):
     @field_validator("flags", "srun_flags", mode="before")
     @classmethod
     def _values_are_text(cls, value: object) -> object:
-        """Numbers as text; true is a flag without a value, false removes one."""
+        """Convert numbers to text; true is a flag without a value, and false removes a flag."""
         values = texts(value)
         if not isinstance(values, dict):
             return values

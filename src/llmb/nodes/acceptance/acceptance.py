@@ -43,28 +43,28 @@ PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
 COVERAGE = "coverage"
 COMPARED = ("pass", "improved")
 SLOW = ("regressed", "fail", "invalid")
-"""Statuses of a training that exclude it as a reference: a slow machine is not its own measure."""
+"""Statuses that exclude a training as a reference, because a slow machine must not be its own reference."""
 Shape = TypeVar("Shape", bound=Record)
 LEAST_REPEATS = 3
 """Repeats of a recipe, if time allows: the next acceptance is compared with their median."""
 CHECK_S, BENCH_S, JOB_S, READ_S = 10.0, 20.0, 60.0, 3.0
-"""Expected times: of a node's checks, of a measurement, of a job's start, of a command that reads runs."""
+"""Expected times of a node's checks, of a measurement, of a job's start, and of a command that reads runs."""
 
 
 Choose = Callable[[int], Sequence[ChosenRecipe]]
-"""The recipes for a number of GPUs. Raises UsageError."""
+"""A function that returns the recipes for a number of GPUs. Raises UsageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedNodes:
-    """The machine or the nodes to accept: this machine, or with ``nodes`` these of a cluster."""
+    """The machine or the nodes to accept: this machine, or ``nodes`` of a cluster."""
 
     subject: str
     host: str
     gpu_type: str | None
-    """None if the catalogue lacks it."""
+    """The GPU type; None if it is not in the catalogue."""
     per_node: int
-    """GPUs, or processes on a CPU."""
+    """GPUs per node, or processes on a CPU."""
     nodes: tuple[str, ...] = ()
     scheduler_words: tuple[str, ...] = ()
     """Options of the commands that queue jobs, such as the partition."""
@@ -104,7 +104,7 @@ class AcceptanceRequest(Record):
 
 @dataclass(slots=True)
 class Findings:
-    """The rows so far; a part repeated in a later round replaces its row."""
+    """The rows so far; the row of a part that is repeated in a later round is replaced."""
 
     rows: dict[str, AcceptancePart] = field(default_factory=dict)
     unfit: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Findings:
 
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
-    """Return the values that must be equal for an acceptance to continue another, or to be compared with it."""
+    """Return a key of the values that must be equal to continue an acceptance, or to compare two."""
     own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
     own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
@@ -123,7 +123,7 @@ def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms:
 def open_acceptance(
     install: Path, key: str, nodes: Sequence[str], *, start_new: bool
 ) -> tuple[Path, AcceptanceRequest]:
-    """The newest unfinished acceptance with this key, or a new one. Raises NotWritable."""
+    """Return the newest unfinished acceptance with this key, or a new one. Raises NotWritable."""
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
@@ -172,7 +172,7 @@ def accept(
     terms: Terms,
     write_page: Callable[[AcceptanceResult, Sequence[str]], None],
 ) -> AcceptanceResult:
-    """Run every part without a result, and write the answer, and the page about runs with these labels.
+    """Run every part that has no result yet, and write the answer and the page about runs with these labels.
 
     Raises the errors of ``PartsFolder.do``, and NotWritable.
     """
@@ -198,7 +198,7 @@ def accept(
 def do_parts(
     parts: PartsFolder, request: AcceptanceRequest, place: AcceptedNodes, choose: Choose, terms: Terms
 ) -> tuple[Findings, list[str]]:
-    """The rows, and the labels of the runs, in order. Planned parts count as if everything passed at once."""
+    """Return the rows, and the labels of the runs, in order. Planned parts count as if everything passed at once."""
     findings = Findings()
     before = parts.install / ACCEPTANCES / request.before if request.before else None
     fit: list[str] = []
@@ -249,7 +249,7 @@ def _check_machine(
 
 
 def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, findings: Findings) -> list[str]:
-    """Check the nodes, measure the fit ones alone, then in pairs. Returns the remaining fit nodes."""
+    """Check the nodes, then measure the fit ones alone and in pairs. Return the remaining fit nodes."""
     fit = list(place.nodes)
 
     def leave_out(names: Sequence[str]) -> None:
@@ -279,7 +279,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queue a measurement on ``nodes``, wait for it, and read its result; None if it wrote nothing."""
+    """Queue a measurement on ``nodes``, wait for it, and read its result; the document is None if it wrote nothing."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -423,7 +423,7 @@ def conclude(
 def answer(
     rows: Sequence[AcceptancePart], subject: str
 ) -> tuple[Literal["pass", "fail", "regressed", "inconclusive"], str]:
-    """The overall verdict with one sentence: the worst problem first."""
+    """Return the overall verdict with one sentence: the worst problem first."""
 
     def texts(*names: str) -> str:
         return "; ".join(f"{row.name}: {row.value}" for row in rows if row.status in names)

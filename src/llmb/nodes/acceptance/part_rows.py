@@ -23,7 +23,7 @@ def _reports(result: PartResult) -> Sequence[Document]:
 
 
 def unfit_of_checks(result: PartResult) -> list[str]:
-    """Nodes with a failed check or no answer."""
+    """Return the nodes with a failed check or no answer."""
     return [one["node"] for one in _reports(result) if one["status"] == "fail" or _no_answer(one)]
 
 
@@ -32,7 +32,7 @@ def _no_answer(report: Document) -> bool:
 
 
 def checks_row(result: PartResult) -> AcceptancePart:
-    """One row for the checks of one node or of several."""
+    """Return one row for the checks of one node or of several."""
     reports = _reports(result)
     checks = [(one["node"], check["name"], check["status"]) for one in reports for check in one["checks"]]
     failed = [f"{node} {name}" for node, name, status in checks if status == "fail"]
@@ -48,7 +48,7 @@ def checks_row(result: PartResult) -> AcceptancePart:
 
 
 def devices_row(result: PartResult, document: Document | None) -> AcceptancePart:
-    """Name devices that are slower than the others at the same product."""
+    """Return a row that names devices that are slower than the others at the same product."""
     found = document or {}
     slow = [
         f"{one['node']} rank {one['local_rank']} is {one['below_median_pct']:.0f} % slow"
@@ -66,7 +66,7 @@ def devices_row(result: PartResult, document: Document | None) -> AcceptancePart
 
 
 def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
-    """Nodes measured in pairs, with the unfit ones."""
+    """Return a row for the nodes measured in pairs, with the unfit ones."""
     nodes = (document or {}).get("nodes", [])
     unfit = [f"{one['node']}: {'; '.join(one['evidence'])}" for one in nodes if one["fit"] is False]
     value = "; ".join(unfit) or f"{sum(one['fit'] is True for one in nodes)} of {len(nodes)} nodes are fit"
@@ -99,7 +99,7 @@ def _speed(row: Document) -> float:
 
 
 def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
-    """Runs of each recipe, with their mean step times."""
+    """Return a row for the runs of each recipe, with their mean step times."""
     document = result.document or {}
     command = _command(result)
     if result.exit_code:
@@ -114,7 +114,7 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
 
 
 def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
-    """A row for each recipe: the worst of its verdicts. ``against`` replaces the kind of the reference."""
+    """Return a row per recipe with the worst of its verdicts. ``against`` replaces the kind of the reference."""
     by_recipe: dict[str, list[Document]] = {}
     for one in (result.document or {}).get("judged", []):
         by_recipe.setdefault(one["recipe"], []).append(one)
@@ -145,5 +145,5 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
 
 
 def more_runs_needed(result: PartResult) -> int:
-    """The number of additional runs that would settle inconclusive verdicts; 0 if none, or too many, would."""
+    """Return the number of additional runs that would settle inconclusive verdicts; 0 if none or too many would."""
     return max((one["more_runs"] or 0 for one in (result.document or {}).get("judged", [])), default=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of an acceptance: each is a command of llmb, run as a separate program, with a saved result.
+"""Parts of an acceptance: each is an llmb command, run as a separate program, with a saved result.
 
 A part that has a result is not done again, so an acceptance that was killed continues where it was.
 """
@@ -33,12 +33,12 @@ class PartResult(Record):
 
     schema_version: Literal[1] = 1
     command: tuple[str, ...]
-    """The words after ``llmb``."""
+    """The arguments after ``llmb``."""
     exit_code: int
     seconds: float
     error: str | None = None
     document: dict[str, Any] | None = None
-    """None for a command without output, and for a part that is only planned."""
+    """The command's JSON output; None for a command without output, and for a part that is only planned."""
 
 
 class AcceptancePart(Record):
@@ -96,11 +96,11 @@ class PartsFolder:
 
     @property
     def seconds(self) -> float:
-        """The time of parts so far, including earlier calls."""
+        """Return the time that the parts took so far, including earlier calls."""
         return sum(part.seconds for part in self.done)
 
     def do(self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None) -> PartResult:
-        """The result of a command, which runs unless it is saved.
+        """Return the result of a command, which is run unless its result is saved.
 
         Raises the command's error if it is not one of ``ANSWERS``, UserInterrupt, and NotWritable.
         """
@@ -118,7 +118,7 @@ class PartsFolder:
         return result
 
     def _kept(self, path: Path) -> PartResult | None:
-        """Read a result; None if it is missing or damaged, and has to be recreated. Raises OSError."""
+        """Read a result; None if it is missing or damaged and has to be recreated. Raises OSError."""
         try:
             return read_stored(path, PartResult) if path.exists() else None
         except BrokenRecord:
@@ -147,7 +147,7 @@ class PartsFolder:
         )
 
     def _relay(self, process: Process) -> dict[str, Any] | None:
-        """Pass messages on, and return the last one, which is the error."""
+        """Pass messages on, and return the last one if it is an error."""
         error = None
         assert process.stderr is not None
         with process.stderr as lines:

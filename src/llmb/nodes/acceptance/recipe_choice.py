@@ -17,7 +17,7 @@ TINY = ("pretrain_llama3.1", "tiny")
 PROXY = ("pretrain_llama3.1", "8b")
 DTYPES = ("bf16", "fp8")
 PRETRAINING = "pretrain_"
-"""Fine-tuning needs data and weights that are prepared first."""
+"""The prefix of pretraining workloads; fine-tuning needs data and weights that are prepared first."""
 START_S, TINY_S = 90.0, 15.0
 """The time from a run's start to its first step, including compilation; and the total time of a tiny run."""
 
@@ -93,7 +93,7 @@ def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None,
 
 
 def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> ChosenRecipe:
-    """Choose the recipe's dtypes among ``dtypes``, or its default if there are none. Raises UsageError."""
+    """Choose the recipe's dtypes from ``dtypes``, or its default if it has none of them. Raises UsageError."""
     recipes = list(_resolved(catalogue, request, dtypes)) or [resolve(catalogue, request)]
     first = recipes[0]
     return ChosenRecipe(

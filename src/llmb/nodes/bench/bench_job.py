@@ -44,12 +44,12 @@ FINISH = "llmb.nodes.bench.bench_job"
 REQUEST, END = "bench_request.json", "bench_end.json"
 TIME_LIMIT_MIN = 30
 LOOK_EVERY_S, SETTLE_S = 0.5, 10.0
-"""Delay until the files of an ended job may be visible here."""
+"""The polling interval, and the time until the files of an ended job are visible here."""
 Kind = Literal["collectives", "gpus", "pairwise"]
 
 
 class BenchRequest(Record):
-    """The request, read at the end of the job: ``bench_request.json``."""
+    """The request, which is read at the end of the job: ``bench_request.json``."""
 
     schema_version: Literal[1] = 1
     install: str
@@ -116,7 +116,7 @@ def bench_order(
 
 
 def end_of(job: Job) -> BenchEnd:
-    """Read the end of a job, which may become visible late. Raises RunFailed if it wrote nothing."""
+    """Read the result of a job, which may become visible late. Raises RunFailed if the job wrote nothing."""
     return _end_in(RunFolder(Path(job.run_dir)), f"job {job.job_id}", job.reason or job.state)
 
 
@@ -156,7 +156,7 @@ def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str,
 
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
-    """``ranks`` are those of a node. Raises UsageError if their number is not specified."""
+    """Return the nodes of a job. ``ranks`` is the number per node. Raises UsageError if it is not specified."""
     chosen = scheduler_of(site).defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
     gpu = catalogue.gpus.get(chosen.gpu_type or "") if on_gpus else None
@@ -168,7 +168,7 @@ def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: Dev
 
 
 def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
-    """Never raise for failed workers: the result lists missing values."""
+    """Write the end of a job. Failed workers raise no error: the result lists missing values."""
     request = BenchRequest.model_validate_json((folder.path / REQUEST).read_text())
     subject = read_task(folder).subject
     if subject == "pairwise":
@@ -208,7 +208,7 @@ def _nodes(folder: RunFolder) -> list[str]:
 
 
 def _conclude_pairs(folder: RunFolder, request: BenchRequest) -> BenchEnd:
-    """Read the results that steps wrote before the rounds ended, for whatever reason."""
+    """Read the results that steps wrote before the rounds ended for any reason."""
     job = PairJob.model_validate_json((folder.path / JOB_OF_PAIRS).read_text())
     rule, readings = pair_rule(job.device), read_rounds(folder.path, job, _nodes(folder))
     verdicts, notes = decide(readings, rule)

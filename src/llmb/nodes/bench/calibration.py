@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of predictions from microbenchmarks of the machine. Pure."""
+"""Calibrates the rates of predictions with microbenchmarks of the machine. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,16 +15,16 @@ from llmb.runs.plan import EnginePlan
 
 USED = ("gemm", "attention", "memory", "collectives")
 LEAST_COPY, LEAST_MESSAGE = 512 * MIB, 64 * MIB
-"""Bytes: a smaller copy stays in a cache, and a smaller message shows latency."""
+"""Minimum sizes in bytes: a smaller copy stays in a cache, and a smaller message shows latency."""
 KINDS = {"alltoall": "all_to_all", "sendrecv": "send"}
-"""Names of messages in predictions that differ from those of nccl-tests."""
+"""Names of messages in predictions, by the differing names in nccl-tests."""
 _PASSES = {word: name for name, word in PASS_WORDS.items()}
 
 
 def calibrate_with_bench(
     files: Sequence[MeasurementFile], plan: EnginePlan, gpu: Gpu, types: Iterable[Gpu], usual: Calibration
 ) -> Calibration:
-    """Replace measured values of ``usual``. The newest file of a case, the last one, counts.
+    """Replace the values of ``usual`` that were measured. If a case has several files, the last, newest one counts.
 
     known: types that a device's name may be of. Raises UsageError if a device is of another type than ``gpu``, and if
     nothing was measured that predictions use.
@@ -47,7 +47,7 @@ def calibrate_with_bench(
 
 
 class _Rates:
-    """Memory comes first: products' times include their writes."""
+    """The measured rates. Memory comes first, because the times of products include their writes."""
 
     def __init__(self, rows: Sequence[Measurement], plan: EnginePlan, gpu: Gpu, usual: Calibration) -> None:
         self.rows, self.gpu, self.usual = rows, gpu, usual.rates
@@ -62,7 +62,7 @@ class _Rates:
         self._add_links()
 
     def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
-        """Bursts, and the factor by which sustained work took longer."""
+        """Return the bursts, and the factor by which sustained work took longer."""
         rows = [row for row in self.rows if row.benchmark == benchmark and row.dtype == dtype]
         bursts = {_case(row): row for row in rows if not row.sustained}
         sustained = [row for row in rows if row.sustained and _case(row) in bursts]
@@ -80,7 +80,7 @@ class _Rates:
         self.texts.append(f"memory at {reached / 1000:.3g} TB/s")
 
     def _add_products(self, dtype: str) -> None:
-        """Rates are for all products of the layers together, and for each by itself."""
+        """Add the rate of all products of the layers together, and of each one separately."""
         rows, slowdown = self._of("gemm", dtype)
         rows = [row for row in rows if not row.case.startswith("square")] or rows
         peak = self.gpu.peak_tflops.get(dtype)
@@ -98,7 +98,7 @@ class _Rates:
         self.texts.append(f"{len(times)} products {dtype} at {reached:,.0f} TFLOP/s")
 
     def _written(self, row: Measurement) -> float:
-        """Seconds that predictions add to a block's product for writing its result."""
+        """Return the seconds that predictions add to a block's product for writing its result."""
         if row.case.startswith("logits"):
             return 0.0
         shape = _shape(row)
@@ -122,7 +122,7 @@ class _Rates:
         self.texts.append(f"attention at {reached:,.0f} TFLOP/s")
 
     def _add_links(self) -> None:
-        """Use the largest messages of each collective."""
+        """Add the rates of links from the largest messages of each collective."""
         largest: dict[str, Measurement] = {}
         for row in self.rows:
             if self._shows_links(row):
@@ -134,7 +134,7 @@ class _Rates:
             self.texts.append(f"{case} at {reached:,.0f} GB/s")
 
     def _shows_links(self, row: Measurement) -> bool:
-        """Return whether no message left an NVLink domain; the shape of a row shows if there were several nodes."""
+        """Return whether no message left an NVLink domain; a row's shape shows if there were several nodes."""
         spans_nodes = "nodes" in (row.shape or "")
         within = 1 < row.ranks <= self.gpu.nvlink_domain_gpus
         within = within and not (spans_nodes and self.gpu.nvlink_domain_gpus <= self.gpu.gpus_per_node)

@@ -31,7 +31,7 @@ from llmb.readers.samples.host import Device
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
-"""The default size: processes on a CPU need minutes for a second's work of GPUs."""
+"""The default maximum size: CPU processes need minutes for what takes GPUs a second."""
 TABLE = "collectives.txt"
 """The text of nccl-tests in the folder of a job."""
 
@@ -49,7 +49,7 @@ class CollectiveRequest:
 
 
 def parse_collectives(names: list[str]) -> tuple[Collective, ...]:
-    """Return all if none is named. Raises UsageError for an unknown one."""
+    """Parse the names of collectives; return all if there are none. Raises UsageError for an unknown one."""
     words = [name.lower().replace("-", "_") for name in names]
     aliases = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
     chosen = {aliases.get(name, name) for name in words}
@@ -59,7 +59,7 @@ def parse_collectives(names: list[str]) -> tuple[Collective, ...]:
 
 
 def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
-    """Return the job. Raises UsageError if there is no size."""
+    """Return the job. Raises UsageError if the request has no size."""
     most = MOST_BYTES[device] if request.most is None else request.most
     sizes = tuple(sizes_between(request.least, most, request.factor))
     if not sizes:
@@ -161,7 +161,7 @@ _NOT_MEASURED = _FIGURES.format(*["N/A"] * 4)
 
 
 def collective_texts(job: CollectiveJob, result: CollectiveResult, version: str) -> Iterator[str]:
-    """A table for each measured collective. ``version`` is that of llmb."""
+    """Yield a table for each measured collective. ``version`` is that of llmb."""
     for collective in job.collectives:
         if rows := [row for row in result.rows if row.collective == collective]:
             yield "".join(f"{line}\n" for line in _lines(collective, rows, job, result, version))
@@ -227,7 +227,7 @@ def _way(way: Way | None, row: CollectiveRow, ranks: int) -> str:
 
 
 def _figure(value: float, width: int) -> str:
-    """The first form that is not too wide."""
+    """Format a figure in the first form that is not too wide."""
     forms = (f"{value:{width}.2f}", f"{value:{width}.1f}", f"{value:{width}.0f}")
     shortest = f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
     return next((form for form in forms if len(form) <= width), shortest)
@@ -243,7 +243,7 @@ def _notes(collective: Collective, rows: list[CollectiveRow], job: CollectiveJob
 
 
 def average_bus_gb_per_s(rows: list[CollectiveRow], ranks: int) -> float:
-    """Return the average over all sizes, and over both ways."""
+    """Return the average over all sizes, out of place and in place."""
     lines = [
         algorithm_gb_per_s(row.size_bytes, way.time_s) * bus_factor(row.collective, ranks)
         for row in rows

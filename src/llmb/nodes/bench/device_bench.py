@@ -35,7 +35,7 @@ from llmb.readers.samples.host import Device, host_name
 from llmb.runs.record import now
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}
-"""Megatron's terms; the words of cases."""
+"""Words of cases by Megatron's term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ def weights_of(model: Model, layout: Layout) -> list[Weights]:
 
 
 def passes_of(recipe: Recipe) -> tuple[TrainingPass, ...]:
-    """Frozen weights have no gradient."""
+    """Return the training passes of a recipe; frozen weights have no gradient."""
     return PASSES[:2] if recipe.task == "lora" else PASSES
 
 
 def product_dtype(weights: Weights, dtype: ProductDtype) -> ProductDtype:
-    """Return the dtype; with FP8, the logits stay in bf16."""
+    """Return the dtype of a product; with FP8, the logits stay in bf16."""
     return "bf16" if dtype == "fp8" and not weights.in_fp8 else dtype
 
 
@@ -97,14 +97,14 @@ def product_case(weights: Weights, dtype: ProductDtype, training_pass: TrainingP
 
 
 def product_text(case: ProductCase) -> str:
-    """Rows of the result, the inner dimension, columns of the result."""
+    """Format the rows of the result, the inner dimension, and the columns of the result."""
     m, k, n = case.m, case.k, case.n
     sizes = {"forward": (m, k, n), "input_gradient": (m, n, k), "weight_gradient": (n, m, k)}
     return " x ".join(map(str, sizes[case.training_pass]))
 
 
 def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
-    """Shapes of whole sequences: with context parallelism, a GPU does its part of each.
+    """Return the shapes of whole sequences, of each of which a GPU computes its part with context parallelism.
 
     Layers with chunked attention see each chunk as a sequence.
     """
@@ -122,7 +122,7 @@ def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
 
 
 def attention_dtype(dtype: Dtype) -> ProductDtype:
-    """Attention is computed in bf16 if matrix products are in FP8."""
+    """Return the dtype of attention: bf16 if matrix products are in FP8."""
     return "fp32" if dtype is Dtype.FP32 else "bf16"
 
 
@@ -131,7 +131,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B", re.IGNORECASE)
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of a size such as 5GB, in powers of ten, or 5GiB, in powers of two. Raises UsageError."""
+    """Parse a size such as 5GB, in powers of ten, or 5GiB, in powers of two. Raises UsageError."""
     match = _SIZE.fullmatch(text.strip())
     size = 0
     if match and (match[2] or not match[3]):
@@ -167,10 +167,10 @@ class TimedCase:
     size_bytes: int | None = None
     flops: float | None = None
     moved_bytes: int | None = None
-    """Bytes of memory, read and written; or transferred."""
+    """Bytes of memory read and written, or bytes transferred."""
     of_device_memory: bool = False
     weight: float = 0.0
-    """FLOPs of all its calls in a micro-batch."""
+    """FLOPs of all the case's calls in a micro-batch."""
 
 
 def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[TimedCase]:
@@ -210,7 +210,7 @@ def _sustained(timed: TimedCase, seconds: float) -> TimedCase:
 
 
 def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
-    """Forward and backward of each kind of layer; the forward pass of the first kind is sustained too."""
+    """Yield forward and backward passes of each kind of layer; the first kind's forward pass is also sustained."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
             for direction in ("forward", "backward"):
@@ -241,7 +241,7 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
 
 
 def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> Iterator[TimedCase]:
-    """Copy within the device's memory; the largest is sustained too."""
+    """Yield copies within the device's memory; the largest is also sustained."""
     sizes = sorted(sizes or COPY_BYTES[device])
     for size in sizes:
         work = CopyCase(size_bytes=size)
@@ -276,7 +276,7 @@ def launch_cases(device: Device) -> Iterator[TimedCase]:
 def meaning(
     timed: TimedCase, timing: Timing, report: DeviceReport, node: str, gpu: Gpu | None, *, on_gpu: bool
 ) -> Measurement | NotMeasured:
-    """The row of a timing. ``gpu`` is the catalogue's entry of the device, if it has one."""
+    """Return the row for a timing. ``gpu`` is the catalogue's entry for the device, if it has one."""
     if timing.seconds is None:
         return NotMeasured(
             benchmark=timed.benchmark,
@@ -312,7 +312,7 @@ def meaning(
 
 
 def _peaks(timed: TimedCase, report: DeviceReport, gpu: Gpu | None) -> tuple[float | None, float | None, str | None]:
-    """Peaks of arithmetic and of memory bandwidth, and the reason if the one to compare with is unknown."""
+    """Return the peaks of arithmetic and memory bandwidth, and the reason if the one to compare with is unknown."""
     if not timed.flops and not timed.of_device_memory:
         return None, None, None
     if gpu is None:
@@ -329,7 +329,7 @@ DEFAULT_MODEL: dict[Device, tuple[str, str]] = {
     "cuda": ("pretrain_llama3.1", "8b"),
 }
 BURST_S, MOST_REPEATS = 0.25, 200
-"""A burst of one case ends after this time or number of repetitions, but not before the minimum number."""
+"""A burst ends after this time or number of repetitions, but not before the minimum number."""
 
 SMALLER_SHAPE = "choose a smaller shape, such as with --mbs, --seq-len or a larger --tp"
 SMALLER = {
@@ -341,7 +341,7 @@ SMALLER = {
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """Settings of a measurement; ``repeats`` is None for as many as fit in a short time."""
+    """Settings of a measurement; if ``repeats`` is None, cases are repeated for a short time."""
 
     device: Device
     repeats: int | None
@@ -349,7 +349,7 @@ class BenchSettings:
 
 
 def device_here(choice: DeviceChoice, machine: Machine) -> Device:
-    """Return the GPU if there is one. Raises EnvironmentProblem if a requested one is missing."""
+    """Return the device: the GPU if there is one. Raises EnvironmentProblem if a requested GPU is missing."""
     if choice == "auto":
         return "cuda" if machine.gpu_names else "cpu"
     if choice == "cuda" and not machine.gpu_names:
@@ -373,7 +373,7 @@ def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
 def recipe_of(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
-    """The recipe whose shapes are measured. Its GPU type is this machine's unless the request has one.
+    """Return the recipe whose shapes are measured, for this machine's GPU type unless the request has one.
 
     The shapes do not depend on the dtype, so the first one that is a recipe's decides.
     """
@@ -425,7 +425,7 @@ def _job(timed: Sequence[TimedCase], settings: BenchSettings) -> CaseList:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """The recipe, and the parts of its layout that determine the shapes."""
+    """Describe the recipe and the parts of its layout that determine the shapes."""
     layout = recipe.layout
     shards = [f"{name.upper()} {size}" for name in ("tp", "cp", "ep", "etp") if (size := getattr(layout, name)) > 1]
     return ", ".join([recipe.title(), f"MBS {layout.mbs}", f"sequence length {layout.seq_len}", *shards])

@@ -31,7 +31,7 @@ def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
 
 @contextmanager
 def job_folder(name: str, job: Record) -> Iterator[Path]:
-    """A temporary folder for a program's input and output files."""
+    """Yield a temporary folder for a program's input and output files."""
     with scratch_folder("llmb-bench-") as folder:
         (folder / name).write_text(job.model_dump_json())
         yield folder
@@ -50,7 +50,7 @@ def run_program(
     on_progress: OnProgress,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """``program`` follows the interpreter; the caller's own variables come before those of a run and ``variables``.
+    """Run an interpreter with ``program``; the caller's variables are overridden by those of a run, then ``variables``.
 
     Raises EnvironmentProblem without torch, RunFailed if the program died, with what it was measuring, or
     UserInterrupt.

@@ -40,7 +40,7 @@ class Measurement(Record):
     size_bytes: int | None = None
     node: str
     device: str
-    """The GPU's name from its driver, or the CPU's model."""
+    """The GPU's name as its driver reports it, or the CPU's model."""
     rank: int | None = None
     """Rank of the process that measured; None for a group measurement."""
     ranks: int = 1
@@ -75,12 +75,12 @@ class Measurement(Record):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_follows(cls, data: Any) -> Any:  # noqa: ANN401 (whatever a file has)
-        """Drop the derived field, which the document of ``--json`` has."""
+        """Drop the derived field, which the output of ``--json`` contains."""
         return {key: value for key, value in data.items() if key != "peak_pct"} if isinstance(data, dict) else data
 
     @property
     def peak_pct(self) -> float | None:
-        """The fraction of the peak that was reached."""
+        """Return the fraction of the peak that was reached, in percent."""
         pairs = ((self.tflops, self.peak_tflops), (self.bandwidth_gb_per_s, self.peak_bandwidth_gb_per_s))
         return next((100 * value / peak for value, peak in pairs if value is not None and peak), None)
 
@@ -109,10 +109,10 @@ class MeasurementFile(Record):
     schema_version: int = 1
     node: str
     measured_at: str
-    """ISO 8601 in UTC."""
+    """The time in ISO 8601, in UTC."""
     command: tuple[str, ...]
     software: dict[str, str | None]
-    """Versions of llmb, python, torch, cuda, nccl and driver; None is unknown."""
+    """Versions of llmb, python, torch, cuda, nccl and driver; None if unknown."""
     measurements: tuple[Measurement, ...]
     not_measured: tuple[NotMeasured, ...] = ()
     recipe: str | None = None
@@ -142,7 +142,7 @@ class FigureChange:
 
     @property
     def speed_pct(self) -> float | None:
-        """Return the gain (above 0) or loss of speed, by its time."""
+        """Return the gain (above 0) or loss of speed in percent, from the measured times."""
         return None if self.previous is None else 100 * (self.previous.time_s / self.latest.time_s - 1)
 
 
@@ -216,7 +216,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
 
 
 def _moment(measured: MeasurementFile) -> datetime:
-    """Parse the time. Raises ValueError for an invalid time, and without a time zone."""
+    """Parse the time of a measurement. Raises ValueError if it is invalid or has no time zone."""
     moment = datetime.fromisoformat(measured.measured_at)
     if moment.tzinfo is None:
         raise ValueError(f"{measured.measured_at} has no time zone")

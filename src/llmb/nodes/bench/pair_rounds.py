@@ -49,7 +49,7 @@ Places = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Steps of one program that run at the same time. Without places, it is for the nodes that are fit by then."""
+    """Steps of one program that run at the same time; without places, on the nodes that are fit at that point."""
 
     name: str
     seconds: float
@@ -60,7 +60,7 @@ class Phase:
         return "-".join((self.name, *map(str, places)))
 
     def line(self) -> str:
-        """Format for the batch script."""
+        """Format the phase for the batch script."""
         steps = (f"{self.step(places)}:{','.join(map(str, places))}" for places in self.steps)
         return f"{self.seconds:.0f} {self.program} {' '.join(steps)}"
 
@@ -80,17 +80,17 @@ def schedule(nodes: int, per_node: int) -> str:
 
 
 def limit_s(nodes: int, per_node: int) -> float:
-    """Return the longest time from the beginning of the job to its result."""
+    """Return the maximum time from the start of the job to its result."""
     return END_S + sum(phase.seconds + STEP_S for phase in phases(nodes, per_node))
 
 
 def expected_s(nodes: int, per_node: int) -> float:
-    """The time if no node hangs."""
+    """Return the expected time if no node hangs."""
     return USUAL_S["begin"] + USUAL_S["node"] * nodes + USUAL_S["phase"] * len(phases(nodes, per_node))
 
 
 def read_rounds(folder: Path, job: PairJob, names: Sequence[str]) -> Readings:
-    """Return the readings of the job's steps so far."""
+    """Read the results of the job's steps so far."""
     run = {phase.name: phase for phase in phases(job.nodes, job.per_node)}
     alone = {node: _alone(folder, job, run, node) for node in range(job.nodes)}
     return Readings(
@@ -112,7 +112,7 @@ def _alone(folder: Path, job: PairJob, run: dict[str, Phase], node: int) -> Node
 
 
 def _pairs(folder: Path, job: PairJob, run: dict[str, Phase]) -> Iterator[PairReading]:
-    """The measured pairs; a node that failed alone is in none."""
+    """Yield the measured pairs, which do not include nodes that failed alone."""
     for number, one in enumerate(rounds(job.nodes), 1):
         phase = run[f"round-{number}"]
         for pair in one.pairs:
@@ -140,7 +140,7 @@ def _collectives(step: Path, phase: Phase) -> tuple[PairFigures, str | None]:
 
 
 def _problem(step: Path, phase: Phase) -> str | None:
-    """Return why the processes of a step failed; None if they did not."""
+    """Describe why the processes of a step failed; None if they did not."""
     try:
         code = (step / "code").read_text().strip()
     except OSError:
@@ -151,7 +151,7 @@ def _problem(step: Path, phase: Phase) -> str | None:
 
 
 def last_words(text: str) -> str:
-    """Return the last line of a program's output, or the launcher's own if there is no other."""
+    """Return the last line of a program's output, or the launcher's last line if there is no other."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     others = [line for line in lines if not line.startswith(LAUNCHER)]
     return next(iter((others or lines)[-1:]), "")[:LAST_WORDS]

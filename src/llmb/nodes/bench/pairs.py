@@ -28,7 +28,7 @@ LEAST_NODES = 3
 PRODUCT_S = 2.0
 MIB = 2**20
 SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), "cpu": (1024, MIB // 4, 4 * MIB)}
-"""The smallest size shows the latency, the largest the bandwidth; one call of it takes half a second at 1 GB/s."""
+"""Message sizes: the smallest shows the latency, the largest the bandwidth (half a second per call at 1 GB/s)."""
 
 ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 90.0, 0.5
 """Time limits. A measurement starts processes that load torch and connect, which dominates its time."""
@@ -45,11 +45,11 @@ class PairJob(Record):
     device: Device
     nodes: int
     per_node: int
-    """Processes."""
+    """The number of processes per node."""
 
 
 class PairFigures(Record):
-    """Product: the slowest process's time. Bandwidth: the bus bandwidth of the largest all-reduce."""
+    """A product's time in the slowest process, and the bus bandwidth and latency of all-reduce."""
 
     tflops: float | None = None
     gb_per_s: float | None = None
@@ -65,7 +65,7 @@ class NodeReading(Record):
 
 
 class PairReading(Record):
-    """One pair in one round. ``far``: not neighbors in the list of nodes."""
+    """One pair in one round; ``far`` if the nodes are not neighbors in the list."""
 
     first: int
     second: int
@@ -75,7 +75,7 @@ class PairReading(Record):
     problem: str | None
 
     def has(self, nodes: Container[int]) -> bool:
-        """Return whether one of them is in it."""
+        """Return whether at least one of ``nodes`` is in the pair."""
         return self.first in nodes or self.second in nodes
 
     def other(self, node: int) -> int:
@@ -83,7 +83,7 @@ class PairReading(Record):
 
 
 class NodeVerdict(Record):
-    """The fitness of a node; None is undecided, with the reason as evidence."""
+    """The verdict on a node; if it is undecided, None, with the reason as evidence."""
 
     node: str
     fit: bool | None
@@ -91,7 +91,7 @@ class NodeVerdict(Record):
 
 
 class PairwiseResult(Record):
-    """The decision of a job."""
+    """The verdicts of a job."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -101,7 +101,7 @@ class PairwiseResult(Record):
     limit_s: float
     took_s: float
     group: PairFigures | None = None
-    """None if there was none."""
+    """The figures of the group; None if there was none."""
     alone: tuple[NodeReading, ...] = ()
     pairs: tuple[PairReading, ...] = ()
 
@@ -117,12 +117,12 @@ class Round:
     far: bool
 
     def partner(self, node: int) -> int | None:
-        """None for a node that pauses."""
+        """Return the node's partner; None if the node pauses."""
         return next((sum(pair) - node for pair in self.pairs if node in pair), None)
 
 
 def rounds(nodes: int) -> list[Round]:
-    """Every node has three partners or more if there are enough; otherwise all meet.
+    """Return rounds in which every node has at least three partners if there are enough nodes; otherwise all meet.
 
     Neighbors come first, then nodes at half the length of the list, whom other switches connect, so that their rounds
     are compared each for itself. If the number is odd, one node pauses in each round, none in two of them.
@@ -145,7 +145,7 @@ def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
-    """Return the files that the programs of the steps read, with the measurements, by name."""
+    """Return the input files of the steps' programs, by name, with the measurements to make."""
     collectives = CollectiveJob(
         device=device, collectives=("all_reduce",), sizes=SIZES[device], warm_ups=5, iterations=20
     )
@@ -158,7 +158,7 @@ def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
 
 
 def collective_figures(result: CollectiveResult) -> tuple[PairFigures, str | None]:
-    """Bandwidth and latency, and their problem if any."""
+    """Return the bandwidth and the latency, and their problem if any."""
     timed = [(row.size_bytes, row.in_place) for row in result.rows if row.in_place]
     wrong = sum(way.wrong or 0 for _, way in timed)
     if not timed:
@@ -170,7 +170,7 @@ def collective_figures(result: CollectiveResult) -> tuple[PairFigures, str | Non
 
 
 def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[PairFigures, str | None]:
-    """The rate of the slowest process, and its problem if any."""
+    """Return the rate of the slowest process, and its problem if any."""
     failed = [f"local rank {part.local_rank}: {part.timing.reason}" for part in parts if part.timing.seconds is None]
     slowest = max((part.timing.seconds for part in parts if part.timing.seconds), default=None)
     tflops = None if slowest is None else 2 * SQUARE[device] ** 3 / slowest / 1e12
@@ -181,7 +181,7 @@ DATA = Path(__file__).with_name("pairs.yaml")
 HALF_NORMAL = 2.5
 """Standard deviation of a normal distribution, over the median distance of its upper half from the middle of that."""
 MANY = 16
-"""Number of nodes from which neighboring and distant pairs are compared separately."""
+"""The number of nodes at or above which neighboring and distant pairs are compared separately."""
 LEAST_PAIRS = 2
 MOST_NOTES = 5
 
@@ -210,7 +210,7 @@ def pair_rule(device: Device) -> PairRule:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of figure: its speed, where higher is better, and its text."""
+    """One kind of figure: how to get its speed, where higher is better, and how to format it."""
 
     speed: Callable[[PairFigures], float | None]
     text: Callable[[float], str]
@@ -247,7 +247,7 @@ class Usual:
 
 
 def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
-    """None if there are too few to compare."""
+    """Return the typical figure; None if there are too few to compare."""
     if len(speeds) < rule.least_nodes:
         return None
     faster = sorted(speeds, reverse=True)[: (len(speeds) + 1) // 2]
@@ -261,7 +261,7 @@ def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """All measurements of a job. ``names`` of all its nodes; other classes use their index."""
+    """All measurements of a job. ``names`` lists all its nodes, which other classes refer to by index."""
 
     names: Sequence[str]
     alone: Mapping[int, NodeReading]
@@ -272,25 +272,25 @@ class Readings:
 
 @dataclass
 class Suspicion:
-    """The evidence on each node during the decision. ``failed`` do not depend on comparisons, ``slow`` do."""
+    """The evidence on each node while verdicts are made. ``failed`` does not depend on comparisons, ``slow`` does."""
 
     failed: dict[int, list[str]] = field(default_factory=dict)
     slow: dict[int, list[str]] = field(default_factory=dict)
     pairs: list[PairReading] = field(default_factory=list)
     """Pairs that can be judged."""
     bad: dict[PairReading, str] = field(default_factory=dict)
-    """Return the problems of slow or failed pairs."""
+    """The problem of each slow or failed pair."""
     notes: list[str] = field(default_factory=list)
 
     def cleared(self) -> set[int]:
-        """Return nodes without evidence against them that have a good pair with another such node."""
+        """Return the nodes without evidence against them that have a good pair with another such node."""
         good = (pair for pair in self.pairs if pair not in self.bad)
         free = (pair for pair in good if not (pair.has(self.failed) or pair.has(self.slow)))
         return {node for pair in free for node in (pair.first, pair.second)}
 
 
 def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[str]]:
-    """The nodes in their order, and notes."""
+    """Return the verdicts in the order of the nodes, and notes."""
     state = Suspicion(failed=dict(_failures(readings)))
     for kind in (PRODUCT, BANDWIDTH):
         well = [reading for reading in readings.alone.values() if reading.node not in state.failed]
@@ -306,7 +306,7 @@ def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[
 
 
 def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
-    """Nodes that failed alone, or hung."""
+    """Yield the nodes that failed alone or hung, with the evidence."""
     for node in range(len(readings.names)):
         alone = readings.alone.get(node)
         if alone is None:
@@ -316,7 +316,7 @@ def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
 
 
 def _judge_pairs(state: Suspicion, rule: PairRule) -> None:
-    """Judge each distance by itself if there are many nodes."""
+    """Judge pairs, each distance separately if there are many nodes."""
     state.bad = {pair: pair.problem for pair in state.pairs if pair.problem}
     alike = [state.pairs]
     if len(best_of_nodes(state.pairs, BANDWIDTH)) >= MANY:
@@ -332,7 +332,7 @@ def _judge_pairs(state: Suspicion, rule: PairRule) -> None:
 
 
 def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
-    """Pairs are no evidence about nodes if all at their distance are slower than those at the other one."""
+    """Ignore the pairs at one distance as evidence if all of them are slower than those at the other distance."""
     alike = {far: [pair for pair in state.pairs if pair.far is far] for far in (False, True)}
     usual_of = {far: usual([*best_of_nodes(alike[far], BANDWIDTH).values()], BANDWIDTH, rule) for far in alike}
     for far, names in {True: ("far apart", "of neighbors"), False: ("of neighbors", "far apart")}.items():
@@ -345,7 +345,7 @@ def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
 
 
 def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
-    """Return the best of each node's pairs, which is not affected by bad partners."""
+    """Return the best figure among each node's pairs, which bad partners do not affect."""
     best: dict[int, float] = {}
     for pair in pairs:
         speed = None if pair.problem else kind.speed(pair.figures)
@@ -367,7 +367,7 @@ def _blame(readings: Readings, state: Suspicion) -> None:
 
 
 def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | None:
-    """Return None if no node has two bad pairs."""
+    """Return the node with the largest share of bad pairs; None if no node has two."""
     by_node: dict[int, list[PairReading]] = {}
     for pair in pairs:
         for node in (pair.first, pair.second):
@@ -378,7 +378,7 @@ def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | N
 
 
 def _is_slow(node: int, by_node: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
-    """Check that all of its pairs are bad, or most of them, with partners that are fine with most others."""
+    """Return whether all or most of a node's pairs are bad with partners that are fine with most others."""
     partners = [pair.other(node) for pair in by_node[node] if pair in bad]
     if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(by_node[node]):
         return False
@@ -411,7 +411,7 @@ def _verdicts(readings: Readings, state: Suspicion, rule: PairRule) -> Iterator[
 
 
 def _paths(readings: Readings, state: Suspicion) -> Iterator[str]:
-    """Return bad pairs that are no evidence against either node."""
+    """Yield a note on bad pairs that are no evidence against either node."""
     cleared = state.cleared()
     paths = [pair for pair in state.bad if {pair.first, pair.second} <= cleared]
     for pair in paths[:MOST_NOTES]:
@@ -422,13 +422,13 @@ def _paths(readings: Readings, state: Suspicion) -> Iterator[str]:
 
 
 def members(verdicts: Sequence[NodeVerdict]) -> tuple[int, ...]:
-    """Return the places of the good nodes; none if there are too few for a group."""
+    """Return the indexes of the good nodes; none if there are too few for a group."""
     fit = tuple(node for node, verdict in enumerate(verdicts) if verdict.fit)
     return fit if len(fit) > 1 else ()
 
 
 def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Iterator[str]:
-    """Describe the measurement of all good nodes at once."""
+    """Yield notes on the measurement of all good nodes at once."""
     if not group:
         return
     figures, problem = readings.group or (PairFigures(), "it was not measured")

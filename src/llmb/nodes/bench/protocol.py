@@ -58,7 +58,7 @@ class AttentionCase(Record):
 
     @property
     def flops(self) -> float:
-        """FLOPs of the causal half of all pairs of tokens; see ``DIRECTIONS``."""
+        """Return the FLOPs of the causal half of all pairs of tokens; see ``DIRECTIONS``."""
         return DIRECTIONS[self.direction] * 2 * self.batch * self.heads * self.seq_len**2 * self.head_dim
 
 
@@ -132,7 +132,7 @@ class DeviceReport(Record):
     cuda: str | None
     cudnn: str | None
     cudnn_number: int | None
-    """The number in torch's form, such as 91002."""
+    """The cuDNN version in torch's form, such as 91002."""
     nccl: str | None
     driver: str | None
     device: str
@@ -166,19 +166,19 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "
 """The collectives by the names of nccl-tests."""
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 ELEMENT_BYTES = 4
-"""fp32, the default of nccl-tests."""
+"""Bytes of an fp32 element, the default of nccl-tests."""
 ALIGNED = 16
-"""Each rank's part, if ranks have parts, is a multiple of this many bytes."""
+"""If ranks have parts, each part is a multiple of this many bytes."""
 SHOWN_AS_SUM: frozenset[Collective] = frozenset(["all_reduce", "reduce_scatter", "sendrecv"])
 """The reductions that nccl-tests names; send and receive has none."""
 UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
 """Sent data may be overwritten early, so no correct result is defined."""
 BASES, WEIGHTS = 61, 64
-"""Values are small enough for sums of 8,000 ranks to be exact in fp32."""
+"""Bounds of values that are small enough for sums over 8,000 ranks to be exact in fp32."""
 
 
 class CollectiveJob(Record):
-    """The measurements of every rank, in this order. ``sizes`` in bytes."""
+    """The measurements that every rank makes, in order, with ``sizes`` in bytes."""
 
     device: Device
     collectives: tuple[Collective, ...]
@@ -190,7 +190,7 @@ class CollectiveJob(Record):
 
 
 class Way(Record):
-    """Calls out of place, or in place."""
+    """Out-of-place or in-place calls."""
 
     time_s: float
     """Time of one call: the mean of all iterations and ranks, as in nccl-tests."""
@@ -199,7 +199,7 @@ class Way(Record):
 
 
 class CollectiveRow(Record):
-    """One collective at one size. A way is None if the library has no such call."""
+    """One collective at one size; a way is None if the library has no such call."""
 
     collective: Collective
     size_bytes: int
@@ -230,7 +230,7 @@ class RankReport(Record):
 
 
 class CollectiveResult(Record):
-    """The output of rank 0."""
+    """The result that rank 0 writes."""
 
     backend: str
     device: DeviceReport
@@ -254,7 +254,7 @@ class Extent:
 
     @property
     def size_bytes(self) -> int:
-        """The size for computing bandwidths, which is that of the whole array."""
+        """Return the size used to compute bandwidths, which is that of the whole array."""
         return max(self.sent, self.received) * ELEMENT_BYTES
 
 
@@ -280,7 +280,7 @@ def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
 
 
 def extents(collective: Collective, sizes: tuple[int, ...], ranks: int) -> list[Extent]:
-    """Drop empty and duplicate sizes."""
+    """Return the extents of the sizes, without empty and duplicate ones."""
     extents = (extent(collective, size, ranks) for size in sizes)
     return list(dict.fromkeys(one for one in extents if one.count))
 
@@ -293,7 +293,7 @@ def sizes_between(least: int, most: int, factor: int) -> Iterator[int]:
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Ratio of bus bandwidth to algorithm bandwidth."""
+    """Return the ratio of bus bandwidth to algorithm bandwidth."""
     if collective == "sendrecv":
         return 1.0
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
@@ -309,7 +309,7 @@ def sent_data(size: Extent, rank: int) -> Piece:
 
 
 def expected_data(collective: Collective, size: Extent, rank: int, ranks: int) -> list[Piece]:
-    """Return the data that a rank has received when all is right."""
+    """Return the data that a rank should have received."""
     total = sum(map(_weight, range(ranks)))
     match collective:
         case "all_reduce":

@@ -37,13 +37,13 @@ def outlier_rule() -> OutlierRule:
 
 
 def below_median_pct(speeds: Sequence[float]) -> list[float]:
-    """Return the distance of each speed below the median; negative above it."""
+    """Return how far each speed is below the median, in percent; negative above it."""
     middle = median(speeds)
     return [100 * (1 - speed / middle) for speed in speeds]
 
 
 def slow_ones(speeds: Sequence[float], rule: OutlierRule) -> list[int]:
-    """Return the indices of slow ones; fast ones are not flagged."""
+    """Return the indices of slow devices; fast outliers are not flagged."""
     if len(speeds) < rule.least_devices:
         return []
     below = below_median_pct(speeds)
@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All parts that were measured, those that could not be, and nodes that reported nothing."""
+    """All parts that were measured, those that could not be measured, and nodes that reported nothing."""
 
     measured: tuple[Part, ...]
     failed: tuple[tuple[str, NotMeasured], ...]
@@ -78,7 +78,7 @@ class Parts:
 
     @property
     def unfit_nodes(self) -> list[str]:
-        """Return nodes in the order of the measurements, each once."""
+        """Return the unfit nodes without duplicates, in the order of the measurements."""
         nodes = [*(part.row.node for part in self.slow), *(node for node, _ in self.failed), *self.missing_nodes]
         return list(dict.fromkeys(nodes))
 
@@ -91,7 +91,7 @@ def gpus_job(device: Device, seconds: float) -> CaseList:
 
 
 def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[PartReport]:
-    """Measure on ``ranks`` GPUs of this machine, or that many processes.
+    """Measure on ``ranks`` GPUs of this machine, or with ``ranks`` processes on a CPU.
 
     Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.
     """
@@ -158,7 +158,7 @@ def _missing(part: PartReport) -> NotMeasured:
 
 
 def compare_parts(files: Sequence[MeasurementFile], missing_nodes: Sequence[str], rule: OutlierRule) -> Parts:
-    """Compare the parts of devices of the same name."""
+    """Compare parts whose devices have the same name."""
     rows = sorted((row for file in files for row in file.measurements), key=lambda row: row.device)
     parts: list[Part] = []
     for _, group in groupby(rows, lambda row: row.device):
@@ -172,12 +172,12 @@ def compare_parts(files: Sequence[MeasurementFile], missing_nodes: Sequence[str]
 
 
 def median_tflops(parts: Parts) -> float | None:
-    """None if nothing was measured."""
+    """Return the median; None if nothing was measured."""
     return median(part.row.tflops or 0.0 for part in parts.measured) if parts.measured else None
 
 
 def gpus_document(parts: Parts, rule: OutlierRule) -> dict[str, Any]:
-    """The JSON of ``llmb bench gpus``. ``exclude`` is for ``llmb submit --exclude``; None if no node is unfit."""
+    """Return the JSON of ``llmb bench gpus``; ``exclude``, for ``llmb submit``, is None if no node is unfit."""
     return {
         "median_tflops": median_tflops(parts),
         "rule": rule.model_dump(),

@@ -34,20 +34,20 @@ from llmb.runs.folder import BrokenRecord
 
 ASK_S = 20.0
 NODES_EVERY_S = 30.0
-"""Seconds between queries for the states of nodes whose jobs wait."""
+"""Seconds between queries for the states of nodes whose jobs are waiting."""
 LATE_S = 60.0
 """The time after which every client of the file system sees a file that another node has written."""
 GRACE_S = 120.0
 """Time beyond the limit for the scheduler to end a job."""
 MOST_REJECTED = 3
-"""Consecutive nodes from the first after which a rejection counts as one of all jobs."""
+"""The number of consecutive rejected nodes from the start after which all jobs count as rejected."""
 LAST_WORDS = 200
 """Number of characters of a log's last line to show."""
 OF_RUNS = frozenset(["nodelist", "exclude", "dependency", "segment", "signal", "begin"])
 """Flags that a shell may have set for training jobs, but that a check sets itself or does not need."""
 Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]
-"""``submitted`` or ``checked``, the number of nodes, and their total."""
+"""A function called with ``submitted`` or ``checked``, the number of nodes, and their total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class CheckTerms:
 
 @dataclass
 class NodesCheck:
-    """One check in progress. ``reports`` has every node with a result."""
+    """A check in progress. ``reports`` contains every node that has a result."""
 
     store: Store
     terms: CheckTerms
@@ -84,7 +84,7 @@ class NodesCheck:
         return Problem("fail", f"{self.scheduler.title} schedules no jobs on it: {state.problem}", "state")
 
     def run(self) -> bool:
-        """Submit a job per usable node and wait for all; False if it was interrupted.
+        """Submit a job per usable node and wait for all; return False if interrupted.
 
         Raises UsageError if no job is accepted. What is not reported by the end is cancelled.
         """
@@ -120,7 +120,7 @@ class NodesCheck:
                     raise
 
     def result(self, started_at: str) -> NodesResult:
-        """Return the result, after writing it to the folder. Raises NotWritable."""
+        """Return the result after writing it to the folder. Raises NotWritable."""
         ordered = [self.reports[node] for node in self.states]
         result = NodesResult(started_at=started_at, reports=tuple(compared(ordered)))
         write_result(self.folder, result)
@@ -207,7 +207,7 @@ class NodesCheck:
         return Problem("fail", f"it did not answer within {self.terms.time_limit_min} min", "time")
 
     def _drop_unusable(self, waiting: list[str]) -> None:
-        """Nodes that went down or were drained before their jobs began."""
+        """Settle nodes that went down or were drained before their jobs began."""
         states = self.scheduler.nodes(self.scheduler.host_list(waiting), None, ASK_S)
         lost = {node: state for node, state in states.items() if not state.usable}
         for node, state in lost.items():
@@ -240,7 +240,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeState) -> TaskOrder:
-    """The job of ``node``, in a partition that has it. Raises UsageError if the job is not possible."""
+    """Return the job for ``node``, in a partition that has it. Raises UsageError if the job is not possible."""
     flags = {name: value for name, value in terms.options.flags.items() if name not in OF_RUNS}
     base = folder.job(node)
     order = TaskOrder(

@@ -14,7 +14,7 @@ ANSWER = "nodes_answer"
 
 
 class CheckOptions(Record):
-    """The command's options for a node; None is its known default."""
+    """The command's options for a node; None selects the default."""
 
     gpu_type: str | None = None
     gpus: int | None = None
@@ -48,7 +48,7 @@ class NodeReport(Record):
 
     node: str
     checked_at: str
-    """Time of the node's own clock, ISO 8601 in UTC."""
+    """The time by the node's own clock, in ISO 8601, in UTC."""
     status: Status
     checks: tuple[Check, ...]
     not_checked: tuple[NotChecked, ...] = ()
@@ -56,14 +56,14 @@ class NodeReport(Record):
     """The lead of its clock over the one that dates files in the root of installation; None if several nodes were not
     checked together."""
     clock_uncertainty_s: float | None = None
-    """The uncertainty of that, in both directions."""
+    """The uncertainty of ``clock_ahead_s``, in both directions."""
 
     @property
     def answered(self) -> bool:
-        """True if the node itself was checked."""
+        """Return True if the node itself was checked."""
         return not any(check.name == ANSWER for check in self.checks)
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """``pass`` for none."""
+    """Return the worst status; ``pass`` for none."""
     return max(statuses, key=SEVERITY.index, default="pass")

@@ -41,17 +41,17 @@ HOW_TO_MEASURE = "measure again with 'llmb bench collectives --pairwise --nodes 
 
 
 class NoCheck(UsageError):
-    """There is no check of nodes."""
+    """No check of nodes exists."""
 
 
 class NodesRequest(CheckOptions):
     """The request to every node of a check."""
 
     started_at: str
-    """ISO 8601 in UTC."""
+    """The time in ISO 8601, in UTC."""
     nodes: tuple[str, ...]
     settings: bool = False
-    """Only the settings of the nodes are read."""
+    """True to read only the settings of the nodes."""
 
 
 class NodesResult(Record):
@@ -67,7 +67,7 @@ class NodesResult(Record):
 
     @property
     def unchecked(self) -> list[str]:
-        """Nodes that are neither fit nor unfit."""
+        """Return the nodes that are neither fit nor unfit."""
         return [report.node for report in self.reports if report.status != "fail" and not report.answered]
 
     @property
@@ -76,7 +76,7 @@ class NodesResult(Record):
 
 
 class JudgedNodes(Record):
-    """Each node's verdict by measurements between nodes, saved in a separate file."""
+    """Each node's verdict from measurements between nodes, saved in a separate file."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -86,7 +86,7 @@ class JudgedNodes(Record):
 
 
 class CheckFolder:
-    """The files of one check. Those of llmb itself begin with a dot, as no node's name does."""
+    """The files of one check. Names of llmb's own files begin with a dot, as no node's name does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,7 +97,7 @@ class CheckFolder:
         return self.path / f"{node}.json"
 
     def job(self, node: str) -> RunFolder:
-        """Batch script and output of a node's job."""
+        """Return the folder of the batch script and output of a node's job."""
         return RunFolder(self.path / ".jobs" / node / "doctor")
 
     def settings(self, node: str) -> Path:
@@ -150,13 +150,13 @@ def write_judged(install: Path, judged: JudgedNodes) -> Path:
 
 
 def last_judged(install: Path) -> JudgedNodes | None:
-    """Return None if nothing is stored. Raises BrokenRecord, and OSError for a file that cannot be read."""
+    """Read the stored verdicts; None if there are none. Raises BrokenRecord, and OSError for an unreadable file."""
     path = install / PAIRWISE
     return read_stored(path, JudgedNodes) if path.exists() else None
 
 
 def last_check(install: Path) -> CheckFolder:
-    """Return the last check. Raises NoCheck if none is kept."""
+    """Return the folder of the last check. Raises NoCheck if there is none."""
     folders = [path for path in _checks(install, settings=False) if (path / ".request.json").is_file()]
     if not folders:
         raise NoCheck("there is no check of nodes", where=str(install / CHECKS), do=HOW_TO_CHECK)
@@ -164,7 +164,7 @@ def last_check(install: Path) -> CheckFolder:
 
 
 def _checks(install: Path, *, settings: bool) -> list[Path]:
-    """The oldest first."""
+    """Return the folders of checks, the oldest first."""
     folders = (install / CHECKS).glob("*")
     return sorted((path for path in folders if path.name.startswith(OF_SETTINGS) is settings), key=_stamp)
 
@@ -196,7 +196,7 @@ def unchecked(reason: str) -> Problem:
 
 
 def stored(folder: CheckFolder) -> NodesResult:
-    """The result of a check; after a killed client, of the nodes that have reported.
+    """Return the result of a check; after a killed client, only of the nodes that have reported.
 
     Raises OSError and BrokenRecord.
     """
@@ -217,7 +217,7 @@ def _reported(folder: CheckFolder, nodes: tuple[str, ...]) -> Iterator[NodeRepor
 
 
 def compared(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports, with the checks that require several nodes."""
+    """Return the reports, including the checks that require several nodes."""
     checks = _different(reports)
     clocks = {report.node: report.clock_ahead_s for report in reports if report.clock_ahead_s is not None}
     if len(clocks) > 1:
@@ -256,7 +256,7 @@ def _value(report: NodeReport, name: str) -> Value | None:
 
 
 def grouped(values: Mapping[str, Value]) -> dict[str, list[str]]:
-    """Group nodes by formatted value; numbers that are nearly equal join the median of all."""
+    """Group nodes by formatted value; numbers that are nearly equal to the overall median share its group."""
     numbers = [value for value in values.values() if isinstance(value, (int, float))]
     usual = median(numbers) if numbers else 0.0
     groups: dict[str, list[str]] = {}
@@ -284,7 +284,7 @@ Say = Callable[[str], None]
 
 
 def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
-    """Return the list for the ``cluster``, empty for none: ``unfit`` and ``@FILE`` in it are replaced by nodes.
+    """Return the list for the ``cluster`` with ``unfit`` and ``@FILE`` replaced by nodes; empty for none.
 
     ``say`` is called with the check that they are of. Raises UsageError if no check is kept, or a file is missing.
     """
@@ -302,7 +302,7 @@ def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
 
 
 def listed_in(path: Path) -> str:
-    """The nodes of a file, one or a list per line, as one list; ``#`` begins a comment. Raises UsageError."""
+    """Read the nodes of a file, one or a list per line, as one list; ``#`` begins a comment. Raises UsageError."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -312,7 +312,7 @@ def listed_in(path: Path) -> str:
 
 
 def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
-    """The nodes of a list, or of the one that ``part`` names. Raises UsageError."""
+    """Return the names of the nodes in a list, or in its ``part``. Raises UsageError."""
     try:
         return cluster.host_names(listed)
     except ValueError as error:
@@ -320,7 +320,7 @@ def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
 
 
 def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
-    """List nodes unfit by the last check or pairwise measurement, which sees more, or at fault in runs since."""
+    """List nodes that are unfit by the last check or pairwise measurement, or were at fault in later runs."""
     try:
         checked, missing = _last_checked(install), None
     except NoCheck as error:
@@ -353,7 +353,7 @@ def _last_judged(install: Path) -> JudgedNodes | None:
 
 
 def _last_checked(install: Path) -> JudgedNodes:
-    """Return the last check. Raises NoCheck, UsageError."""
+    """Return the verdicts of the last check. Raises NoCheck, UsageError."""
     folder = last_check(install)
     try:
         result = stored(folder)
@@ -366,7 +366,7 @@ def _last_checked(install: Path) -> JudgedNodes:
 
 
 def _told(judged: JudgedNodes, name: str, how: str, cluster: Cluster, say: Say) -> tuple[str, ...]:
-    """The unfit nodes."""
+    """Report which check they are from, and return the unfit nodes."""
     unfit, count = judged.unfit, len(judged.fit + judged.unfit + judged.undecided)
     what = f"{len(unfit)} of {count} nodes" if count != 1 else f"{len(unfit)} of 1 node"
     names = cluster.host_list(unfit)

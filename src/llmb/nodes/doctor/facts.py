@@ -26,7 +26,7 @@ OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """The expectations; None is unknown. ``gpus_by`` and ``gpu_type_by`` name their sources."""
+    """The expectations for a node; None if unknown. ``gpus_by`` and ``gpu_type_by`` name their sources."""
 
     catalogue: Mapping[str, Gpu] = field(default_factory=dict)
     gpu: Gpu | None = None
@@ -47,7 +47,7 @@ class TargetFacts:
 
 
 def target_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> TargetFacts:
-    """``gpu_type`` and ``gpus`` are those of the command. Raises UsageError for a GPU type that is not known,
+    """Return the target; ``gpu_type`` and ``gpus`` come from the command. Raises UsageError for an unknown GPU type,
     or that the partition of this job does not have."""
     config, scheduler = site.config, scheduler_of(site)
     check_gpu_type(catalogue, gpu_type)
@@ -83,7 +83,7 @@ def check_gpu_type(catalogue: Catalogue, name: str | None) -> None:
 
 
 def run_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:
-    """The folders that runs write to, by purpose."""
+    """Return the folders to which runs write, by purpose."""
     checkpoints = environ.get("CHECKPOINT_DIR")
     places = {
         "install": site.install,

@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """The request to this node, and its cluster's settings."""
+    """The request to this node, with its cluster's settings."""
 
     options: CheckOptions
     target: TargetFacts
@@ -77,7 +77,7 @@ def check_request(install: Path, options: CheckOptions, environ: Mapping[str, st
 
 
 def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
-    """Reads and judges everything that ``request`` names, and never raises for missing or broken parts.
+    """Run the checks that ``request`` names; missing or broken parts never raise an error.
 
     ``say`` is called with each area before it is read, because some take a minute.
     """
@@ -123,7 +123,7 @@ class Node:
 
     @cached_property
     def disks(self) -> dict[str, DiskFacts | Missing]:
-        """A file system with several places is measured once."""
+        """Return the disks by place; a file system with several places is measured once."""
         by_path: dict[str, DiskFacts | Missing] = {}
         measured: set[int] = set()
         for place, folder in self.request.places.items():
@@ -154,7 +154,7 @@ class Node:
         return checks[area]()
 
     def _file_server_clock(self) -> ClockReading | Missing:
-        """The clock that timestamps files of the root of installation, common to all nodes."""
+        """Read the clock that timestamps files in the root of installation, which all nodes share."""
         install = read_disk(self.source, next(iter(self.request.places.values())), 0)
         if isinstance(install, Missing):
             return install
@@ -206,7 +206,7 @@ def main(path: str, node: str) -> int:
 
 
 def settings_here(install: Path, environ: Mapping[str, str], source: FactSource | None = None) -> NodeSettings:
-    """Settings of this node, with those of its GPUs, and the jobs' image. Raises UsageError for settings
+    """Return the settings of this node, its GPUs and the jobs' image. Raises UsageError for settings
     of the cluster that are wrong.
     """
     source = source or FactSource(environ=environ)

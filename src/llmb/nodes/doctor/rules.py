@@ -30,7 +30,7 @@ Area = Literal[
     "nodes",
 ]
 BETWEEN: Area = "nodes"
-"""The area of facts that are visible only from outside a node, or in comparison with others."""
+"""The area of facts that are visible only from outside a node, or by comparison with other nodes."""
 AREAS: tuple[Area, ...] = tuple(area for area in get_args(Area) if area != BETWEEN)
 """Areas of one node."""
 TITLES: dict[Area, str] = {
@@ -76,14 +76,14 @@ class Rule(Record):
     title: str
     """The title of its subject."""
     advice: str | None = None
-    """None for one that always passes."""
+    """The advice; None for a check that always passes."""
     advice_for: dict[str, str] = Field(default_factory=dict)
     """The advice in particular cases."""
     thresholds: Thresholds = Field(default_factory=Thresholds)
     limits: dict[str, float] = Field(default_factory=dict)
-    """Thresholds of several figures by their names: above them it warns."""
+    """Thresholds of several figures by name, above which the check warns."""
     same: bool = False
-    """Equal nodes have an equal value, which is compared; numbers are equal within ``SAME_PCT``."""
+    """True if the value is compared between nodes, which should be equal; numbers may differ by ``SAME_PCT``."""
     kinds: frozenset[str] = frozenset()
     """Kinds of the items that it checks, if there are several."""
     fails_if: str | None = None
@@ -96,12 +96,12 @@ class Rule(Record):
         return self.check("pass", value, of=of)
 
     def check(self, status: Status, value: str | float | None, case: str = "", of: str = "") -> Check:
-        """``case`` picks the advice; ``of`` is the place, if there are several."""
+        """Return a check; ``case`` selects the advice, and ``of`` is the place, if there are several."""
         advice = None if status == "pass" else self.advice_for.get(case, self.advice)
         return Check(name=self._name(of), status=status, value=value, advice=advice)
 
     def measured(self, figure: float, value: str, case: str = "", of: str = "") -> Check:
-        """Compare with the thresholds; ``value`` is the figure as text."""
+        """Compare a figure with the thresholds; ``value`` is the figure as text."""
         return self.check(self.thresholds.status(figure), value, case, of)
 
     def skipped(self, reason: str, of: str = "") -> NotChecked:
@@ -128,7 +128,7 @@ def rule(name: str) -> Rule:
 
 
 def rule_of(check: str) -> Rule:
-    """The rule of a check, whose name may end with a place. Raises KeyError."""
+    """Return the rule of a check, whose name may end with a place. Raises KeyError."""
     name = check
     while name not in rules() and "_" in name:
         name = name.rpartition("_")[0]
@@ -147,7 +147,7 @@ GIB = 2**30
 
 
 def indexes(indices: Iterable[int]) -> str:
-    """GPUs by their numbers."""
+    """Format GPUs as a list of their indexes."""
     numbers = sorted(indices)
     return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(map(str, numbers))}"
 
@@ -166,7 +166,7 @@ def gb(size: float) -> str:
 
 
 def parse_checks(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the areas and checks of lists with commas. Raises UsageError for one that is unknown."""
+    """Parse comma-separated lists of areas and checks. Raises UsageError for an unknown one."""
     known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
     names = tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
     for name in names:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"
-"""Distinguishable by colorblind people: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
+"""Colors that colorblind people can distinguish: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
 NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"}
 NAMED |= {BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red", PURPLE: "purple"}
-"""The variables of the page's style that the colors become."""
+"""The variables of the page's style that replace the colors."""
 WIDTH, HEIGHT, UNITS_PER_INCH = 480, 200, 72
 STYLE = Path(__file__).with_name("templates") / "plots.mplstyle"
 
@@ -36,7 +36,7 @@ class Drawing:
     """A plot drawn on request, deterministically. Raises EnvironmentProblem without matplotlib."""
 
     name: str
-    """Unique on a page, as the names inside of the SVG derive from it."""
+    """A name that is unique on a page, because the names inside the SVG derive from it."""
     draw: Callable[["Canvas"], None]
     height: int = HEIGHT
 
@@ -47,7 +47,7 @@ class Drawing:
         return slim(target.getvalue().decode())
 
     def png(self) -> bytes:
-        """Style with a white background, large enough for slides."""
+        """Return the plot as a PNG with a white background, large enough for slides."""
         target = io.BytesIO()
         with self._canvas() as canvas:
             canvas.savefig(target, format="png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)
@@ -70,7 +70,7 @@ class Drawing:
 
 
 def slim(svg: str) -> str:
-    """The SVG element without unused names, its own style sheet, and digits too small to see."""
+    """Return the SVG element without unused names, its own style sheet, or details too small to see."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
     svg = re.sub(r'(<svg )[^>]*?(viewBox="[^"]*")[^>]*>', r'\1xmlns="http://www.w3.org/2000/svg" \2>', svg, count=1)
@@ -152,7 +152,7 @@ class Estimate:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Reduce to at most ``MOST_POINTS``: the smallest and the largest value of each bin, in order."""
+    """Reduce to at most ``MOST_POINTS`` points: the smallest and the largest value of each bin, in order."""
     if len(points) <= MOST_POINTS:
         return points
     bins = MOST_POINTS // 2
@@ -222,7 +222,7 @@ def _coordinates(points: Sequence[tuple[float, float]]) -> tuple[list[float], li
 def history_chart(
     name: str, estimates: Sequence[Estimate], colors: Sequence[str], changes: Sequence[str], levels: Sequence["Level"]
 ) -> Drawing:
-    """Values with their intervals from left to right; ``changes`` are dotted lines, and several levels full ones.
+    """Plot values and intervals from left to right; ``changes`` are dotted lines, and several levels are solid ones.
 
     The last value has its label, and at equal distances as many before it as there is space for.
     """
@@ -256,7 +256,7 @@ def history_chart(
 
 
 def parts_chart(name: str, parts: Sequence[tuple[str, str, float]]) -> Drawing:
-    """Parts of a step, given as names, colors and values, stacked so that each has its name next to it."""
+    """Plot the parts of a step, given as names, colors and values, stacked so that each has its name next to it."""
 
     def draw(canvas: "Canvas") -> None:
         plot, places = canvas.add_subplot(), range(len(parts))
@@ -275,7 +275,7 @@ def parts_chart(name: str, parts: Sequence[tuple[str, str, float]]) -> Drawing:
 def grid_chart(
     name: str, rows: Sequence[Sequence[float]], extent: tuple[float, float, float, float], axes: tuple[str, str]
 ) -> Drawing:
-    """Values as strengths of one color, visible on any background; 0 and less is the background itself.
+    """Plot values as shades of one color, visible on any background; 0 and less is the background itself.
 
     ``extent``: left, right, bottom and top. The strongest color begins where one value of a hundred is beyond, but not
     below ``STRONGEST_PCT[0]``, so that noise stays faint, nor above ``STRONGEST_PCT[1]``.
@@ -307,7 +307,7 @@ def grid_chart(
 
 
 def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
-    """No value plotted over steps, runs or GPUs is below 0."""
+    """Name the axes. No value plotted over steps, runs or GPUs is below 0."""
     plot.set_xlabel(axes[0])
     plot.set_ylabel(axes[1])
     if plot.get_ylim()[0] < 0 and not plot.yaxis_inverted():

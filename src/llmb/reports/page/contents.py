@@ -35,7 +35,7 @@ from llmb.verdict.judge_run import LEAST_EARLIER, Judged, is_pretended
 from llmb.verdict.judgement import TOO_MANY_RUNS, headline
 
 MOST_DIFFERING = 3
-"""Keys for the title of a recipe that shares its name with another."""
+"""The maximum number of keys that distinguish the titles of recipes with the same name."""
 SYMBOLS: Mapping[VerdictName, str] = {
     "pass": "✓",
     "improved": "▲",
@@ -44,7 +44,7 @@ SYMBOLS: Mapping[VerdictName, str] = {
     "invalid": "✕",
     "not comparable": "—",
 }
-"""A mark next to the word: verdicts do not differ by color alone."""
+"""Symbols next to the words, so that verdicts do not differ by color alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Section:
     title: str
     judged: Judged
     shown: AnalyzedRun
-    """The newest measurement; without any the newest run."""
+    """The newest measurement, or the newest run if there is no measurement."""
     runs: tuple[AnalyzedRun, ...]
     figures: tuple[Figure, ...]
     tables: tuple[Table, ...]
@@ -79,7 +79,7 @@ class Section:
         return headline(self.judged.verdict)
 
     def at_pace(self, value: float | None) -> float | None:
-        """A rate of the displayed run, at the step time of the verdict."""
+        """Scale a rate of the displayed run to the step time of the verdict."""
         own, compared_s = self.shown.step_time_s, self.judged.compared_s
         return value * own.mean / compared_s if value and own and compared_s else None
 
@@ -126,7 +126,7 @@ class Contents:
 
     @property
     def span_pct(self) -> float:
-        """The range around 0 in which the changes of all recipes are drawn."""
+        """Return the range around 0 in which the changes of all recipes are plotted."""
         verdicts = [section.judged.verdict for section in self.sections]
         sizes = [abs(value) for one in verdicts for value in (one.delta_pct, one.tolerance_pct) if value is not None]
         ends = [abs(end) for one in verdicts for end in one.ci95_pct or ()]
@@ -134,12 +134,12 @@ class Contents:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """All plots of the page, by name."""
+        """Return all plots of the page, by name."""
         return {one.name: one for one in (*self.overview, *(f for section in self.sections for f in section.figures))}
 
     @property
     def counts(self) -> list[tuple[str, VerdictName, int]]:
-        """Symbol, verdict and number of recipes, the worst first."""
+        """Return the symbol, the verdict and its number of recipes, the worst first."""
         names = [section.verdict for section in self.sections]
         return [(SYMBOLS[name], name, names.count(name)) for name in WORST if name in names]
 
@@ -171,7 +171,7 @@ def gather(found: RunSet, against: Against, install: Path, say: Callable[[str], 
 
 
 def _heading(selected: str, sections: Sequence[Section]) -> str:
-    """Selections without the folders of paths; a single recipe instead of the name of its folder."""
+    """Format the selections without the folders of paths; a single recipe replaces the name of its folder."""
     parts = selected.split(", ")
     paths = [part for part in parts if "/" in part or part in (".", "..", "~")]
     if paths and len(sections) == 1:
@@ -201,7 +201,7 @@ def _section(
 
 
 def _with_rates(run: AnalyzedRun) -> AnalyzedRun:
-    """Return a log with the catalogue's throughput and MFU of the recipe that it is of."""
+    """Return the run of a log with the throughput and MFU that the catalogue's recipe implies."""
     return with_catalogue_figures([run], Catalogue())[0] if run.log and run.record is None else run
 
 
@@ -269,7 +269,7 @@ def _values_table(title: str, values: Mapping[str, Value]) -> Table:
 
 
 def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
-    """A row for each run, in order of time."""
+    """Return a table with one row per run, in order of time."""
     columns: list[Column[AnalyzedRun]] = [
         *texts("run: id"),
         Column("started", lambda run: local_time(run.started_s) if run.started_s else "unknown"),
@@ -325,7 +325,7 @@ def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
 
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:
-    """Return the command; None for other programs, which have their own options, and for uncatalogued recipes."""
+    """Return the command for more such runs; None for other programs' runs and for uncatalogued recipes."""
     if record.program != ENGINE or not isinstance(record.plan, EnginePlan):
         return None
     try:

@@ -65,7 +65,7 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """Unique on a page, and accepted as an argument."""
+        """Return a name that is unique on a page and accepted as an argument."""
         return self.drawing.name
 
 
@@ -77,10 +77,10 @@ def first_rows(title: str, rows: Sequence[Any], columns: Sequence[Column[Any]]) 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Figures of one source; None if it does not state one."""
+    """Figures of one source; None if it does not report one."""
 
     name: str
-    """Decides the mark."""
+    """The source's name, which determines the mark."""
     step_time_s: float | None
     tokens_per_s_per_gpu: float | None
     source: str
@@ -109,7 +109,7 @@ StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
 
 def run_figures(section: str, run: AnalyzedRun, other: AnalyzedRun | None) -> Found:
-    """The figures of one run, with those of its reference run, and missing figures with the reason."""
+    """Return the figures of one run, with those of its reference run, and missing figures with the reason."""
     try:
         steps, other_steps = _steps(run), _steps(other) if other else []
     except (OSError, BrokenRecord) as error:
@@ -212,12 +212,12 @@ def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int], others: Seq
 
 
 def _is_near(other_s: float, mean_s: float | None) -> bool:
-    """Return whether to draw a step time: with a distant one, the steps would be a flat line."""
+    """Return whether to plot a step time: a distant one would flatten the line of the others."""
     return mean_s is not None and abs(other_s / mean_s - 1) <= FARTHEST
 
 
 def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
-    """Steps of the window that the ranking of causes also treats as outliers."""
+    """Return the steps of the window that the ranking of causes also treats as outliers."""
     window = run.window
     inside = [step for step in steps if window and step.step in window and not step.profiled]
     found = find_anomalies([step.step_time_s for step in inside], 0).outliers
@@ -240,7 +240,7 @@ def loss_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figu
 
 
 def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
-    """Parts of a profiled step, in percent of it."""
+    """Plot the parts of a profiled step, in percent of it."""
     if run.record is None or run.record.plan.profile is None:
         return Missing("the run was not profiled: llmb run --profile")
     try:
@@ -267,7 +267,7 @@ STANDS_OUT_PCT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """Percentages are relative to the median rank of a step."""
+    """One rank. Percentages are relative to the median rank of a step."""
 
     number: int
     layer_us: float
@@ -275,7 +275,7 @@ class _Rank:
     longest_pct: float
     longest_step: int
     slowest_share: float
-    """The fraction of steps in which it was the slowest."""
+    """The fraction of steps in which the rank was the slowest."""
 
 
 def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
@@ -334,7 +334,7 @@ def _ranks(lines: Sequence[RankTimes], beyond: Sequence[Sequence[float]]) -> lis
 
 
 def _groups(count: int, most: int) -> list[range]:
-    """Split ``count`` places into at most ``most`` groups, as small as possible, of consecutive places."""
+    """Split ``count`` places into at most ``most`` groups of consecutive places, as evenly as possible."""
     size = math.ceil(count / most)
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
@@ -360,11 +360,11 @@ def _ranks_table(run: str, ranks: Sequence[_Rank]) -> Table:
 
 
 FEWEST = 2
-"""The fewest scales to plot; a sentence is enough for one."""
+"""The minimum number of scales to plot; a sentence is enough for one."""
 
 
 def scaling_figures(runs: Sequence[AnalyzedRun]) -> Iterator[Figure]:
-    """One plot per recipe measured at several scales; ``runs`` are one per configuration."""
+    """Yield one plot per recipe measured at several scales; ``runs`` are one per configuration."""
     recipes: dict[tuple[str, str, str, str, str], dict[int, AnalyzedRun]] = {}
     for run in runs:
         if run.recipe and run.record and _tokens_per_gpu(run) is not None and run.record.plan.profile is None:
@@ -421,7 +421,7 @@ CHANGING = ("software.", "hardware.device", "hardware.power", "release")
 
 
 def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun]) -> Figure | Missing:
-    """Means of the runs of a recipe in order of time, with the changes between them, and the detected steps.
+    """Plot the means of a recipe's runs in order of time, with the changes between them, and the detected steps.
 
     With a baseline, its runs in a color of their own, and neither changes nor steps: these are the comparison's.
     """
@@ -460,7 +460,7 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence
 
 
 def _estimates(measured: Sequence[tuple[AnalyzedRun, Statistics]]) -> list[Estimate]:
-    """An interval that includes 0 shows that hardly anything is known, and is not drawn. Labels differ."""
+    """Return the estimates with distinct labels. An interval that includes 0 is not plotted: it shows too little."""
     times = [short_time(run.started_s) if run.started_s else run.id for run, _ in measured]
     labels = times if len({*times}) == len(times) else [run.id for run, _ in measured]
     return [

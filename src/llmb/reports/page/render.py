@@ -72,7 +72,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
 
 
 def page_pdf(html: str) -> bytes:
-    """The page in its print layout. Raises EnvironmentProblem if no browser prints it."""
+    """Return the page in its print layout. Raises EnvironmentProblem if no browser can print it."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     do = "print the page from a browser: --format html"
     if browser is None:
@@ -90,7 +90,7 @@ def page_pdf(html: str) -> bytes:
 
 
 def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown: Callable[[str], str]) -> bytes:
-    """The plot with this name, or the only one whose name begins with it, as a picture. Raises UsageError."""
+    """Return the plot with this name, or the only one whose name begins with it, as a picture. Raises UsageError."""
     figures = contents.figures
     found = [name] if name in figures else [one for one in figures if one.startswith(f"{name}-")]
     if len(found) != 1:
@@ -100,7 +100,7 @@ def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown:
 
 
 def _shown_in(svg: str, shown: Callable[[str], str]) -> str:
-    """The SVG with its texts replaced by ``shown``."""
+    """Return the SVG with each text replaced by the result of ``shown``."""
     return re.sub(r"(?<=>)[^<>]+(?=</text>)", lambda text: shown(text[0]), svg)
 
 
@@ -130,7 +130,7 @@ NO_HOST = ("localhost",)
 
 
 def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]:
-    """A function that returns a text as a page shows it without ``--full``."""
+    """Return a function that formats a string as a page shows it without ``--full``."""
     hosts = dict.fromkeys(name for run in runs for name in _hosts(run) if name)
     hosts |= dict.fromkeys((socket.gethostname(), socket.getfqdn()))
     named = {name: f"host-{number}" for number, name in enumerate((h for h in hosts if h not in NO_HOST), start=1)}
@@ -152,7 +152,7 @@ def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]
 
 
 def _any_of(texts: Iterable[str], *, before: str) -> re.Pattern[str]:
-    """Return a pattern for any of the texts at the end of a word, the longest first, after ``before``."""
+    """Return a pattern that matches any of the strings at the end of a word, the longest first, after ``before``."""
     ordered = sorted(texts, key=len, reverse=True)
     return re.compile(rf"{before}(?:{'|'.join(map(re.escape, ordered))})(?![\w-])" if ordered else r"(?!)")
 

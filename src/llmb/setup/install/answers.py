@@ -22,7 +22,7 @@ UNMOUNTABLE = ",:"
 ALL = "all"
 EXISTING = "existing"
 LISTED = ("workloads", "suite_releases")
-"""Answers with several values, which later answers extend."""
+"""Answers with several values, to which later answers add."""
 
 EnvironmentKind = Literal["uv", "venv", "conda", "existing"]
 Runtime = Literal["none", "pyxis", "apptainer"]
@@ -112,7 +112,7 @@ class Answers(Record):
     @field_validator("workloads", "suite_releases", mode="before")
     @classmethod
     def _commas_separate(cls, value: object) -> object:
-        """Names in lower case, without repeats."""
+        """Split at commas, and return the names in lower case without repeats."""
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
             return value
@@ -125,7 +125,7 @@ class Answers(Record):
         return value.lower() if isinstance(value, str) else value
 
     def above(self, below: "Answers") -> "Answers":
-        """These answers, completed by those of ``below``; workloads, releases and variables of both."""
+        """Complete these answers with those of ``below``; workloads, releases and variables are merged."""
         mine = self.model_dump(exclude_none=True)
         both = {**below.model_dump(exclude_none=True), **mine}
         for name in LISTED:
@@ -138,12 +138,12 @@ class Answers(Record):
         return self.gpu_type not in (None, CPU)
 
     def document(self) -> dict[str, Any]:
-        """Return the content of a file of answers: nothing that is open."""
+        """Return the content of a file of answers, without open ones."""
         values = self.model_dump(mode="json", exclude_none=True)
         return {name: value for name, value in values.items() if value not in ([], {})}
 
     def problems(self) -> Iterator[str]:
-        """Yield problems on any cluster."""
+        """Yield the problems that the answers have on any cluster."""
         yield from limit_problems(self)
         for name, value in self._texts().items():
             if holds_secret(name, value):
@@ -158,7 +158,7 @@ class Answers(Record):
 
 @cache
 def answers_schema() -> type[Answers]:
-    """All answers, with those of every scheduler."""
+    """Return the schema of all answers, with those of every scheduler."""
     parts = (item.answers for item in all_schedulers() if item.answers is not Record)
     option = _cluster(help="Scheduler of the cluster, or local for this machine alone.")
     fields: dict[str, Any] = {"scheduler": (Annotated[Literal[tuple(SCHEDULERS)] | None, option], None)}
@@ -169,7 +169,7 @@ OPTIONS = options_of(answers_schema())
 
 
 def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> Answers:
-    """Return the answers in the reference suite's variables; of schedulers only those of ``schedulers``."""
+    """Return the answers in the reference suite's variables, including those of ``schedulers``."""
     names = {*Answers.model_fields}.union(*(find_scheduler(name).answers.model_fields for name in schedulers))
     options = [option for name, option in OPTIONS.items() if name in names]
     values = {option.name: environ.get(variable, "").strip() for option in options for variable in option.set_by}
@@ -177,7 +177,7 @@ def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> A
 
 
 def suite_scripts(answers: Answers, *releases: str) -> Iterator[LaunchScript]:
-    """The launch scripts of ``releases``, or of all chosen ones, for the installed workloads."""
+    """Yield the launch scripts of ``releases``, or of all chosen ones, for the installed workloads."""
     for script in launch_scripts():
         is_chosen = script.release in (releases or answers.suite_releases) and script.workload in answers.workloads
         if is_chosen and answers.gpu_type in (None, *script.gpu_types):
@@ -189,7 +189,7 @@ def flag_of(name: str) -> str:
 
 
 def parse_answers(values: Mapping[str, Any]) -> Answers:
-    """The answers from options of a command line; None is open. Raises UsageError."""
+    """Return the answers from command-line options; None is open. Raises UsageError."""
     from pydantic import ValidationError
 
     values_read = {name: OPTIONS[name].value(value) for name, value in values.items() if value not in (None, [])}
@@ -205,7 +205,7 @@ def absolute(path: str) -> Path:
 
 
 def path_problem(text: str) -> str | None:
-    """Describe the problem of the folder of an installation."""
+    """Describe the problem with an installation folder, if any."""
     path = absolute(text)
     if not Path(text).expanduser().is_absolute():
         return f"'{text}' is not absolute"

@@ -25,14 +25,14 @@ from llmb.setup.install.python_environment import python_of
 ADVICE = f"{see('install')}; 'llmb install --record FILE' writes such a file"
 ANSWERS_HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"
 NEW_KEYS = frozenset(("venv_type", "install_path", "slurm", "install_method", "selected_workloads", "environment_vars"))
-"""Keys that only this file has."""
+"""Keys that exist only in this file."""
 OLD_KEYS = {"slurm_info": "slurm", "env_vars": "environment_vars"}
 IGNORED_KEYS = frozenset(("workload_selection_mode", "dev_mode"))
 SAME_KEYS = ("gpu_type", "node_architecture", "image_folder")
 
 
 def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
-    """The answers of a file of either form. Raises UsageError with all its problems, and for another user's."""
+    """Read a file of answers in either form. Raises UsageError with all its problems, or if another user owns it."""
     check_owner(path)
     try:
         data = read_data(path)
@@ -53,12 +53,12 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Write them readable only for their user. Raises EnvironmentProblem."""
+    """Write the answers so that only their user can read them. Raises EnvironmentProblem."""
     put_file(path, ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True), mode=0o600)
 
 
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """The answers of ``llmb install``, by name, in ``data`` of the file ``path``. Raises UsageError."""
+    """Return the answers of ``llmb install``, by name, in ``data`` of the file ``path``. Raises UsageError."""
     if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
         raise UsageError(f"old keys: {', '.join(old)}", where=str(path), do="rename them")
     slurm = data.get("slurm") or {}
@@ -80,7 +80,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
 
 
 def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
-    """Return variables without secrets, which are reported by name."""
+    """Return the variables without secrets, whose names are reported."""
     if not isinstance(variables, dict) or any(value is None for value in variables.values()):
         raise UsageError("environment_vars must be a mapping of names to values", where=str(path))
     texts = {str(name): str(value) for name, value in variables.items()}
@@ -102,14 +102,14 @@ COMMENTS = {
     "container": "what the workers run in",
     "reference_suite": "the documents' own software, by workload",
 }
-"""Comments by key of the file; a scheduler has those of its own section."""
+"""Comments by key of the file; each scheduler supplies those of its own section."""
 Section = Mapping[str, Any]
 
 
 def settings(
     answers: Answers, root: Path, image: str | None, suite_environments: Mapping[str, str] | None = None
 ) -> Section:
-    """The content of the file, without empty values. Pure."""
+    """Return the content of the file, without empty values. Pure."""
     scheduler = find_scheduler(answers.scheduler or LOCAL)
     section = {
         "scheduler": scheduler.name if scheduler.name not in (LOCAL, UNNAMED) else None,
@@ -125,7 +125,7 @@ def settings(
 
 
 def answers_in(root: Path) -> Answers:
-    """The answers in a cluster_config.yaml below ``root``. Raises UsageError if it cannot be used."""
+    """Return the answers in a cluster_config.yaml below ``root``. Raises UsageError if it cannot be used."""
     if not (root / CLUSTER_CONFIG).exists():
         return answers_schema()()
     config = read_cluster_config(root, cluster_schema())
@@ -145,7 +145,7 @@ def answers_in(root: Path) -> Answers:
 
 
 def file_text(section: Section) -> str:
-    """The file, with comments. Pure."""
+    """Format the file, with comments. Pure."""
     comments = dict(COMMENTS)
     for scheduler in all_schedulers():
         comments[scheduler.name] = "what jobs ask for"
@@ -169,7 +169,7 @@ def _scalar(value: object) -> str:
 
 
 def is_settled(journal: Journal, section: Section) -> bool:
-    """Return whether nothing is to be done: the file is as requested, or its user changed it."""
+    """Return whether nothing is left to do: the file is as requested, or the user changed it."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists():
         return False
@@ -179,13 +179,13 @@ def is_settled(journal: Journal, section: Section) -> bool:
 
 
 def changes(root: Path, section: Section) -> list[str]:
-    """Describe the differences in the existing file."""
+    """Describe how the existing file differs from ``section``."""
     there = read_cluster_config(root, cluster_schema()).model_dump(mode="json")
     return [f"{name} is {has!r}, not {value!r}" for name, has, value in _differences(there, section)]
 
 
 def _differences(there: Section, section: Section, above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield keys whose value differs from the intended one: key, present value, intended value."""
+    """Yield the key, present value and intended value of each difference."""
     for key, value in section.items():
         has = there.get(key)
         if isinstance(value, dict):
@@ -195,7 +195,7 @@ def _differences(there: Section, section: Section, above: str = "") -> Iterator[
 
 
 def check_settings(journal: Journal, section: Section) -> None:
-    """Raise UsageError if a file that existed before has other settings."""
+    """Raise UsageError if a pre-existing file has other settings."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.entry(CLUSTER_CONFIG):
         return
@@ -207,7 +207,7 @@ def check_settings(journal: Journal, section: Section) -> None:
 
 
 def user_changes(journal: Journal, section: Section) -> list[str]:
-    """Describe the user's changes of the file that was written."""
+    """Describe the user's changes to the file that was written."""
     if not journal.entry(CLUSTER_CONFIG) or journal.is_unchanged(CLUSTER_CONFIG):
         return []
     return changes(journal.root, section) if (journal.root / CLUSTER_CONFIG).exists() else []

@@ -30,7 +30,7 @@ _NAME = re.compile(
 
 
 class RegistryImage(NamedTuple):
-    """An image of a registry, or of Docker's store on this machine."""
+    """An image in a registry, or in Docker's store on this machine."""
 
     name: str
     """The reference suite's name for its file: ``nvidia+nemo+26.04.01``."""
@@ -44,7 +44,7 @@ class ImportedImage:
     path: Path
     bytes: int
     made: bool
-    """False if it existed before."""
+    """False if the image existed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ImageRequest:
     architecture: str | None = None
     """Architecture of the nodes, as ``uname -m`` prints it; None for that of this machine."""
     force: bool = False
-    """Import it again, and replace the existing file."""
+    """True to import the image again and replace the existing file."""
 
 
 def image_source(text: str) -> RegistryImage | Path:
@@ -81,7 +81,7 @@ def image_source(text: str) -> RegistryImage | Path:
 
 
 def source_problem(text: str) -> str | None:
-    """Return the problem of an answer that names an image."""
+    """Describe the problem with an answer that names an image, if any."""
     try:
         source = image_source(text)
     except UsageError as error:
@@ -90,7 +90,7 @@ def source_problem(text: str) -> str | None:
 
 
 def image_path(text: str, folder: Path, runtime: str) -> Path:
-    """The image's file; one that the runtime can start stays in place. Raises UsageError."""
+    """Return the path of the image's file; a file that the runtime can start stays in place. Raises UsageError."""
     source = image_source(text)
     if isinstance(source, Path):
         return folder / (source.stem + SUFFIXES[runtime]) if source.suffix == ARCHIVE else source
@@ -98,7 +98,7 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Keep an existing image of this name. Raises UsageError, EnvironmentProblem and UserInterrupt."""
+    """Import an image, unless one of this name exists. Raises UsageError, EnvironmentProblem and UserInterrupt."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()
@@ -127,7 +127,7 @@ def _check_file(source: Path, runtime: str) -> None:
 
 
 def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None:
-    """Raise EnvironmentProblem where the tool is missing, or does not import for the nodes."""
+    """Raise EnvironmentProblem if the tool is missing or cannot import for the nodes' architecture."""
     program, here = PROGRAMS[request.runtime], platform.machine()
     again = shlex.join([request.source, "--runtime", request.runtime, "--folder", str(request.folder.absolute())])
     do = f"run it on a node: srun --ntasks=1 --time=60 llmb prepare image {again}"
@@ -140,7 +140,7 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
 
 
 def import_command(source: RegistryImage | Path, target: Path, request: ImageRequest) -> list[str]:
-    """The command that creates ``target``, which does not exist."""
+    """Return the command that creates ``target``, which does not exist."""
     if request.runtime == "apptainer":
         origin = source.for_apptainer if isinstance(source, RegistryImage) else f"docker-archive:{source}"
         return ["apptainer", "build", str(target), origin]
@@ -152,7 +152,7 @@ def import_command(source: RegistryImage | Path, target: Path, request: ImageReq
 
 @contextmanager
 def _new_file(target: Path) -> Iterator[Path]:
-    """A file that is renamed to ``target`` when it is complete."""
+    """Yield a temporary path, which is renamed to ``target`` once the file is complete."""
     partial = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
     try:
         yield partial
@@ -178,6 +178,6 @@ def _call(command: list[str], say: Callable[[str], None]) -> None:
 
 
 def remove_image(image: Path) -> None:
-    """Remove an image with the leftovers of killed imports. Raises OSError."""
+    """Remove an image and the leftovers of killed imports. Raises OSError."""
     for path in (image, *image.parent.glob(f".????????.{glob.escape(image.name)}")):
         path.unlink(missing_ok=True)

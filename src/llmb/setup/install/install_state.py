@@ -34,7 +34,7 @@ class InstalledItem(Record):
     """A folder is removed only if it is empty, a tree with all that is in it, a file if it is as it was written, an
     image with what lies beside it."""
     sha256: tuple[str, ...] = ()
-    """Checksums of a file, one per written content, the last one last."""
+    """Checksums of each content written to the file, the latest one last."""
 
 
 class InstallState(Record):
@@ -44,10 +44,10 @@ class InstallState(Record):
     root: str
     """The root at the installation's last call, the prefix of absolute paths in it."""
     made_root: bool
-    """True if the folder itself was created, too."""
+    """True if the installer created the root folder itself."""
     answers: SerializeAsAny[Answers]
     proven_python: str | None = None
-    """The existing interpreter that was checked, and has the packages for runs."""
+    """The existing interpreter that was checked and has the packages for runs."""
     image: str | None = None
     """The file of the imported image."""
     made: tuple[InstalledItem, ...] = ()
@@ -102,7 +102,7 @@ def digest(text: str) -> str:
 
 
 class Journal:
-    """The state of an installation during changes, by the one process that holds its lock."""
+    """The state of an installation while the one process that holds its lock changes it."""
 
     def __init__(self, root: Path, state: InstallState) -> None:
         self.root, self.state = root, state
@@ -121,7 +121,7 @@ class Journal:
                 (self.root / path).mkdir(exist_ok=True)
 
     def file(self, path: str, text: str, *, mode: int = 0o644) -> None:
-        """Write a file below the root; its folder exists."""
+        """Write a file below the root; its folder must exist."""
         before = self.entry(path)
         written = before.sha256 if before else ()
         self._intend(
@@ -132,13 +132,13 @@ class Journal:
         put_file(self.root / path, text, mode=mode)
 
     def tree(self, path: str) -> Path:
-        """A folder below the root that something else fills: leftovers of an earlier attempt are removed."""
+        """Record a folder below the root that something else fills; leftovers of an earlier attempt are removed."""
         self._intend(InstalledItem(path=path, kind="tree"))
         shutil.rmtree(self.root / path, ignore_errors=True)
         return self.root / path
 
     def image(self, path: str) -> None:
-        """A file that an import creates; an existing one does not belong to the installer."""
+        """Record a file that an import creates; an existing one does not belong to the installer."""
         if not (self.root / path).exists():
             self._intend(InstalledItem(path=path, kind="image"))
 
@@ -146,7 +146,7 @@ class Journal:
         return next((item for item in self.state.made if item.path == path), None)
 
     def is_unchanged(self, path: str) -> bool:
-        """True for a file whose content was written by an installer."""
+        """Return True for a file that still has the content that an installer wrote."""
         item = self.entry(path)
         return item is not None and _digest_of(self.root / path) in item.sha256
 
@@ -161,7 +161,7 @@ class Journal:
 
 @contextmanager
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
-    """The locked journal of ``root``; creates both if they do not exist.
+    """Yield the locked journal of ``root``; create both if they do not exist.
 
     Raises EnvironmentProblem if another installer is running, or if nothing can be written.
     """
@@ -172,7 +172,7 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 
 @contextmanager
 def locked_journal(root: Path) -> Iterator[Journal]:
-    """The journal of an existing installation, locked. Raises UsageError if there is no installation."""
+    """Yield the locked journal of an existing installation. Raises UsageError if there is none."""
     if not state_path(root).exists():
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
@@ -185,7 +185,7 @@ def locked_journal(root: Path) -> Iterator[Journal]:
 
 
 def _begin(root: Path, answers: Answers) -> None:
-    """Create the state, and missing parts of the folders that hold it: they appear together, by a rename.
+    """Create the state, and missing parts of the folders that hold it; a rename makes them appear together.
 
     Several may do so at once: what they write is the same, and the lock is taken afterwards.
     """
@@ -254,5 +254,5 @@ def _digest_of(path: Path) -> str | None:
 
 
 def partial_of(path: Path) -> Path:
-    """The name of an incomplete file or folder."""
+    """Return the name for an incomplete file or folder."""
     return path.with_name(f".{path.name}.installing")

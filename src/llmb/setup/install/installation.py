@@ -68,7 +68,7 @@ def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str
 
 
 def seq_len_of(catalogue: Catalogue, answers: Answers, workload: str, size: str) -> int:
-    """The sequence length of packs for the GPU type's layout."""
+    """Return the sequence length of packs in the GPU type's layout."""
     return resolve(catalogue, Request(workload=workload, size=size, gpu_type=answers.gpu_type)).layout.seq_len
 
 
@@ -83,7 +83,7 @@ def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepo
 
 
 def check_hub(repositories: Sequence[NeededRepository]) -> str:
-    """Describe the access. Raises EnvironmentProblem for a repository that cannot be read."""
+    """Describe the access to the repositories. Raises EnvironmentProblem if one cannot be read."""
     if not can_check():
         return f"not checked: this needs {pip_install('prepare')}"
     access = check_access(repositories)
@@ -94,7 +94,7 @@ def check_hub(repositories: Sequence[NeededRepository]) -> str:
 
 
 def is_prepared(catalogue: Catalogue, root: Path, answers: Answers, workload: str, size: str) -> bool:
-    """Return whether everything that the GPU type trains on exists: data packed to other lengths is not needed."""
+    """Return whether everything that the GPU type trains on exists; data packed to other lengths is not needed."""
     items = verify_prepared(catalogue, workload, size, prepared_folders(root, workload), None)
     suffix = f"_{seq_len_of(catalogue, answers, workload, size)}"
     return all("/packed/" in item.name and not item.name.endswith(suffix) for item in items.lacking)
@@ -108,7 +108,7 @@ class Preparations:
     """The jobs that ``llmb prepare submit --json`` prints."""
 
     def do(self, python: Path, root: Path, answers: Answers, workload: str, size: str) -> str:
-        """Do the preparation. Raises EnvironmentProblem if a command fails."""
+        """Prepare a size of a workload. Raises EnvironmentProblem if a command fails."""
         llmb = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "prepare"]
         model = ["-w", workload, "-s", size]
         if answers.prepare == "here":
@@ -169,11 +169,11 @@ MOST_NAMED = 5
 class Removal:
     removed: tuple[str, ...]
     remaining: tuple[str, ...]
-    """True if they were changed since, or contain something else."""
+    """The paths that were not removed, because they were changed or contain something else."""
 
 
 def planned_removal(root: Path, *, results: bool) -> list[str]:
-    """List the paths to remove, if they are unchanged. Raises UsageError."""
+    """List the paths that would be removed if they are unchanged. Raises UsageError."""
     state = read_state(root)
     if state is None:
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
@@ -221,7 +221,7 @@ def _remove_history(root: Path) -> None:
 
 
 def _remove_state(root: Path, state: InstallState) -> None:
-    """The state goes last, together with its folders, so that a killed removal can be completed."""
+    """Remove the state last, together with its folders, so that a killed removal can be completed."""
     (root / STATE_FOLDER / LOCK).unlink(missing_ok=True)
     is_created = state.made_root or InstalledItem(path=STATE_FOLDER, kind="folder") in state.made
     if not is_created or len([*(root / STATE_FOLDER).iterdir()]) > 1:
@@ -233,7 +233,7 @@ def _remove_state(root: Path, state: InstallState) -> None:
 
 
 def complete_removal(root: Path) -> bool:
-    """Remove leftovers of a killed removal, or of an installation killed at its beginning. True if that was all."""
+    """Remove leftovers of a killed removal or of an installation killed at its start; return True if there were any."""
     if state_path(root).exists():
         return False
     leftovers = [partial for target in (root, root / STATE_FOLDER) if (partial := partial_of(target)).exists()]

@@ -48,15 +48,15 @@ from llmb.setup.install.suite import remove_environments, suite_environments, su
 
 RESUMED = "the same command resumes here"
 ENVIRONMENT_BYTES = 12 * 10**9
-"""PyTorch for CUDA with its libraries, and as much again while it is unpacked; a guess on the safe side."""
+"""The size of PyTorch for CUDA with its libraries, twice because it is unpacked; a conservative guess."""
 CPU_ENVIRONMENT_BYTES = 3 * 10**9
 DOWNLOADED = 2
-"""A checkpoint is downloaded, and converted next to the download."""
+"""The factor for a checkpoint, which is downloaded, then converted next to the download."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The outcome of a step; ``kept`` means that it was done before."""
+    """The outcome of a step; ``kept`` means that it was already done."""
 
     name: str
     state: Literal["done", "kept", "open"]
@@ -65,7 +65,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The steps that were done, or would be."""
+    """The steps that were done, or would be done."""
 
     results: Sequence[StepResult]
     jobs: Sequence[dict[str, Any]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Installed:
 
 
 def all_answers(answers: Answers, root: Path) -> Answers:
-    """The answers that are given, above those of an installation in ``root``, above those of a cluster_config.yaml.
+    """Return the explicit answers, completed by those of the installation in ``root``, then by a cluster_config.yaml.
 
     Raises UsageError for files that cannot be used.
     """
@@ -84,7 +84,7 @@ def all_answers(answers: Answers, root: Path) -> Answers:
 
 
 def would_install(root: Path, answers: Answers, catalogue: Catalogue, import_image: ImportImage | None) -> Installed:
-    """Reads only, and writes nothing."""
+    """Return the steps that an installation would take. Nothing is written."""
     state = read_state(root) or InstallState(root=str(root), made_root=False, answers=answers)
     journal = Journal(root, state)
     what = Installation(journal=journal, answers=answers, catalogue=catalogue, import_image=import_image)
@@ -131,7 +131,7 @@ def install_all(
 
 
 def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
-    """Run steps. Raises the error of the first failed step; those before it are done."""
+    """Run the steps in order. Raises the error of the first one that fails; earlier steps stay done."""
     results = []
     for number, step in enumerate(steps, start=1):
         if step.is_done():
@@ -158,7 +158,7 @@ def planned(steps: Sequence[InstallStep]) -> list[StepResult]:
 
 
 def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
-    """Raise EnvironmentProblem if the disk has less free than the installation takes."""
+    """Raise EnvironmentProblem if the disk has less free space than the installation needs."""
     need = 0
     if answers.environment != EXISTING and not (root / ENVIRONMENT).exists():
         need += CPU_ENVIRONMENT_BYTES if answers.torch in (CPU, NONE, EXISTING) else ENVIRONMENT_BYTES
@@ -170,13 +170,13 @@ def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
 
 
 def free_text(root: Path) -> str:
-    """Describe the free space on the disk of a folder that need not exist."""
+    """Describe the free space on the disk of a folder, which need not exist."""
     existing = next(place for place in (root, *root.parents) if place.exists())
     return f"{shutil.disk_usage(existing).free / 10**9:,.0f} GB"
 
 
 def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: bool) -> Iterator[tuple[str, str]]:
-    """Commands, each after its purpose. ``jobs`` prepare something in the background."""
+    """Yield each next command after its purpose. ``jobs``: preparations are running in the background."""
     llmb = _llmb(python_of(answers, root))
     yield "in this shell, and in the next ones", f"export LLMB_INSTALL={shlex.quote(str(root))}"
     if jobs:
@@ -192,7 +192,7 @@ def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: b
 
 
 def _llmb(python: Path) -> str:
-    """The command in shell syntax."""
+    """Return the llmb command in shell syntax."""
     script = python.with_name("llmb")
     return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(str(python))} -P -m llmb.cli.main"
 
@@ -203,7 +203,7 @@ EXECUTABLE = 0o755
 
 
 def all_steps(what: Installation) -> Sequence[InstallStep]:
-    """Return the steps in order. Each proves whether it is done, so that any end can be resumed."""
+    """Return the steps in order. Each checks whether it is done, so that an interrupted installation can be resumed."""
     steps = [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what)]
     return [*steps, *suite_steps(what), *_preparations(what)]
 
@@ -263,7 +263,7 @@ def _image(what: Installation) -> Iterator[InstallStep]:
 
 
 def _registry_image(what: Installation) -> str | None:
-    """The image, if it is not a file."""
+    """Return the image's name in a registry; None if the image is a file."""
     image = what.answers.image
     return image if image and not Path(image).exists() else None
 
@@ -301,7 +301,7 @@ def _scripts(what: Installation) -> InstallStep:
 
 
 def launch_script(workload: str, root: Path, python: Path) -> str:
-    """Two lines that act like ``llmb launch`` from any folder. Pure."""
+    """Return a two-line script that acts like ``llmb launch`` from any folder. Pure."""
     words = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "launch", workload]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 

@@ -44,9 +44,9 @@ class TorchBuild(Record):
     name: str
     meaning: str
     index: str | None
-    """Its address; None for the default index of pip and uv."""
+    """The address of the package index; None for the default index of pip and uv."""
     least_driver: int | None
-    """None if it needs no GPU."""
+    """The oldest driver that supports the build; None if it needs no GPU."""
 
 
 class TorchBuilds(Record):
@@ -68,16 +68,16 @@ class Surroundings:
     architecture: str = field(default_factory=platform.machine)
     python: str = sys.executable
     gpu_type: str | None = None
-    """GPU type of this machine; None without a GPU, and for one that is not in the catalogue."""
+    """GPU type of this machine; None if it has no GPU, or one that is not in the catalogue."""
     gpus: int = 0
     driver: int | None = None
     """Major version of NVIDIA's driver here."""
     programs: frozenset[str] = frozenset()
-    """Programs of ``PROGRAMS`` on this machine."""
+    """The members of ``PROGRAMS`` that exist on this machine."""
     root: str | None = None
     """The root of installation that the environment names."""
     offers: dict[str, Offer] = field(default_factory=dict)
-    """The offers of schedulers, by name, if they were queried."""
+    """The offers of the schedulers that were queried, by name."""
 
     def offer(self, scheduler: str) -> Offer:
         """Query a scheduler. Raises InfrastructureError without an answer, EnvironmentProblem if it is not here."""
@@ -140,7 +140,7 @@ json.dump(found, sys.stdout)
 
 
 class PythonContents(Record):
-    """The content of a Python, as it reports it."""
+    """The content of a Python environment, as its interpreter reports it."""
 
     python: str
     llmb: str
@@ -160,12 +160,12 @@ class EnvironmentRecord(Record):
 
     @property
     def recipe(self) -> "EnvironmentRecord":
-        """Return the request for it, without its actual content."""
+        """Return the requested environment, without its actual content."""
         return self.model_copy(update={"contents": None})
 
 
 def python_of(answers: Answers, root: Path) -> Path:
-    """The interpreter of the installation; it need not exist."""
+    """Return the interpreter of the installation; it need not exist."""
     if answers.environment == EXISTING:
         return Path(str(answers.python))
     return root / FOLDER / "bin" / "python"
@@ -183,7 +183,7 @@ def record_of(answers: Answers) -> EnvironmentRecord:
 
 
 def matches(answers: Answers, root: Path) -> bool:
-    """Return whether the environment is complete, and made as requested."""
+    """Return whether the environment is complete and built as requested."""
     try:
         record = EnvironmentRecord.model_validate_json((root / FOLDER / RECORD).read_bytes())
     except (OSError, ValidationError):
@@ -204,7 +204,7 @@ def make_environment(answers: Answers, journal: Journal) -> str:
 
 
 def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]:
-    """The programs that create an environment in ``folder``, in order. Pure."""
+    """Yield the commands that create an environment in ``folder``, in order. Pure."""
     here = ["--system-site-packages"] if record.torch == EXISTING else []
     inner = str(folder / "bin" / "python")
     yield empty_environment(record.kind, str(record.made_with), folder, here)
@@ -216,7 +216,7 @@ def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]
 
 
 def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[str] = ()) -> Sequence[str]:
-    """The program that creates an environment without packages. Pure."""
+    """Return the command that creates an environment without packages. Pure."""
     match kind:
         case "uv":
             return ["uv", "venv", "--python", made_with, *more, str(folder)]
@@ -227,7 +227,7 @@ def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[st
 
 
 def activated(environment: Path) -> dict[str, str]:
-    """The variables of this process as in the shell of ``environment``."""
+    """Return this process's variables as the shell of ``environment`` would have them."""
     env = {"VIRTUAL_ENV": str(environment), "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     return {name: value for name, value in os.environ.items() if name != "PYTHONHOME"} | env
 
@@ -244,7 +244,7 @@ def _version(text: str | None) -> str:
 
 
 def _with_extras(package: str) -> str:
-    """A folder or a file as a requirement with extras; a requirement is unchanged."""
+    """Return a folder or a file as a requirement with extras; return a requirement unchanged."""
     path = Path(package)
     return f"llmb[{EXTRAS}] @ {path.absolute().as_uri()}" if path.exists() else package
 
@@ -252,7 +252,7 @@ def _with_extras(package: str) -> str:
 def run_visibly(
     command: Sequence[str], *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Run a program with visible output; it ends with this process, however that ends.
+    """Run a program with visible output; it is terminated if this process ends for any reason.
 
     Raises EnvironmentProblem if it fails.
     """
@@ -304,7 +304,7 @@ def contents_text(contents: PythonContents) -> str:
 
 
 def llmb_requirement() -> str:
-    """The folder of a source tree, the address that pip recorded, or a version of the index."""
+    """Return this llmb as a requirement: a source folder, the address that pip recorded, or a version in the index."""
     folder = Path(llmb.__file__).resolve().parents[2]
     if (folder / SOURCE).is_file():
         return str(folder)
@@ -313,7 +313,7 @@ def llmb_requirement() -> str:
 
 
 def _address() -> str | None:
-    """Return the place from which this llmb was installed, if not from an index."""
+    """Return the location from which this llmb was installed; None for a package index."""
     try:
         source = json.loads(distribution("llmb").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, OSError, ValueError):

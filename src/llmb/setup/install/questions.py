@@ -30,7 +30,7 @@ from llmb.setup.install.installation import prepared_sizes
 from llmb.setup.install.python_environment import Surroundings, torch_builds
 
 GRACE = "aarch64"
-"""The architecture of hosts that NVLink connects with their GPUs."""
+"""The architecture of hosts that are connected to their GPUs by NVLink."""
 
 
 class GeneralQuestion(Question):
@@ -46,12 +46,12 @@ class GeneralQuestion(Question):
 
     @property
     def queues(self) -> bool:
-        """True if jobs wait for nodes of a cluster."""
+        """Return True if jobs wait in a queue for nodes of a cluster."""
         return self.scheduler.name != LOCAL
 
     @property
     def nodes(self) -> Partition | None:
-        """The nodes that train, as far as the scheduler reports them."""
+        """Return the nodes that train, as far as the scheduler reports them."""
         return self.scheduler.training_nodes(self.answers, self.around.offer(self.scheduler.name))
 
 
@@ -88,7 +88,7 @@ class GpuType(GeneralQuestion):
         return [*gpus, Choice(CPU, "no GPU: tiny models on processes")]
 
     def assumed(self) -> str | None:
-        """Return the type of the GPUs of the scheduler's nodes, else of a machine that runs jobs itself."""
+        """Return the GPU type of the scheduler's nodes, else of this machine if it runs jobs itself."""
         if not self.queues:
             return self.around.gpu_type or (CPU if not self.around.gpus else None)
         kind = (self.nodes.gres_type or "").lower() if self.nodes else ""
@@ -258,7 +258,7 @@ class Torch(GeneralQuestion):
         return [*choices, Choice(EXISTING, "the one that the Python has from which the environment is made")]
 
     def assumed(self) -> str:
-        """The newest build that the driver here supports; that of pip's index without a driver."""
+        """Return the newest build that the driver here supports; without a driver, the one in pip's index."""
         if self.answers.gpu_type == CPU:
             return CPU
         driver = self.around.driver or 0
@@ -312,11 +312,11 @@ QUESTIONS: Sequence[type[GeneralQuestion]] = (
     Prepare,
     Size,
 )
-"""Each after those that it depends on; those of the scheduler are inserted between them."""
+"""Questions in order, each after those that it depends on; those of the scheduler are inserted between them."""
 
 
 def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
-    """Workloads that run on a GPU type, or all."""
+    """Return the workloads that run on a GPU type, or all of them."""
     return [
         name
         for name, item in around.catalogue.workloads.items()
@@ -325,7 +325,7 @@ def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
 
 
 Ask = Callable[[Question, str | None], str]
-"""Asks a question, given the problem of the last answer; returns a valid answer."""
+"""A function that asks a question, given the problem of the last answer, and returns a valid answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,14 +345,14 @@ class Lacking:
 
 
 class Interview:
-    """The answers so far, and the lacking ones if there is no terminal."""
+    """The answers so far, and the missing or invalid ones if there is no terminal."""
 
     def __init__(self, answers: Answers, ask: Ask | None) -> None:
         self.answers, self.ask = answers, ask
         self.lacking: list[Lacking] = []
 
     def settle(self, question: Question) -> None:
-        """Return the explicit answer, the user's reply, or the default."""
+        """Store the explicit answer, the user's reply, or the default."""
         if not question.applies():
             return
         answer = answer_text(self.answers, question.name)
@@ -387,14 +387,14 @@ class Interview:
 
 
 def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """Ask for the first answer, which may select an existing installation's answers. Raises UsageError."""
+    """Ask for the path, which may select an existing installation's answers. Raises UsageError."""
     interview = Interview(answers, ask)
     interview.settle(Path(answers, around))
     return interview.complete()
 
 
 def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """All other answers. Raises UsageError with all missing or invalid ones at once."""
+    """Complete all other answers. Raises UsageError with all missing or invalid ones at once."""
     if problems := list(answers.problems()):
         raise UsageError("\n".join(problems))
     interview = Interview(answers, ask)
@@ -412,7 +412,7 @@ def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answer
 
 
 def answer_text(answers: Answers, name: str) -> str | None:
-    """An answer as a user would type it; None if it is open."""
+    """Return an answer as a user would type it; None if it is open."""
     value = getattr(answers, name)
     if value is None or value == ():
         return None

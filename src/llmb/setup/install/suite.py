@@ -43,7 +43,7 @@ Commands = Sequence[Sequence[str]]
 
 
 def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
-    """The virtual environment of each workload that needs one."""
+    """Return the virtual environment of each workload that needs one."""
     chosen = _chosen(journal)
     needing = (script for script in suite_scripts(answers) if script.installs)
     return {script.workload: str(_environment(script, journal.root, chosen)) for script in needing}
@@ -72,14 +72,14 @@ def _is_filled(script: LaunchScript, environment: Path) -> bool:
 
 
 def remove_environments(journal: Journal) -> None:
-    """Remove environments: after a move, those created here do not work."""
+    """Remove the environments, because those created here do not work after a move."""
     for item in journal.state.made:
         if item.path.startswith(ENVIRONMENT_PREFIX):
             journal.tree(item.path)
 
 
 def suite_steps(what: Installation) -> Iterator[InstallStep]:
-    """Yield the steps without duplicates, as scripts of a release share parts."""
+    """Yield the steps without duplicates, because scripts of a release share parts."""
     names = set[str]()
     for script in suite_scripts(what.answers):
         for step in _Software(what, script, _chosen(what.journal)).steps():
@@ -165,7 +165,7 @@ class _Software:
         self.journal.forget(unfinished)
 
     def values(self) -> dict[str, str]:
-        """Return the values for templates of paths. Without a checkout, as if the one that is to be made existed."""
+        """Return the values for path templates. Without a checkout, assume the one that would be created."""
         checkout = self.checkout() or self.root / SUITES / self.script.tag
         return {"root": str(self.root), "folder": str(checkout / self.script.folder)}
 
@@ -184,7 +184,7 @@ class _Software:
         return str(image)
 
     def make(self, need: Need) -> str:
-        """NeMo at its commit, with the release's patch; or the copy of a file of the release."""
+        """Create NeMo at its commit with the release's patch, or the copy of a file of the release."""
         target = Path(filled_path(need.path, self.values()))
         if not target.is_relative_to(self.root):
             what = f"{target} is missing, or not that of the release, and llmb changes nothing there"
@@ -203,7 +203,7 @@ class _Software:
         return str(target)
 
     def released(self, name: str) -> Path:
-        """A file of the checkout."""
+        """Return the path of a file in the checkout."""
         checkout = self.checkout()
         if checkout is None:
             raise EnvironmentProblem(f"the suite of {self.script.release} changed while it was read", do="try again")
@@ -233,7 +233,7 @@ class _Software:
 
 
 def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Path) -> Commands:
-    """Clone only one commit: NeMo's history is some gigabytes."""
+    """Return commands that clone only one commit, because NeMo's history is some gigabytes."""
     inside = ["git", "-C", str(target)]
     commands = [["git", "init", "--quiet", str(target)], [*inside, "fetch", "--depth", "1", repository, commit]]
     applied = [[*inside, "apply", str(patch)]] if patch else []
@@ -243,7 +243,7 @@ def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Pa
 def _call(
     commands: Commands, by_hand: Commands, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Run commands. Raises EnvironmentProblem with the commands for doing it by hand."""
+    """Run commands. Raises EnvironmentProblem with the commands to run by hand."""
     try:
         for command in commands:
             run_visibly(command, folder=folder, environ=environ)

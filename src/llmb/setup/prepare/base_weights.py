@@ -19,7 +19,7 @@ from llmb.setup.prepare.conversion import ImportRequest, import_checkpoint
 from llmb.setup.prepare.hub import fetch_model, hub_cache
 
 PUBLISHED_BYTES = 2
-"""Bytes of a parameter in the models that the documents fine-tune, which are published in bf16."""
+"""Bytes per parameter of the models that the documents fine-tune, which are published in bf16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def _other(target: Path, what: str) -> UsageError:
 
 
 def _check_room(model: Model, source: Source, folders: PreparedFolders, target: Path) -> None:
-    """Raise EnvironmentProblem if the disk has no room for both: the download alone would fit, but be useless."""
+    """Raise EnvironmentProblem unless the disk has room for both the download and the converted checkpoint."""
     size = PUBLISHED_BYTES * parameter_count(model)[0]
     converted = min(size, _size(partial_path(target) / WEIGHTS))
     cache, need = hub_cache(folders.hub), size - converted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole conversions between checkpoints, adapters too, and Hugging Face's folders: checks, weights, name at the end."""
+"""Converts checkpoints and adapters from and to Hugging Face folders: checks, weights, then the rename at the end."""
 
 import json
 import os
@@ -77,7 +77,7 @@ CONTEXT_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
-    """``target`` is the new checkpoint, of ``model``, which ``workload`` trains."""
+    """An import into the new checkpoint ``target`` of ``model``, which ``workload`` trains."""
 
     source: Path
     target: Path
@@ -88,7 +88,7 @@ class ImportRequest:
 
 
 def default_processes() -> int:
-    """Return the number of this process's cores: converting is bound by copies in memory until the disk is."""
+    """Return the number of this process's cores, because conversion is bound by memory copies until the disk is."""
     return min(usable_cores(), MOST_PROCESSES)
 
 
@@ -139,7 +139,7 @@ def export_checkpoint(
 
 
 def add_context(context: Path, folder: Path) -> None:
-    """Copy the tokenizer that a checkpoint has to the exported model, and take the tokens of its configuration."""
+    """Copy the checkpoint's tokenizer to the exported model, and the token ids from its configuration."""
     copy_context(context, folder, CONTEXT_FILES[1:])
     if (context / CONFIG).is_file():
         before, config = (json.loads((place / CONFIG).read_bytes()) for place in (context, folder))
@@ -148,7 +148,7 @@ def add_context(context: Path, folder: Path) -> None:
 
 
 def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy those of the files that exist. Raises OSError."""
+    """Copy those of the named files that exist. Raises OSError."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -156,7 +156,7 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Make a new checkpoint, of weights alone, from another program's; resume an import that was killed.
+    """Make a new weights-only checkpoint from another program's; resume an import that was killed.
 
     Raises UsageError where the folder holds something else, EnvironmentProblem where there is no room.
     """
@@ -190,7 +190,7 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
 
 
 def read_source(path: Path, model: Model) -> WeightsFolder:
-    """A Hugging Face model, or a NeMo 2 checkpoint, of ``model``. Raises UsageError for anything else."""
+    """Open a Hugging Face model or a NeMo 2 checkpoint of ``model``. Raises UsageError for anything else."""
     if is_nemo_folder(path):
         folder = read_nemo_folder(path)
         check_nemo_config(folder, model)
@@ -208,7 +208,7 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
 
 
 def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Raise UsageError with every file that is not as the hub has it, where its client left the hub's checksums."""
+    """Raise UsageError with every file that differs from the hub's checksums, if its client saved them."""
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
         return
@@ -246,7 +246,7 @@ def imported_record(
     weights: Mapping[str, str],
     context: Mapping[str, str],
 ) -> CheckpointRecord:
-    """Record of the new checkpoint in ``folder``; ``weights`` and ``context`` are checksums by name of a file."""
+    """Return the record of the new checkpoint in ``folder``; ``weights`` and ``context`` are checksums by file name."""
     below = {WEIGHTS: weights, CONTEXT: context}
     checksums = {f"{part}/{name}": value for part, files in below.items() for name, value in sorted(files.items())}
     return CheckpointRecord(
@@ -269,7 +269,7 @@ def imported_record(
 
 
 def check_converter() -> None:
-    """Raise EnvironmentProblem where this machine lacks a need of the converting program."""
+    """Raise EnvironmentProblem if this machine lacks something that the converting program needs."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         what = f"converting weights needs {' and '.join(missing)}, which this Python does not have"
@@ -277,7 +277,7 @@ def check_converter() -> None:
 
 
 def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:
-    """Return when ``job`` is done, with what an import wrote.
+    """Run ``job`` to its end; return what an import wrote.
 
     Raises the program's own error, RunFailed where it left none, or UserInterrupt.
     """
@@ -306,7 +306,7 @@ def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> Impo
 
 @dataclass(frozen=True, slots=True)
 class AdapterImport:
-    """``target`` is the new checkpoint, of adapters of the weights in the checkpoint ``base``."""
+    """An import into the new checkpoint ``target`` of adapters for the weights in the checkpoint ``base``."""
 
     source: Path
     target: Path
@@ -336,7 +336,7 @@ def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_no
 def base_and_adapters(
     checkpoint: SavedCheckpoint, explicit: Path | None, on_note: OnNote, *, verify: bool
 ) -> tuple[Path, MergedAdapters]:
-    """The base of adapters, see ``base_of``, and the adapters to merge into it."""
+    """Return the base from ``base_of``, and the adapters to merge into it."""
     base, lora = base_of(checkpoint, explicit), checkpoint.record.lora
     assert lora, "the checkpoint contains adapters"
     if verify:
@@ -345,7 +345,7 @@ def base_and_adapters(
 
 
 def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoint:
-    """The base of the adapters in ``checkpoint``: at ``explicit``, or at its place during training.
+    """Find the base of the adapters in ``checkpoint``: at ``explicit``, or where it was during training.
 
     Raises UsageError if it is not there, or if it is another one.
     """

@@ -40,7 +40,7 @@ class DatasetRequest:
     tokenizer: Path | None = None
     """``tokenizer.json`` or its folder; None for that of the prepared model, else the hub's."""
     seq_lens: tuple[int, ...] = ()
-    """Empty for those of all recipes of the size."""
+    """The sequence lengths; empty for those of all recipes of the size."""
     splits: tuple[Split, ...] = SPLITS
     force: bool = False
     verify: bool = False
@@ -84,13 +84,13 @@ _CHECKSUMS = " (CRC-32 "
 
 
 def local_source(path: Path, files: Files) -> str:
-    """A local source with the checksums of its files: changed content is another source."""
+    """Describe a local source with the checksums of its files, so that changed content counts as another source."""
     checksums = [file_checksum(file) for paths in files.values() for file in paths]
     return f"{path.absolute()}{_CHECKSUMS}{', '.join(checksums)})"
 
 
 def _same_content(one: str, other: str) -> bool:
-    """Return whether two sources are equal, or local ones of the same content at two paths."""
+    """Return whether two sources are equal, or are local ones with the same content at two paths."""
     contents = [text.partition(_CHECKSUMS)[2] for text in (one, other)]
     return one == other or (contents[0] != "" and contents[0] == contents[1])
 
@@ -108,7 +108,7 @@ class _Preparation:
         self.folder = folders.dataset(self.source.dataset)
 
     def samples(self) -> tuple[SampleFiles, bool]:
-        """The samples, and whether they are new."""
+        """Return the samples, and whether they are new."""
         existing = None if self.request.force else read_samples_record(self.folder)
         if existing is not None:
             self._check_samples(existing)
@@ -140,7 +140,7 @@ class _Preparation:
 
     @contextmanager
     def _temporary_folder(self) -> Iterator[Path]:
-        """Without what a killed process left in it; removed in the end. Made only where there is something to write."""
+        """Yield an empty folder, which is removed at the end. It is created only if there is something to write."""
         path = self.folders.temporary / f"dataset-{self.source.dataset}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
@@ -150,7 +150,7 @@ class _Preparation:
             shutil.rmtree(path, ignore_errors=True)
 
     def _check_samples(self, existing: SampleFiles) -> None:
-        """Raise UsageError if they were made from something else, or are damaged."""
+        """Raise UsageError if the existing samples were made from something else, or are damaged."""
         path, name = self.request.source, self.source.dataset
         if path is not None and not _same_content(local := local_source(path, split_files(path)), existing.source):
             what = f"{name} was prepared from {existing.source}, not from {local}"
@@ -165,7 +165,7 @@ class _Preparation:
             raise UsageError(f"prepared files are damaged:{itemized(damage)}", where=str(folder), do=FORCE)
 
     def _kept(self, folder: Path, samples: SampleFiles) -> PackedDataset | None:
-        """The packed dataset in ``folder`` if it is complete and made from ``samples``.
+        """Return the packed dataset in ``folder`` if it is complete and made from ``samples``, else None.
 
         Raises UsageError if it is made from something else, or damaged.
         """
@@ -184,7 +184,7 @@ class _Preparation:
         return record
 
     def _local_tokenizer(self) -> Path | None:
-        """None if it has to come from the hub."""
+        """Return the local tokenizer; None if it has to come from the hub."""
         if self.request.tokenizer is not None:
             return tokenizer_file(self.request.tokenizer)
         context = self.folders.model(self.source.model) / "context"
@@ -200,7 +200,7 @@ class _Preparation:
         return load_tokenizer(file, name, self.vocab_size)
 
     def _pack(self, samples: SampleFiles, split: Split, folders: Mapping[int, Path]) -> dict[int, PackedDataset]:
-        """``folders`` by the sequence length."""
+        """Pack the samples of a split into each of ``folders``, which are by sequence length."""
         loaded, total, made = self._tokenizer, samples.samples[split], {}
         lines = lines_file(self.folder, split)
         with self._temporary_folder() as temporary:

@@ -33,10 +33,10 @@ from llmb.setup.prepare.tokenizer import FILES as TOKENIZER_FILES
 from llmb.setup.prepare.tokenizer import TOKENIZER
 
 OnBytes = Callable[[int, int], object]
-"""Called with the bytes done and in all."""
+"""A function that is called with the number of bytes done and the total."""
 Kind = Literal["model", "dataset"]
 AccessState = Literal["granted", "not granted", "no token", "token rejected", "not found", "not checked"]
-"""State of a repository for this user; ``not found`` also if it is hidden from them."""
+"""The user's access to a repository; a repository that is hidden from the user is ``not found`` too."""
 
 MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json")
 """Files of a model: no pickles, and no copies of the weights in other formats in subfolders."""
@@ -59,7 +59,7 @@ DATASETS = {"squad": SQUAD, "squad-tiny": SQUAD}
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The hub gave no answer, or a negative one."""
+    """The reason why the hub gave no answer, or a negative one."""
 
     error: LlmbError
     access: AccessState = "not checked"
@@ -68,7 +68,7 @@ class Refusal:
 def fetch_model(
     name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, *, weights: bool = True
 ) -> Path:
-    """The folder with configuration, tokenizer and ``weights`` of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
+    """Download the configuration, tokenizer and ``weights`` of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
 
     ``page`` is where access is requested. Files that were downloaded before are kept. Raises UsageError for a model
     that is not on the hub, EnvironmentProblem if this machine or this user cannot get it, and InfrastructureError if
@@ -82,7 +82,7 @@ def fetch_model(
 
 
 def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes) -> Path:
-    """The folder with the files of a dataset of ``DATASETS``, named like their commit. Raises the same errors."""
+    """Download a dataset of ``DATASETS`` to a folder named after its commit. Raises the same errors."""
     dataset = DATASETS[name]
     return Hub(folders.hub).fetch(dataset.repository, "dataset", dataset.files, dataset.files, on_bytes)
 
@@ -100,7 +100,7 @@ def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Re
 
 
 def hub_cache(folder: Path) -> Path:
-    """Return the folder of the hub's files: ``folder``, or that of HF_HUB_CACHE or HF_HOME."""
+    """Return the folder of the hub's files: ``folder``, or the one in HF_HUB_CACHE or HF_HOME."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     home = os.environ.get("HF_HOME")
@@ -118,7 +118,7 @@ class Hub:
     """None for the library's default: HF_ENDPOINT, or huggingface.co."""
 
     def fetch(self, name: str, kind: Kind, patterns: Sequence[str], needed: Sequence[str], on_bytes: OnBytes) -> Path:
-        """A folder with the files of a repository that match ``patterns``; one at least matches each of ``needed``.
+        """Download a repository's files that match ``patterns``; at least one must match each of ``needed``.
 
         Without a network, it is that of an earlier download. Raises as ``fetch_model``.
         """
@@ -160,7 +160,7 @@ class Hub:
 
 
 def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the library's are untyped)
-    """A class of invisible progress bars; threads that download end after a signal."""
+    """Return a class of invisible progress bars, with which downloading threads end after a signal."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):
@@ -182,17 +182,17 @@ def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the l
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
-    """Match as a path: a star matches no slash."""
+    """Match a path against patterns in which a star matches no slash."""
     return any(file.count("/") == pattern.count("/") and fnmatch(file, pattern) for pattern in patterns)
 
 
 def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
-    """The patterns without a matching file."""
+    """Return the patterns without a matching file."""
     return [pattern for pattern in needed if not any(_matches(file, [pattern]) for file in files)]
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the library's errors where the hub refuses, fails or is not reached."""
+    """Return the library's exception types for when the hub refuses, fails or cannot be reached."""
     from huggingface_hub.errors import HfHubHTTPError
 
     # Its base is the class of all errors of the HTTP library, which is another one in other versions.
@@ -200,7 +200,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _explained(error: Exception, name: str, page: str) -> Refusal:
-    """Explain an error that was raised while getting ``name``; ``page`` is where access to it is requested."""
+    """Explain an error raised while downloading ``name``; ``page`` is where access is requested."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -234,7 +234,7 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
 
 
 def _is_local(error: BaseException) -> bool:
-    """Return whether it is this machine's disk, not the network, that failed."""
+    """Return whether this machine's disk, not the network, caused the failure."""
     network = (ConnectionError, TimeoutError, socket.gaierror)
     return isinstance(error, OSError) and error.errno is not None and not isinstance(error, network)
 
@@ -251,7 +251,7 @@ def _gated(name: str, page: str) -> Refusal:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the status of the hub's answer; None without an answer."""
+    """Return the HTTP status of the hub's answer; None without an answer."""
     responses = (getattr(one, "response", None) for one in (error, error.__cause__))
     return next((int(response.status_code) for response in responses if response is not None), None)
 
@@ -279,7 +279,7 @@ class NeededRepository:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAccess:
-    """``reason`` explains a missing access, or a failed check."""
+    """The access to a repository; ``reason`` explains missing access, or a failed check."""
 
     repository: NeededRepository
     state: AccessState
@@ -289,7 +289,7 @@ class RepositoryAccess:
 def needed_repositories(
     catalogue: Catalogue, models: Iterable[tuple[str, str]], *, weights: bool = True, data: bool = True
 ) -> tuple[NeededRepository, ...]:
-    """Repositories of workloads and sizes, each once; weights also stand for the tokenizer.
+    """Return the repositories of workloads and sizes without duplicates; weights include the tokenizer.
 
     Raises UsageError for a workload that needs no preparation.
     """
@@ -323,7 +323,7 @@ def check_access(repositories: Sequence[NeededRepository], endpoint: str | None 
 
 
 def refused(access: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
-    """Repositories at which a preparation would fail; a hub that does not respond now may do so later."""
+    """Return the repositories at which a preparation would fail, except where the hub merely does not respond now."""
     return tuple(item for item in access if item.state not in NOT_REFUSED)
 
 
@@ -333,7 +333,7 @@ def lacks_token(access: Iterable[RepositoryAccess]) -> bool:
 
 
 def access_problem(access: Sequence[RepositoryAccess]) -> EnvironmentProblem | None:
-    """Return the remedies for all refusals; None if there are none."""
+    """Return an error with the remedies for all refusals; None if there are none."""
     wanting = refused(access)
     if not wanting:
         return None
@@ -359,7 +359,7 @@ def token_source() -> TokenSource | None:
 
 
 def use_token(text: str) -> None:
-    """Set the token for this process and its children. Raises UsageError, without it, for an invalid one."""
+    """Set the token for this process and its children. Raises UsageError, which omits the token, for an invalid one."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError("the input is not a token: it has spaces or other invalid characters")

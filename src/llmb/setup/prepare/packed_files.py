@@ -32,7 +32,7 @@ class Packs:
 
 
 def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
-    """Pack documents of ``lengths`` places, int64 [documents], none of them longer than ``seq_len``.
+    """Pack documents of ``lengths`` tokens, int64 [documents], none of which is longer than ``seq_len``.
 
     Shuffled documents make packs that cost about the same, and are the default of NeMo. Where that leaves more than 2 %
     of the places empty, as with documents that are not much shorter than a pack, the longest come first, if that is
@@ -46,7 +46,7 @@ def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
 
 
 def fill(packing: Packs, lengths: "np.ndarray", seq_len: int) -> float:
-    """Fraction of the places of all packs that documents fill."""
+    """Return the fraction of the places in all packs that documents fill."""
     return int(lengths.sum()) / ((len(packing.packs) - 1) * seq_len)
 
 
@@ -63,7 +63,7 @@ def _first_fit(lengths: "np.ndarray", seq_len: int, seed: int, packer: Packer) -
 
 
 def first_fit(lengths: list[int], seq_len: int) -> list[int]:
-    """The number of the pack of each document: the first one with enough room at the document's turn.
+    """Return the pack number of each document: the first pack with enough room at the document's turn.
 
     A tree over packs holds the most room in each of its parts, so that a document takes logarithmic time. At most one
     pack is less than half full, which bounds their number.

@@ -31,7 +31,7 @@ CPUS = 8
 """Preparation runs in several processes; a scheduler's default is often one core."""
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-"""They may contain a password, and a node may reach the hub only through one."""
+"""Proxy variables, which may contain a password and may be a node's only way to reach the hub."""
 ASK_S = 10.0
 _option = partial(Option, panel="Preparation", basic=True)
 
@@ -65,7 +65,7 @@ class PrepareChoices(Record):
 def preparation_orders(
     catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, options: JobOptions, site: Site
 ) -> list[TaskOrder]:
-    """The jobs that prepare the needs of ``workload`` in ``size``. Raises UsageError."""
+    """Return the jobs that prepare what ``workload`` needs in ``size``. Raises UsageError."""
     source = source_of(catalogue, workload, size)
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
@@ -109,7 +109,7 @@ def preparation_orders(
 def _order(
     task: TaskRecord, sources: Mapping[str, str], more: tuple[str, ...], options: JobOptions, site: Site
 ) -> TaskOrder:
-    """``sources`` and ``more`` are arguments of ``llmb prepare``."""
+    """Return the order of a preparation; ``sources`` and ``more`` are arguments of ``llmb prepare``."""
     model = ("-w", task.workload, "-s", task.size)
     arguments = (*model, *itertools.chain.from_iterable(sources.items()), *more)
     return TaskOrder(
@@ -129,7 +129,7 @@ def _order(
 
 
 def _check_given(source: Source, workload: str, size: str, choices: PrepareChoices, site: Site) -> None:
-    """Raise UsageError if the model, which is not on the hub, is not specified either."""
+    """Raise UsageError if the model is neither on the hub nor specified."""
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
     is_specified = choices.skip_checkpoint and (choices.tokenizer or prepared)
     if not choices.checkpoint_source and not is_specified:
@@ -138,7 +138,7 @@ def _check_given(source: Source, workload: str, size: str, choices: PrepareChoic
 
 
 def same_jobs(store: Store, install: Path, orders: Sequence[TaskOrder]) -> dict[str, Job]:
-    """The unfinished jobs of the same preparation, by subject."""
+    """Return the unfinished jobs of the same preparations, by subject."""
     with suppress(InfrastructureError, EnvironmentProblem):
         refresh(store, install, ASK_S)
     live = store.jobs(Filter(states=LIVE, kind="preparation"))

@@ -31,7 +31,7 @@ EVERY = 1000
 NEWLINE = 10
 INDEX_VERSION = "0.2"
 OnCount = Callable[[str, int, int | None], object]
-"""Called with the activity, the number of finished samples, and their total, if known."""
+"""A function that is called with the activity, the number of finished samples, and their total, if known."""
 
 
 class SampleFiles(Record):
@@ -45,7 +45,7 @@ class SampleFiles(Record):
     split_rule: str
     samples: dict[Split, int]
     without_answer: int
-    """Samples of the source without an answer, which were dropped."""
+    """The number of samples that were dropped because the source has no answer for them."""
     files: dict[str, int]
     """Bytes of each file."""
     crc32: dict[str, str]
@@ -63,7 +63,7 @@ Prepared = TypeVar("Prepared", SampleFiles, PackedDataset)
 
 
 def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
-    """A record with complete files next to it; None without one. Raises UsageError if one is damaged."""
+    """Read a record whose files are complete; None if there is none. Raises UsageError if a file is damaged."""
     if not path.is_file():
         return None
     do = "prepare it again with --force"
@@ -120,7 +120,7 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
 
 
 def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], str]:
-    """Return the splits that are made of each split of a source, and the same as text.
+    """Return the splits that are made from each split of a source, and their description.
 
     Of training and validation, NeMo holds validation out of training, and makes the source's validation the test.
     """
@@ -139,7 +139,7 @@ def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], s
 
 
 def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[list[int], int]:
-    """Write all samples that have an answer to ``target``; return where each begins and all end, and how many have
+    """Write all samples that have an answer to ``target``; return the offset of each and of the end, and how many have
     no answer.
     """
     starts, unanswered = [0], 0
@@ -156,7 +156,7 @@ def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[li
 
 
 def _drawn(parts: tuple[Split, ...], count: int) -> Mapping[Split, Sequence[int]]:
-    """The samples of each part, in order. The last part of several is the rest.
+    """Return the sample numbers of each part, in order; the last of several parts gets the rest.
 
     The permutation and the rounding are those of ``datasets.Dataset.train_test_split``, which NeMo calls.
     """
@@ -178,7 +178,7 @@ def _picked(path: Path, starts: list[int], order: Iterable[int]) -> Iterator[Dat
 
 
 def _line(sample: DatasetSample, split: Split) -> bytes:
-    """Format as NeMo does: alternative answers are kept only for tests."""
+    """Format a sample as NeMo does: alternative answers are kept only for tests."""
     values: dict[str, object] = {"input": sample.input, "output": sample.output}
     if split == "test" and sample.original_answers:
         values["original_answers"] = sample.original_answers
@@ -199,7 +199,7 @@ def _write_lines(path: Path, samples: Iterable[DatasetSample], split: Split) -> 
 
 
 def _write_index(path: Path) -> dict[str, str]:
-    """The positions of all line ends as an array, and its metadata in NeMo's form: a pickled dictionary."""
+    """Write the positions of all line ends as an array, and its metadata in NeMo's form: a pickled dictionary."""
     import numpy as np
 
     lengths = np.fromiter(map(len, _read_lines(path)), dtype=np.int64)
@@ -217,7 +217,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 
 
 class ReplacingFile(ChecksumWriter):
-    """Written next to ``path``, and renamed to it when the block ends and the content is on disk."""
+    """A file written next to ``path``, and renamed to it when the block ends and the content is on disk."""
 
     def __init__(self, path: Path) -> None:
         self.target, self.partial = path, path.with_name(f".{path.name}.partial")

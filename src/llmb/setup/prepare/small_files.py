@@ -59,7 +59,7 @@ def train_tokenizer(file: Path, model: Model, texts: Iterable[str]) -> int:
 
 
 def parameter_shapes(model: Model) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of the parameters of a Llama model, as in the engine, without torch."""
+    """Yield the names and shapes of the parameters of a Llama model, as in the engine, without torch."""
     hidden, heads = model.hidden_size, model.head_dim
     yield "embed_tokens.weight", (model.vocab_size, hidden)
     for layer in range(model.layers):
@@ -95,7 +95,7 @@ def _mlp(at: str, hidden: int, ffn: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _weights(model: Model) -> "Iterator[tuple[str, np.ndarray]]":
-    """Scaled so that every layer preserves the size of its input: adapters of frozen weights can then learn, too."""
+    """Yield weights scaled so that every layer preserves the size of its input, which lets adapters learn, too."""
     import numpy as np
 
     form: WeightsFormat = format_of(model)
@@ -116,7 +116,7 @@ def _write_json(path: Path, document: object) -> None:
 
 TEXTS = 1200
 LONGEST = 8
-"""Facts in a text; few texts are long, as in SQuAD."""
+"""Maximum number of facts in a text; few texts are long, as in SQuAD."""
 QUESTIONS = 3
 """Maximum number of questions per text."""
 
@@ -157,7 +157,7 @@ KINDS: tuple[tuple[str, str, Words], ...] = (
 
 
 def squad_rows() -> Iterator[dict[str, Any]]:
-    """Deterministic rows with the keys of the hub's dataset."""
+    """Yield deterministic rows with the keys of the hub's dataset."""
     drawn = random.Random(SEED)  # noqa: S311 (the same data everywhere is the purpose)
     for number in range(TEXTS):
         facts = _facts(drawn)
@@ -174,7 +174,7 @@ def squad_rows() -> Iterator[dict[str, Any]]:
 
 
 def _facts(drawn: random.Random) -> list[Fact]:
-    """Between one and the maximum, about different persons, or different facts about the same one."""
+    """Draw one or more facts, about different persons, or different facts about the same one."""
     count = 1 + int(LONGEST * drawn.random() ** 2)
     places = [(name, kind) for name in NAMES for kind in KINDS]
     facts = []
@@ -186,11 +186,11 @@ def _facts(drawn: random.Random) -> list[Fact]:
 
 SAMPLES, MODEL = "squad.jsonl", "model"
 SIZE = "tiny"
-"""A size whose weights take seconds to create."""
+"""The size whose weights take seconds to create."""
 
 
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:
-    """Write ``squad.jsonl`` and ``model/`` to a new folder; the same files at every call.
+    """Write ``squad.jsonl`` and ``model/`` to a new folder; every call writes the same files.
 
     Raises UsageError for another size than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails, or if a
     package is missing.
@@ -210,7 +210,7 @@ def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Pa
 
 
 def next_commands(workload: str, size: str, folder: Path) -> Sequence[str]:
-    """Return the commands that prepare the files of ``folder``, and train on them."""
+    """Return the commands that prepare the files in ``folder`` and train on them."""
     model, samples = shlex.quote(str(folder / MODEL)), shlex.quote(str(folder / SAMPLES))
     return (
         f"llmb prepare checkpoint -w {workload} -s {size} --source {model}",

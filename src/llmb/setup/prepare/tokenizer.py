@@ -19,7 +19,7 @@ TOKENIZER = "tokenizer.json"
 NAMING = ("tokenizer_config.json", "special_tokens_map.json")
 """Files that name special tokens by their text."""
 CONFIG = "config.json"
-"""The model's, with special tokens by number."""
+"""The model's configuration file, which has special tokens by number."""
 FILES = (TOKENIZER, *NAMING, CONFIG, "generation_config.json")
 
 
@@ -47,7 +47,7 @@ class LoadedTokenizer:
 
 
 def tokenizer_file(path: Path) -> Path:
-    """``tokenizer.json`` at ``path``, the file or its folder. Raises UsageError if there is none."""
+    """Return the path of ``tokenizer.json`` at ``path``, a file or a folder. Raises UsageError if there is none."""
     file = path / TOKENIZER if path.is_dir() else path
     if not file.is_file():
         do = f"pass a file {TOKENIZER}, or a folder that contains it"
@@ -56,12 +56,12 @@ def tokenizer_file(path: Path) -> Path:
 
 
 def checksum(file: Path) -> str:
-    """SHA-256 of a ``tokenizer.json``. Raises UsageError if it cannot be read."""
+    """Return the SHA-256 of a ``tokenizer.json``. Raises UsageError if it cannot be read."""
     return hashlib.sha256(_content(file)).hexdigest()
 
 
 def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
-    """The tokenizer in ``file`` for a model that has ``vocab_size`` embeddings; ``name`` is the model's.
+    """Load the tokenizer in ``file`` for a model that has ``vocab_size`` embeddings; ``name`` is the model's.
 
     Raises UsageError if it cannot be read, has tokens that the model has not, or its end of sequence is unknown.
     """
@@ -102,7 +102,7 @@ def _content(file: Path) -> bytes:
 
 
 def _marks_spaces(tokenizer: "Tokenizer") -> bool:
-    """NeMo's own test for whether a space before a word changes its tokens."""
+    """Return whether a space before a word changes its tokens; the test is NeMo's own."""
     both, x, y = (tokenizer.encode(text, add_special_tokens=False).tokens for text in ("x y", "x", "y"))
     return bool(both != x + y)
 
@@ -130,7 +130,7 @@ def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) ->
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Empty if there is no such file."""
+    """Read the settings; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:

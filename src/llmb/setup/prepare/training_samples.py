@@ -23,7 +23,7 @@ TEMPLATED_KEYS = ("input", "output")
 
 
 class DatasetSample(NamedTuple):
-    """Keys and text as in the JSONL files of NeMo."""
+    """A sample with keys and text as in NeMo's JSONL files."""
 
     input: str
     output: str
@@ -36,14 +36,14 @@ class Malformed(ValueError):
 
 
 def from_question(context: str, question: str, answers: tuple[str, ...]) -> DatasetSample | None:
-    """A question about a text, in the template. None if it has no answer."""
+    """Format a question about a text with the template; None if it has no answer."""
     if not answers or not answers[0].strip():
         return None
     return DatasetSample(f"Context: {context} Question: {question} Answer:", answers[0], answers)
 
 
 def from_row(row: Mapping[str, Any]) -> DatasetSample | None:
-    """A row of the hub's dataset, or a line in the template. None if it has no answer.
+    """Parse a row of the hub's dataset, or a line in the template; None if it has no answer.
 
     Raises Malformed for anything else.
     """
@@ -77,7 +77,7 @@ def _require(row: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Half of a surrogate pair is not text: JSON can express it, but no tokenizer can encode it."""
+    """Return whether ``value`` is encodable text: half of a surrogate pair is not, although JSON can express it."""
     if not isinstance(value, str):
         return False
     try:
@@ -88,7 +88,7 @@ def _is_text(value: object) -> bool:
 
 
 def from_squad_document(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The rows of a file in SQuAD's own format, each with its place in the file. Raises Malformed."""
+    """Return the rows of a file in SQuAD's own format, each with its position in the file. Raises Malformed."""
     rows: list[tuple[str, Mapping[str, Any]]] = []
     for a, article in enumerate(_list(document, "data", "")):
         for p, paragraph in enumerate(_list(article, "paragraphs", f"data[{a}]")):
@@ -126,7 +126,7 @@ Row = tuple[str, Mapping[str, Any]]
 
 
 def split_files(source: Path) -> Files:
-    """The files of each split at ``source``: a folder with files named after splits, or one file, all training.
+    """Return the files of each split at ``source``: a folder with files named after splits, or one file for training.
 
     Raises UsageError if there are none, or if several are possible.
     """
@@ -146,7 +146,7 @@ def split_files(source: Path) -> Files:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Regular files, without hidden ones, such as a hub's notes about its downloads."""
+    """Yield regular files, without hidden ones, such as the hub's notes about its downloads."""
     for path in list_folder(folder):
         if path.name.startswith("."):
             continue
@@ -163,7 +163,7 @@ def _holds(path: Path, split: Split) -> bool:
 
 
 def read_samples(path: Path) -> Iterator[DatasetSample | None]:
-    """Every sample of a file, in order; None for a question without an answer.
+    """Yield every sample of a file, in order; None for a question without an answer.
 
     Raises UsageError, with the line or the place, for what is not a sample.
     """
@@ -189,7 +189,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
-    """Recognize the format by content alone. SQuAD's own files have one line; similar files may have more."""
+    """Recognize the format by content alone. SQuAD's own files have one line; files in other formats may have more."""
     with open_file(path) as stream:
         match stream.read(len(PARQUET)):
             case magic if magic == PARQUET:
@@ -207,7 +207,7 @@ def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with their numbers."""
+    """Yield lines that are not blank, with their numbers."""
     number = 0
     try:
         open_file(path).close()  # refuses what is not a regular file

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifies the preparation of a fine-tuning: required and existing parts, and the commands for the rest."""
+"""Verifies what a fine-tuning needs: required and existing parts, and the commands that prepare the rest."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A folder of the documents' listing; ``make`` and ``repair`` are the commands that get it."""
+    """A folder in the documents' listing; ``make`` and ``repair`` are the commands that prepare it."""
 
     name: str
     path: Path
@@ -47,7 +47,7 @@ class Item:
 
     @property
     def command(self) -> str | None:
-        """None for an item that is complete or not needed."""
+        """Return the command that completes the item; None if it is complete or not needed."""
         return {"missing": self.make, "incomplete": self.make, "damaged": self.repair}.get(self.state)
 
 
@@ -62,7 +62,7 @@ class Verification:
     free_bytes: int
     needed_bytes: int
     checksums: bool
-    """True if all files were read, not only their sizes compared."""
+    """True if all files were read; otherwise only their sizes were compared."""
     nemo: tuple[NemoItem, ...] = ()
     """The files of the reference suite's own software; empty if none of its launch scripts trains this."""
 
@@ -184,13 +184,13 @@ def _dataset_item(
 
 
 def _others(target: _Target) -> Iterator[Item]:
-    """Folders of the documents' listing that training does not need."""
+    """Yield folders in the documents' listing that training does not need."""
     for path in (target.folders.hub, target.folders.temporary):
         yield Item(path.name, path, "not needed", bytes=_size_of(path))
 
 
 def _read(items: list[_Reading], on_progress: OnProgress) -> Iterator[_Reading]:
-    """The items, with those whose content differs from their records."""
+    """Yield the items after reading their files; those that differ from their records are marked as damaged."""
     total = sum(item.bytes for item, checksums in items if checksums)
     read_bytes = 0
 
@@ -211,6 +211,6 @@ def _damaged(item: Item, damaged: list[str]) -> Item:
 
 
 def _size_of(folder: Path) -> int:
-    """Size of all files in a folder, links not followed."""
+    """Return the size of all files in a folder; links are not followed."""
     sizes = ((Path(place) / name).lstat().st_size for place, _, names in os.walk(folder) for name in names)
     return sum(sizes)

@@ -98,7 +98,7 @@ class EngineProgram(Program):
 
 
 def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
-    """Return whether the last step is saved, if it has to be."""
+    """Return whether the last step is saved, if it is required to be."""
     if not plan.save_checkpoint:
         return True
     last = checkpoint_name(plan.last_step + 1, plan.samples_before(plan.last_step + 1))
@@ -106,7 +106,7 @@ def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """``plan_training``, with the sharding that memory permits where none was chosen, and the predicted step.
+    """Plan like ``plan_training``, with the sharding that memory permits if none was chosen, and the predicted step.
 
     Raises UsageError for GPUs that the engine was never tried on.
     """
@@ -134,9 +134,9 @@ class ShippedVariable(NamedTuple):
     value: str
     why: str
     device: Device | None = None
-    """None for both."""
+    """The device of the variable; None for both."""
     also: tuple[str, ...] = ()
-    """Other names of the same setting: each overrides this one."""
+    """Other names of the same setting, each of which overrides this one."""
 
 
 SHIPPED = (
@@ -175,7 +175,7 @@ SHIPPED = (
 
 
 def shipped_variables(device: Device, variables: Container[str]) -> dict[str, str]:
-    """Variables for ``device``, except those that the user sets under another name; ``variables`` are the user's."""
+    """Return the variables for ``device``, except those that the user's ``variables`` set under any name."""
     return {
         item.name: item.value
         for item in SHIPPED
@@ -184,7 +184,7 @@ def shipped_variables(device: Device, variables: Container[str]) -> dict[str, st
 
 
 VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""Nothing is computed, on any device."""
+"""Variables for a process that computes nothing, on any device."""
 
 
 def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None:
@@ -213,7 +213,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
 
 
 def estimated(plan: Plan) -> MemoryUse | None:
-    """Return ``estimate_here`` of the rank that runs alone, if there is one."""
+    """Estimate the memory of the plan, or of the rank that runs alone, if there is one."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use
@@ -222,7 +222,7 @@ def estimated(plan: Plan) -> MemoryUse | None:
 
 
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
-    """Count the needs of each of some ranks. Raises EnvironmentProblem without torch, and RunFailed."""
+    """Count the memory that each of ``ranks`` needs. Raises EnvironmentProblem without torch, and RunFailed."""
     if find_spec("torch") is None:
         raise EnvironmentProblem("counting needs torch, which this Python does not have", do=pip_install("engine"))
     counted, assumptions = countable(plan)
@@ -248,7 +248,7 @@ def count_rank(job: AccountJob) -> RankAccount:
 
 
 def memory_text(use: MemoryUse) -> str:
-    """Describe the need of the fullest rank, as a part of a sentence."""
+    """Describe the need of the fullest rank, as part of a sentence."""
     fullest = use.fullest
     about = "about " if use.method == "estimate" else ""
     return (
@@ -257,7 +257,7 @@ def memory_text(use: MemoryUse) -> str:
 
 
 def memory_warnings(plan: Plan) -> Iterator[str]:
-    """Warn from the estimate alone, for many plans at a time."""
+    """Yield warnings from the estimate alone, which is fast enough for many plans."""
     use = estimated(plan)
     if use is not None and not use.fits:
         yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; 'llmb memory' counts it"

@@ -34,11 +34,11 @@ from llmb.runs.trace_reports import GPU_METRICS, NSYS, RECORDING, report_name
 
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
 _NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d)(?!\d)")
-"""NeMo's own names of its images, and those of files that the reference suite's installer makes."""
+"""NeMo versions in its own image names, and in those of files that the reference suite's installer makes."""
 
 
 class BridgeRecipe(Record):
-    """A recipe of the script, and the catalogue's equivalent."""
+    """A recipe of the script, with its equivalent in the catalogue."""
 
     workload: str
     size: str
@@ -65,7 +65,7 @@ class BridgeVersion(Record):
     """The differences of a supported version from the first one."""
 
     version: str
-    """Major and minor."""
+    """The major and minor version."""
     tag: str
     """The tag at which its argument parser was read, in its repository."""
     script: str | None = None
@@ -96,7 +96,7 @@ class BridgeFile(Record):
     recipes: tuple[BridgeRecipe, ...]
     dtypes: dict[Dtype, str]
     fp8_recipe: Fp8Recipe
-    """The name in llmb's engine of its FP8 scaling."""
+    """The name in llmb's engine for the framework's FP8 scaling."""
     gpus_per_numa_node: dict[str, int]
     variables: tuple[BridgeVariables, ...]
 
@@ -139,7 +139,7 @@ def versions_text(versions: Sequence[BridgeVersion]) -> str:
 
 
 def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) -> str:
-    """Shell text that renames the arguments for ``version``, and leaves to it the variables that it sets."""
+    """Return shell text that renames the arguments for ``version``, and leaves to it the variables that it sets."""
     renamed = {f"--task {ours}": theirs for ours, theirs in version.tasks.items()}
     cases = f'"python {script}") word={version.script};; ' if version.script else ""
     cases += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())
@@ -199,7 +199,7 @@ class Squad:
         return self.root / SQUAD_TRAINING
 
     def arguments(self) -> Iterator[tuple[str, str]]:
-        """Names and values of the script's arguments."""
+        """Yield the names and values of the script's arguments."""
         yield "data", PACKED
         yield "dataset_root", str(self.root)
         yield "tokenizer_type", "HuggingFaceTokenizer"
@@ -235,9 +235,9 @@ SUPPORTED = frozenset(
     }
 )
 LIBRARY_WARMUP = 10
-"""Default number of steps of its parser; a run needs more."""
+"""The parser's default number of warm-up steps; a run needs more."""
 TENSORBOARD = "tensorboard"
-"""The script writes traces to ``torch_profile`` beside this folder, one a rank, as llmb's engine names them."""
+"""The TensorBoard folder, next to which the script writes one trace per rank to ``torch_profile``."""
 
 MOCK = Origin(
     weights=WeightsOrigin(kind="random"), data=DataOrigin(kind="synthetic", name="mock data of Megatron-Bridge")
@@ -281,7 +281,7 @@ def bridge_plan(
 def bridge_command(
     plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str], squad: Squad | None = None
 ) -> list[Word]:
-    """Interpreter, script and arguments of one process per GPU, bound to the memory next to its GPU.
+    """Return the interpreter, script and arguments of one process per GPU, bound to the memory next to its GPU.
 
     ``extra`` are arguments of the script by name; they replace those that follow from the recipe. Without ``squad``
     the script gets its mock data.
@@ -305,7 +305,7 @@ def bridge_command(
 
 
 def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str]) -> Origin:
-    """Return the script's input: the choice of its arguments ``extra``, else SQuAD where there is one."""
+    """Return the script's input: the one chosen by its arguments ``extra``, or else SQuAD if it is prepared."""
     checkpoint, chosen = extra.get("pretrained_checkpoint"), extra.get("data")
     weights = WeightsOrigin(kind="checkpoint", name=checkpoint, path=checkpoint) if checkpoint else MOCK.weights
     if chosen and chosen != "mock":
@@ -359,7 +359,7 @@ def bridge_variables(recipe: Recipe) -> dict[str, str]:
 
 
 def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[str, str]]:
-    """Names and values, as argument_parser.py has them."""
+    """Yield the names and values of arguments, as argument_parser.py defines them."""
     data, recipe, layout = bridge_data(), plan.recipe, plan.recipe.layout
     entry = bridge_recipe(recipe)
     assert entry is not None, "bridge_plan rejects other recipes"

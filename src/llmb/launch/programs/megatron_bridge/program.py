@@ -99,7 +99,7 @@ class MegatronBridge(Program):
 
 
 def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:
-    """The framework's image, or the requested one. Raises UsageError if the cluster has no containers."""
+    """Return the settings with the requested image, or else the framework's. Raises UsageError without containers."""
     if settings.runtime == "none":
         do = "set 'container: {runtime: pyxis, image: ...}' (or apptainer) in cluster_config.yaml"
         raise UsageError(f"{MegatronBridge.name} runs in a container, but this cluster has none", do=do)

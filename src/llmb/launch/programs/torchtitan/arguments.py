@@ -24,7 +24,7 @@ from llmb.runs.plan import EnginePlan, make_plan
 NAME = "torchtitan"
 RELEASE = "0.2.2"
 TRIED = {RELEASE: ("2.13",)}
-"""Versions of torch, by that of torchtitan, with which it has trained."""
+"""Versions of torch with which each torchtitan version has trained."""
 FP8: Fp8Recipe = "current-all"
 """The name in llmb's engine of its tensorwise scaling."""
 FP8_CONVERTER = "quantize.linear.float8"
@@ -50,7 +50,7 @@ SUPPORTED = frozenset(
 
 
 def package_version(name: str) -> str | None:
-    """None if it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -81,7 +81,7 @@ class TitanModel(NamedTuple):
 
 
 def titan_model(model: Model, layers: int) -> TitanModel:
-    """``model`` with so many layers; ``model_problems`` has none."""
+    """Express ``model`` with ``layers`` layers; ``model_problems`` must have returned none."""
     values = {
         "dim": model.hidden_size,
         "n_layers": layers,
@@ -221,7 +221,7 @@ def _fp8_problems(plan: EnginePlan) -> Iterator[str]:
 
 
 def sharded_ranks(plan: EnginePlan) -> tuple[int, int]:
-    """Number of ranks of DP x CP that shard parameters together, and that of such groups."""
+    """Return the number of DP x CP ranks that shard parameters together, and the number of such groups."""
     layout = plan.recipe.layout
     if plan.parallelism.dp_sharding == "none":
         return layout.cp, layout.dp
@@ -230,7 +230,7 @@ def sharded_ranks(plan: EnginePlan) -> tuple[int, int]:
 
 
 class StageRule(NamedTuple):
-    """The layers of a stage, and by how many less the first and the last have."""
+    """The layers of a stage, and how many fewer the first and the last stage have."""
 
     layers: int
     first_less: int
@@ -252,7 +252,7 @@ def titan_stages(layout: Layout) -> list[int]:
 
 
 def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
-    """Arguments of its trainer but for the folder; ``extra`` are the user's.
+    """Return the trainer's arguments except for the folder; ``extra`` are the user's.
 
     Raises UsageError for an argument of the user's that llmb sets.
     """
@@ -264,7 +264,7 @@ def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
 
 
 def _own_argument(name: str, value: str) -> tuple[str, str | None]:
-    """A switch is a name alone: ``--a.b`` or ``--a.no-b``."""
+    """Parse a user's argument; a switch is a name alone: ``--a.b`` or ``--a.no-b``."""
     if value == "false":
         return re.sub(r"\.([^.]*)$", r".no-\1", name), None
     return name, None if value == "true" else value

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def replace_device_functions() -> None:
-    """Replace them, before torchtitan is imported."""
+    """Replace the device functions, before torchtitan is imported."""
     no_memory = types.SimpleNamespace(total_memory=1, name="cpu")
     functions: dict[str, Any] = {
         "get_device_name": lambda _device=None: "cpu",

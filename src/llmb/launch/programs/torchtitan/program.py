@@ -93,7 +93,7 @@ class Torchtitan(Program):
 
 
 def titan_command(plan: EnginePlan, options: FrameworkOptions) -> list[Word]:
-    """Interpreter, worker and the arguments of one process."""
+    """Return the interpreter, the worker and the arguments of one process."""
     model = titan_model(plan.recipe.model, plan.recipe.layout.layers)
     words: list[Word] = [PYTHON, "-P", "-m", WORKER, RUN_FOLDER]
     words += [RUN_FOLDER.model_copy(update={"before": "--job.dump_folder="})]

@@ -55,7 +55,7 @@ def train(folder: RunFolder, arguments: list[str]) -> None:
 
 
 def log_on_one_rank(plan: EnginePlan) -> None:
-    """Log as torchtitan does, but on the rank alone that has the loss: the first one of the last pipeline stage."""
+    """Log as torchtitan does, but only on the rank that has the loss: the first one of the last pipeline stage."""
     importlib.import_module("torchtitan.tools.logging").init_logger()
     layout = plan.recipe.layout
     if int(os.environ["RANK"]) != layout.gpus // layout.pp * (layout.pp - 1):
@@ -63,7 +63,7 @@ def log_on_one_rank(plan: EnginePlan) -> None:
 
 
 def record_environment(folder: RunFolder, device: torch.device) -> None:
-    """A collective."""
+    """Record the environment. This is a collective call: every rank must make it."""
     world = dist.get_world_size()
     mesh = Groups().mesh(device, {"world": world})
     ranks = Ranks(dist.get_rank(), world, device, mesh, mesh, mesh, mesh)
@@ -75,7 +75,7 @@ def record_environment(folder: RunFolder, device: torch.device) -> None:
 
 
 def register_model(plan: EnginePlan) -> None:
-    """Register the plan's model and data under the name of torchtitan's family, in place of its own."""
+    """Register the plan's model and data under the name of torchtitan's family, replacing its own."""
     model = titan_model(plan.recipe.model, plan.recipe.layout.layers)
     family: Any = importlib.import_module(f"torchtitan.models.{model.family}")
     arguments: Any = importlib.import_module(f"torchtitan.models.{model.family}.model.args")
@@ -111,7 +111,7 @@ class Batches:
 
 
 def main() -> None:
-    """Exit immediately, as a worker of the engine: torch's threads can abort a run that is done."""
+    """Train, then exit immediately, like a worker of the engine: torch's threads can abort a run that is done."""
     exit_code = 1
     try:
         train(RunFolder(Path(sys.argv[1])), sys.argv[2:])

@@ -58,19 +58,19 @@ class BenchGroup:
     """All ranks, and the buffers of this one."""
 
     def __init__(self, device: torch.device, most: int) -> None:
-        """``most``: elements of the largest array."""
+        """Allocate the buffers; ``most`` is the number of elements of the largest array."""
         self.device = device
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sent, self.received = (torch.ones(most, dtype=torch.float32, device=device) for _ in range(2))
 
     def total(self, value: float, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> float:
-        """Over all ranks."""
+        """Reduce a value over all ranks."""
         tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=how)
         return float(tensor.item())
 
     def meet(self) -> None:
-        """Wait until all ranks are here, and their devices have finished."""
+        """Wait until all ranks arrive and their devices have finished."""
         self.total(0)
         synchronize(self.device)
 
@@ -111,7 +111,7 @@ def _way(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Ex
 
 
 def views(group: BenchGroup, collective: Collective, size: Extent, *, in_place: bool) -> tuple[Tensor, Tensor]:
-    """Return the buffers to send and receive; in place both are parts of one buffer, as NCCL defines it."""
+    """Return the send and receive buffers; in place, both are parts of one buffer, as NCCL defines it."""
     if not in_place:
         return group.sent[: size.sent], group.received[: size.received]
     sent, received = group.received[: size.sent], group.received[: size.received]
@@ -169,7 +169,7 @@ def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
 
 
 def most_bytes(device: torch.device) -> int:
-    """Return the largest array that fits a rank's memory twice."""
+    """Return the size of the largest array of which two fit in a rank's memory."""
     if device.type == "cuda":
         free: int | None = torch.cuda.mem_get_info(device)[0]
     else:
@@ -179,7 +179,7 @@ def most_bytes(device: torch.device) -> int:
 
 
 def run(job: CollectiveJob, device: torch.device, say: Callable[[BenchProgress], None]) -> CollectiveResult:
-    """A collective of all ranks."""
+    """Run the job. This is a collective call: every rank must make it."""
     limit = int(_least(most_bytes(device), device))
     ranks = dist.get_world_size()
     plan = [(name, size) for name in job.collectives for size in extents(name, job.sizes, ranks)]

@@ -32,7 +32,7 @@ def measure(job: CaseList, local_rank: int, rank: int) -> PartReport:
 
 
 def _uuid(local_rank: int) -> str | None:
-    """Return the form that nvidia-smi shows."""
+    """Return the GPU's UUID in the form that nvidia-smi shows."""
     properties: Any = torch.cuda.get_device_properties(local_rank)
     uuid = getattr(properties, "uuid", None)
     return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"

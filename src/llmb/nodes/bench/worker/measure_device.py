@@ -88,7 +88,7 @@ def timed(prepared: PreparedCall, device: torch.device, job: CaseList, sustained
 
 
 def burst(prepared: PreparedCall, device: torch.device, job: CaseList) -> list[float]:
-    """Seconds of each of a few calls."""
+    """Time each of a few calls, in seconds."""
     once = prepared.seconds or _timer(prepared, device)
     times: list[float] = []
     while len(times) < job.least_repeats or (len(times) < job.most_repeats and sum(times) < job.enough_s):
@@ -115,7 +115,7 @@ def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
 
 
 def flushed_bytes(device: torch.device) -> int:
-    """Twice the cache of the GPU."""
+    """Return twice the size of the GPU's cache."""
     size = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
     return max(2 * int(size), AT_LEAST_FLUSHED)
 
@@ -127,7 +127,7 @@ def cpu_seconds(call: Call) -> float:
 
 
 def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[float], int]:
-    """Return the times of all chunks, and the calls per chunk, once all chunks have taken ``seconds``."""
+    """Repeat the call for ``seconds``; return the times of all chunks, and the number of calls per chunk."""
     first = Moment(device)
     call()
     last = Moment(device)
@@ -151,7 +151,7 @@ def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[f
 
 
 def last_part(times: list[float], calls: int) -> tuple[list[float], int]:
-    """Seconds of one call in the chunks of the last part, and the number of these calls."""
+    """Return the seconds per call in the chunks of the last part, and the number of these calls."""
     whole, passed = sum(times), 0.0
     seconds: list[float] = []
     for chunk in reversed(times):
@@ -163,7 +163,7 @@ def last_part(times: list[float], calls: int) -> tuple[list[float], int]:
 
 
 def product(case: ProductCase, device: torch.device) -> Call:
-    """Operands are random: zeros draw less power and run at higher clocks."""
+    """Return a product of random operands, because zeros draw less power and run at higher clocks."""
     if case.dtype == "fp8":
         return _fp8_product(case, device)
     dtype = DTYPES[case.dtype]
@@ -199,13 +199,13 @@ def _fp8_product(case: ProductCase, device: torch.device) -> Call:
 
 
 MANY = 500
-"""Fewer than fit in a GPU's queue: the host never waits for a slot."""
+"""A number of launches that fits in a GPU's queue, so that the host never waits for a slot."""
 HEAD_START_CYCLES = 20_000_000
 """About 10 ms of waiting on the GPU, so that all launches are queued when the first one begins."""
 
 
 class AttentionChoices:
-    """The backends that the engine would choose by shape; each shape is tried once."""
+    """The attention backends that the engine would choose, by shape; each shape is tried once."""
 
     def __init__(self, device: torch.device, job: CaseList) -> None:
         self.device, self.job = device, job
@@ -236,7 +236,7 @@ class AttentionChoices:
     def _measure(
         self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
     ) -> BackendTrial:
-        """Measure a backend. Raises MemoryError, which is not the backend's fault, if the device runs out of memory."""
+        """Measure a backend. Raises MemoryError if the device runs out of memory, which is not the backend's fault."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):
@@ -299,7 +299,7 @@ def add_many(value: Tensor) -> None:
 
 
 def host_seconds(value: Tensor, device: torch.device) -> float:
-    """The host's time for one operation; on a CPU, which has no queue, the whole operation's."""
+    """Return the host's time for one operation; on a CPU, which has no queue, that is the whole operation's time."""
     synchronize(device)
     began = time.perf_counter()
     add_many(value)
@@ -356,7 +356,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def needed_bytes(work: Work) -> int:
-    """Bytes of operands and results; kernels need less additional memory."""
+    """Return the bytes of operands and results; kernels need less additional memory."""
     if isinstance(work, ProductCase):
         return BYTES[work.dtype] * (work.m * work.k + work.n * work.k + work.m * work.n)
     if isinstance(work, AttentionCase):

@@ -15,7 +15,7 @@ from llmb.nodes.doctor.rules import Finding, gb, rule
 
 PROBE = Path(__file__).with_name("disk_probe.py")
 DIRECTION_S = 15.0
-"""The time limit of writing, and of reading; the amount so far gives the rate."""
+"""The time limit for each of writing and reading; the amount transferred by then gives the rate."""
 LIMIT_S, SPACE_S = 60.0, 20.0
 NOT_MEASURED = Missing("not measured: --no-disk")
 IN_MEMORY = frozenset(["tmpfs", "ramfs"])
@@ -53,14 +53,14 @@ class DiskFacts:
     total: int
     free_inodes: int
     inodes: int
-    """0 on a file system without an inode table."""
+    """The number of inodes; 0 on a file system without an inode table."""
     mount: Mount | None
     rates: Mapping[str, Rate] | Missing
-    """Keys are ``write`` and ``read``."""
+    """Rates by the keys ``write`` and ``read``."""
 
 
 def read_disk(source: FactSource, folder: Path, size: int) -> DiskFacts | Missing:
-    """``size`` of the test file in bytes; 0 for none."""
+    """Measure a folder's disk; ``size`` is that of the test file in bytes, 0 for none."""
     command = [sys.executable, "-I", str(PROBE), str(folder), str(size), str(DIRECTION_S)]
     done = source.ask(command, LIMIT_S if size else SPACE_S)
     document = printed_documents(done.text)
@@ -79,7 +79,7 @@ def _rates(document: Mapping[str, Any], problem: str | None) -> Mapping[str, Rat
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
-    """Return the mount of a path, by the content of /proc/mounts; of several at one place the last one is seen."""
+    """Return the mount that contains a path, by /proc/mounts; of several at one place, the last one is visible."""
     rows = (line.split() for line in mounts.splitlines())
     holding = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
     fits = [mount for mount in holding if Path(path).is_relative_to(mount.folder)]
@@ -87,14 +87,14 @@ def mount_of(path: str, mounts: str) -> Mount | None:
 
 
 def _plain(text: str) -> str:
-    """Spaces in names are octal escapes there."""
+    """Decode the octal escapes of spaces in names."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
 
 
 def disk_checks(
     places: Mapping[str, DiskFacts | Missing], target: TargetFacts, gpu_count: int = 0
 ) -> Iterator[Finding]:
-    """A file system with several places is judged once, under the first, by the needs of all."""
+    """Check the disks. A file system with several places is judged once, under the first, by the needs of all."""
     together: dict[int, list[str]] = {}
     for place, facts in places.items():
         if isinstance(facts, Missing):

@@ -49,7 +49,7 @@ def main(folder: str, size: int, limit_s: float) -> None:
 
 
 def _is_dir(path: Path) -> bool:
-    """Return False for one that cannot be accessed."""
+    """Return whether ``path`` is a folder; False if it cannot be accessed."""
     try:
         return path.is_dir()
     except OSError:
@@ -57,7 +57,7 @@ def _is_dir(path: Path) -> bool:
 
 
 def _rates(path: Path, size: int, limit_s: float) -> dict[str, tuple[int, float, bool]]:
-    """Bytes, seconds, and whether they bypassed the page cache, by direction."""
+    """Measure bytes, seconds, and whether the page cache was bypassed, by direction."""
     path.touch()
     block = mmap.mmap(-1, BLOCK)  # O_DIRECT needs memory that begins at a page
     block.write(os.urandom(BLOCK))
@@ -66,7 +66,7 @@ def _rates(path: Path, size: int, limit_s: float) -> dict[str, tuple[int, float,
 
 
 def _timed(path: Path, flags: int, move: Callable[[int], int], size: int, limit_s: float) -> tuple[int, float, bool]:
-    """``move`` moves a block; written data is flushed to disk at the end."""
+    """Time repeated calls of ``move``, each of which moves a block; written data is flushed to disk at the end."""
     handle, direct = _opened(path, flags)
     try:
         if flags == os.O_RDONLY and not direct and hasattr(os, "posix_fadvise"):

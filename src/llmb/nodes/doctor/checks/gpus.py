@@ -19,12 +19,12 @@ UNSEEN, NO_ECC = "nvidia-smi does not show it", "the GPUs have no ECC, or do not
 COUNT = "gpu_count"
 HARDWARE_LIMITS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 OTHER_LIMITS = ("sw_thermal_slowdown", "sync_boost")
-"""The other reasons occur on busy or idle GPUs without a fault."""
+"""Reasons for lower clocks that occur on busy or idle GPUs without a fault."""
 COUNTED_LIMITS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
 def gpu_checks(facts: GpuFacts, target: TargetFacts) -> Iterator[Finding]:
-    """Without the expected GPUs, only their number is checked."""
+    """Check the GPUs. Without the expected ones, only their number is checked."""
     if isinstance(facts.states, Missing):
         yield from _without_gpus(facts, target, facts.states.reason)
         return
@@ -65,7 +65,7 @@ def _without_gpus(facts: GpuFacts, target: TargetFacts, reason: str) -> Iterator
 
 
 def _catalogued(gpus: Sequence[GpuState], target: TargetFacts) -> Gpu | None:
-    """The type of the first GPU; None if the catalogue does not know it."""
+    """Return the type of the first GPU; None if it is not in the catalogue."""
     name = gpu_type_of(gpus[0].name or "", target.catalogue.values())
     return target.catalogue[name] if name else None
 
@@ -168,7 +168,7 @@ def _throttling(gpus: Sequence[GpuState]) -> Finding:
 
 
 def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
-    """The driver was loaded at boot or later: the fraction is a lower bound."""
+    """Check the fraction of throttled time, a lower bound because the driver was loaded at boot or later."""
     of = rule("gpu_throttled_time")
     counts = [
         (count / 1e6, reason, gpu.index)

@@ -46,7 +46,7 @@ def cpu_checks(source: FactSource, target: TargetFacts) -> Iterator[Finding]:
 
 
 def _length(text: str | None) -> int:
-    """Number of entries of a list such as ``0-3,8``; 0 for other text."""
+    """Return the number of entries in a list such as ``0-3,8``; 0 for other text."""
     parts = re.findall(r"(\d+)(?:-(\d+))?", text or "")
     return sum(int(last or first) - int(first) + 1 for first, last in parts)
 
@@ -64,7 +64,7 @@ def _governor(source: FactSource, cpus: list[str]) -> Finding:
 
 
 def _idle_states(source: FactSource) -> Finding:
-    """The deepest enabled state."""
+    """Check the deepest enabled idle state."""
     of, folder = rule("cpu_idle_states"), f"{CPU}/cpu0/cpuidle"
     texts = [
         (latency, source.text(f"{folder}/{state}/name") or state)
@@ -105,7 +105,7 @@ def _allowed(allowed: float, online: int, target: TargetFacts) -> Finding:
 
 
 def allowed_cpus(source: FactSource) -> float:
-    """Return the number by affinity and by the quota of the control group."""
+    """Return the number of CPUs allowed by the affinity and by the quota of the control group."""
     limit = find_cpu_limit(source.root)
     return min(float(source.cores()), limit.cores if limit else inf)
 
@@ -137,7 +137,7 @@ def memory_checks(source: FactSource) -> Iterator[Finding]:
 
 
 def _memory(source: FactSource) -> dict[str, int]:
-    """/proc/meminfo: sizes in bytes, and numbers of pages."""
+    """Parse /proc/meminfo: sizes in bytes, and numbers of pages."""
     rows = re.findall(r"^(\S+):\s+(\d+)( kB)?", source.text("/proc/meminfo") or "", re.MULTILINE)
     return {name: int(number) * (1024 if unit else 1) for name, number, unit in rows}
 
@@ -212,7 +212,7 @@ RAISED = "nofile"
 
 
 def limit_checks(source: FactSource, *, has_rdma: bool) -> Iterator[Finding]:
-    """Limits of this process: in a job, those of the job."""
+    """Check the limits of this process: in a job, those of the job."""
     for name, number in LIMITS.items():
         of = rule(f"limits_{name}")
         if name == "memlock" and not has_rdma:
@@ -265,14 +265,14 @@ _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
 class ClockReading(NamedTuple):
-    """The lead of this clock over the one that timestamps new files in a folder; negative if it is behind."""
+    """How far this clock is ahead of the one that timestamps new files in a folder; negative if it is behind."""
 
     ahead_s: float
     uncertainty_s: float
 
 
 def read_shared_clock(folder: Path, name: str) -> ClockReading:
-    """The most certain of several readings, each of a new file ``name`` that is removed. Raises OSError."""
+    """Return the most accurate of several readings, each from a new file ``name``, which is removed. Raises OSError."""
     path = folder / name
     readings = []
     for _ in range(ROUNDS):

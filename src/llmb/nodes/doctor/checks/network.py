@@ -19,7 +19,7 @@ LIMIT_S = 10.0
 NOT_OF_NODES = ("lo", "docker")
 """Interfaces that NCCL also ignores."""
 NEEDS_RDMA = ("infiniband", "azure-infiniband")
-"""Networks of the catalogue that consist only of verbs."""
+"""Networks of the catalogue that require RDMA verbs."""
 INFINIBAND = "InfiniBand"
 FULL_LANES = 4
 LOOPBACK = ("127.", "::1")
@@ -58,7 +58,7 @@ class Port(NamedTuple):
 def network_checks(
     source: FactSource, ports: Sequence[Port], node: str, gpus: int, target: TargetFacts
 ) -> Iterator[Finding]:
-    """``gpus`` are those of this node."""
+    """Check the network; ``gpus`` is the number of GPUs of this node."""
     cards = [_card(source, name) for name in source.names(NET) if source.exists(f"{NET}/{name}/device")]
     yield _cards(cards)
     yield _card_errors(cards)
@@ -120,7 +120,7 @@ def _port(source: FactSource, device: str, number: str) -> Port:
 
 
 def _word(text: str | None) -> str:
-    """The word of a state such as ``4: ACTIVE``."""
+    """Return the word in a state such as ``4: ACTIVE``."""
     return (text or "unknown").partition(": ")[2] or text or "unknown"
 
 
@@ -162,7 +162,7 @@ def _host_name(source: FactSource, node: str, target: TargetFacts) -> Finding:
 
 
 def _reachable(source: FactSource, target: TargetFacts) -> Finding:
-    """On one node, runs listen on loopback only, so that only nodes of a cluster are asked.
+    """Check the addresses. Only nodes of a cluster are checked: on one node, runs listen on loopback only.
 
     Lines are such as ``2: eth0    inet 10.1.2.3/16 brd ...``; the peer of a point-to-point link is not one.
     """
@@ -231,7 +231,7 @@ def _port_errors(active: Sequence[Port]) -> Finding:
 
 
 def _mtus(active: Sequence[Port]) -> Finding:
-    """InfiniBand has its own MTU, which no interface reports."""
+    """Check the MTUs, except that of InfiniBand, which no interface reports."""
     of = rule("network_rdma_mtu")
     mtus = {port.name: min(port.mtus) for port in active if port.layer == "Ethernet" and port.mtus}
     if not mtus:

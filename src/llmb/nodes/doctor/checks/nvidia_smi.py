@@ -30,7 +30,7 @@ _COUNTER = re.compile(r"(.+?)\s*:\s*(\d+)\s*$")
 
 
 class EccErrors(NamedTuple):
-    """Uncorrected errors since the driver was loaded, and in the GPU's life; None is not supported."""
+    """Uncorrected errors since the driver was loaded, and in the GPU's life; None if not supported."""
 
     uuid: str
     since_load: int | None
@@ -38,7 +38,7 @@ class EccErrors(NamedTuple):
 
 
 class PcieLink(NamedTuple):
-    """Lanes in use, and lanes that GPU and board have."""
+    """Lanes in use, and lanes that both GPU and board support."""
 
     uuid: str
     width: int | None
@@ -46,7 +46,7 @@ class PcieLink(NamedTuple):
 
 
 class FabricState(NamedTuple):
-    """The state of the GPU in its NVLink domain, in nvidia-smi's words; None is not supported."""
+    """The state of the GPU in its NVLink domain, in nvidia-smi's words; None if not supported."""
 
     uuid: str
     state: str | None
@@ -54,7 +54,7 @@ class FabricState(NamedTuple):
 
 
 class RemappedRows(NamedTuple):
-    """Rows of memory replaced after uncorrected errors; None is not supported."""
+    """Rows of memory replaced after uncorrected errors; None if not supported."""
 
     uuid: str
     rows: int | None
@@ -81,7 +81,7 @@ NOT_REQUESTED = Missing("not requested")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """``states`` is Missing without a driver or GPUs, and then so are the others."""
+    """Facts about the GPUs; without a driver or GPUs, ``states`` and all others are Missing."""
 
     on_bus: int
     states: NodeGpus | Missing
@@ -98,7 +98,7 @@ class GpuFacts:
     hung: bool = False
     """True if nvidia-smi did not respond in time."""
     up_s: float | None = None
-    """Since the node was booted."""
+    """Seconds since the node was booted."""
 
 
 def read_gpus(source: FactSource, node: str) -> GpuFacts:
@@ -122,7 +122,7 @@ def read_gpus(source: FactSource, node: str) -> GpuFacts:
 
 
 def _details(source: FactSource) -> tuple[dict[str, Any], str | None]:
-    """Query further facts by name, and return the error of a query that hung, after which no more are made."""
+    """Query further facts by name; return them and the error of a query that hung, after which no more are made."""
     queries: dict[str, tuple[list[str], Callable[[str], Sequence[object]]]] = {
         "ecc": (_csv("gpu", ECC_FIELDS), parse_ecc),
         "pcie": (_csv("gpu", PCIE_FIELDS), parse_pcie),
@@ -148,7 +148,7 @@ def up_seconds(source: FactSource) -> float | None:
 
 
 def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Output]:
-    """The GPUs from the most complete query that the driver supports, and its output."""
+    """Return the GPUs from the most complete query that the driver supports, and the query's output."""
     output = Output("", "nvidia-smi was not called")
     for fields in QUERIES:
         output = source.ask(command(fields), LIMIT_S)
@@ -172,7 +172,7 @@ def _printed(output: Output, parse: Callable[[str], Sequence[object]]) -> Sequen
 
 
 def parse_unwell(text: str) -> tuple[str, ...]:
-    """Parse a query that begins with the index."""
+    """Parse the output of a query whose first field is the index."""
     rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
     return tuple(f"{match[1]} (GPU {index})" for index, match in rows if match)
 
@@ -220,7 +220,7 @@ def parse_link_errors(text: str) -> tuple[LinkErrors, ...]:
 
 
 def _link_lines(text: str) -> Iterable[tuple[int, int, str]]:
-    """GPU, link and the rest of each line about a link."""
+    """Yield the GPU, the link and the remaining text of each line about a link."""
     gpu = None
     for line in text.splitlines():
         if head := _GPU.match(line):
@@ -243,5 +243,5 @@ def _word(text: str) -> str | None:
 
 
 def _yes(text: str) -> bool | None:
-    """Older drivers print a number, newer ones a word."""
+    """Parse a yes or no: older drivers print a number, newer ones a word."""
     return {"yes": True, "1": True, "no": False, "0": False}.get(text.lower())

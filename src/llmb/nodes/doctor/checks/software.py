@@ -30,7 +30,7 @@ LIMIT_S = 180.0
 
 
 class SoftwareFacts(BaseModel):
-    """The interpreter's answer; None is not installed, or unknown."""
+    """The facts that the interpreter reports; None if not installed, or unknown."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -39,15 +39,15 @@ class SoftwareFacts(BaseModel):
     torch: str | None = None
     torch_problem: str | None = None
     cuda: str | None = None
-    """The version that torch is built for."""
+    """The CUDA version that torch is built for."""
     driver_cuda: str | None = None
-    """The newest that the driver supports."""
+    """The newest CUDA version that the driver supports."""
     nccl: str | None = None
-    """The version that torch loads."""
+    """The NCCL version that torch loads."""
     nccl_package: str | None = None
     nccl_problem: str | None = None
     gpus: int | None = None
-    """The number that torch can use; None if it was not loaded."""
+    """The number of GPUs that torch can use; None if torch was not loaded."""
     architectures: tuple[str, ...] = ()
     """The architectures that torch has kernels for, such as sm_90."""
     capabilities: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
 
 
 def software_checks(source: FactSource, python: str, gpus: int, target: TargetFacts) -> Iterator[Finding]:
-    """``gpus``: those in nvidia-smi's output."""
+    """Check the software; ``gpus`` is the number of GPUs in nvidia-smi's output."""
     of, others = rule("software_python"), names_of("software")[1:]
     facts = read_software(source, python)
     if isinstance(facts, Missing):
@@ -104,7 +104,7 @@ def _llmb(facts: SoftwareFacts) -> Finding:
 
 
 def _cuda(facts: SoftwareFacts, gpus: int) -> Finding:
-    """A driver runs everything built for its major version of CUDA, and for older ones."""
+    """Check CUDA: a driver runs everything built for its major version of CUDA, and for older ones."""
     of = rule("software_cuda")
     if facts.cuda is None:
         return of.check("fail", "torch is built without CUDA", "cpu") if gpus else of.skipped("torch is built for CPUs")
@@ -139,7 +139,7 @@ def _gpus(facts: SoftwareFacts, gpus: int) -> Finding:
 
 
 def _has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
-    """Kernels run on GPUs of the same major number and a minor one that is not lower; PTX on all later ones."""
+    """Return whether kernels exist for a GPU: the same major and no higher minor number, or PTX for any earlier one."""
     number = int(capability)
     for name in architectures:
         kind, _, digits = name.partition("_")
@@ -173,7 +173,7 @@ RUNTIMES = {
     "podman": ("podman", "--version"),
 }
 RUNTIMES_NEEDED = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
-"""A runtime of cluster_config.yaml needs one of its programs."""
+"""Programs of each runtime in cluster_config.yaml, one of which is needed."""
 ENROOT_DEFAULTS = {
     "ENROOT_CACHE_PATH": "${XDG_CACHE_HOME:-${HOME}/.cache}/enroot",
     "ENROOT_DATA_PATH": "${XDG_DATA_HOME:-${HOME}/.local/share}/enroot",
@@ -226,7 +226,7 @@ def _enroot(source: FactSource, *, installed: bool) -> Finding:
 
 
 def enroot_folders(source: FactSource) -> dict[str, Path]:
-    """Return the folders by setting; later files of the system's configuration override earlier ones."""
+    """Return the folders by setting; later files in the system's configuration override earlier ones."""
     main, more = ENROOT_CONFIGURATION
     files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
     lines = (line for name in files for line in (source.text(name) or "").splitlines())
@@ -239,7 +239,7 @@ def enroot_folders(source: FactSource) -> dict[str, Path]:
 
 
 def expanded(value: str, environ: Mapping[str, str]) -> Path | None:
-    """The path after expansion by a shell; None if that would run a program, or lacks a value."""
+    """Return the path after shell expansion; None if that would run a program, or lacks a value."""
     variables = {"UID": str(os.getuid()), "EUID": str(os.geteuid()), **environ}
     for command in ("$(id -u)", "$(id --user)"):
         value = value.replace(command, variables["UID"])
@@ -262,7 +262,7 @@ class Silent(NamedTuple):
 def scheduler_checks(
     setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, target: TargetFacts
 ) -> Iterator[Finding]:
-    """``gpus`` are those visible on this node."""
+    """Check the scheduler; ``gpus`` is the number of GPUs visible on this node."""
     if isinstance(setup, Missing):
         yield from skipped(names_of("scheduler"), setup.reason)
         return
