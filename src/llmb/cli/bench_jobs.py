@@ -160,7 +160,7 @@ class BenchJobRequest:
 
 
 def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None:
-    """Queue the job. With --wait return its measurements and folder, else show it and return None. Raises RunFailed."""
+    """Queue the job. With --wait, return its measurements and folder; else show it, return None. Raises RunFailed."""
     script, install = order.script(), order.site.install
     if placed.dry_run:
         print_output({"script": script} if placed.json else script)

@@ -185,7 +185,7 @@ def migrate(
 
 
 def _schema(key: str, *, user: bool) -> type[BaseModel]:
-    """Return the schema of the file that has ``key``. Raises UsageError for an unknown key or one of the other file."""
+    """Return the schema of the file that has ``key``. Raises UsageError for an unknown key or one of another file."""
     own, other = (user_schema(), cluster_schema()) if user else (cluster_schema(), user_schema())
     if not is_key(own, key) and is_key(other, key):
         whose, do = ("the cluster's", "omit --user") if user else ("one of your own defaults", "add --user")

@@ -35,7 +35,7 @@ from llmb.setup.prepare.hub import can_check
 
 
 def ask(question: Question, problem: str | None) -> str:
-    """Ask for a valid answer; ``problem`` is that of the last one. Raises UserInterrupt at the end of input."""
+    """Ask until the answer is valid; ``problem`` is that of the last one. Raises UserInterrupt at the end of input."""
     width = shutil.get_terminal_size().columns
     choices, assumed = tuple(question.choices()), question.assumed()
     if problem:

@@ -51,7 +51,7 @@ ExpectS = Annotated[
 
 
 class StepLines:
-    """Lines about a run's steps, at intervals, when its state changes, and when its pace is not the expected one."""
+    """Prints lines about a run's steps at intervals, when its state changes, and when its pace is unexpected."""
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run

@@ -327,6 +327,6 @@ def _run_repeat(local: LocalRun) -> EndedRun:
 
 
 def _print_ended(ended: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
-    """Print the runs that ended before an error; errors while printing are ignored, so that this error is raised."""
+    """Print the runs that ended before an error, ignoring errors while printing, so that the first one is raised."""
     with suppress(RunFailed, InvalidRun):
         print_repeats(ended, json=json)

@@ -101,7 +101,7 @@ def is_trace(name: str) -> bool:
 
 
 def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
-    """Return a run's folder in an archive: as in a root, wherever it is now. Raises UsageError for invalid names."""
+    """Return a run's folder in an archive, regardless of its present location. Raises UsageError for invalid names."""
     experiment = re.sub(r"\.\d+$", "", folder.name)
     group = folder.path.parent.name
     group = group if group.startswith(experiment) else f"{experiment}_{started_s}"
@@ -269,7 +269,7 @@ def _searched_text(text: str) -> Iterator[tuple[bytes, bool]]:
 
 
 def _content(each: _Packed) -> Iterator[bytes]:
-    """A file in blocks, with a word for each part that is hidden; searching logs again would take most of the time."""
+    """Yield a file in blocks with redacted parts replaced; logs are not searched again, which would take long."""
     with open_regular(each.path, buffering=CHUNK) as file:
         for first, end in each.hidden:
             while block := file.read(min(CHUNK, first - file.tell())):
@@ -379,7 +379,7 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
 
 @contextmanager
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[_Stream]:
-    """Yield the stream. Raises _Refused, also later, for data that is not compressed as named, or is damaged."""
+    """Yield the stream. Raises _Refused, also while it is read, if it is damaged or not compressed as named."""
     if path.name.endswith(GZIP):
         try:
             with gzip.GzipFile(fileobj=file) as stream:

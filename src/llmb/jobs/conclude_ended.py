@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
-    """Conclude those runs of ``folders`` that ended without a result, and say so; false if there are none."""
+    """Conclude and report those runs of ``folders`` that ended without a result; return False if there are none."""
     installs: dict[Path, list[str]] = {}
     for folder in folders:
         install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)

@@ -31,7 +31,7 @@ def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
 
 
 def find_job(store: Store, text: str) -> Job:
-    """The job with that id, the run whose folder name or short id starts with it, or the newest run for ``latest``.
+    """Find the job with an id, the run whose folder name or short id starts with it, or the newest for ``latest``.
 
     If a run was submitted several times, or an id was reused, the latest job. Raises UsageError.
     """

@@ -63,7 +63,7 @@ _Alike = tuple[str, frozenset[str]]
 
 
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
-    """The runs that measure the speed of steps, in order of their start; others are dropped, with the reason.
+    """Find the runs that measure the speed of steps, in order of their start; report why others are dropped.
 
     ``say`` takes messages for the user. Raises UsageError if the selector stands for nothing, or for several things.
     """
@@ -97,7 +97,7 @@ def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
 
 
 def _latest(install: Path, say: Say) -> RecordedRun:
-    """The newest run of this root that ended successfully; newer ones are mentioned, imported ones do not count.
+    """Return the newest run of this root that ended successfully; report newer ones, and ignore imported ones.
 
     Only the records of these are read.
     """
@@ -197,7 +197,7 @@ def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """``runs`` with the window ``rule``; None leaves theirs. Raises UsageError for runs whose steps are not saved."""
+    """Return the runs in the window ``rule``; None keeps theirs. Raises UsageError if a run's steps are not saved."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 
@@ -292,7 +292,7 @@ def _days(first: str, last: str) -> tuple[float, float]:
 
 
 def _recorded_below(install: Path, say: Say, words: Collection[str] | None = None) -> Iterator[RecordedRun]:
-    """Unreadable records have no label, campaign or date, and so are not found by one: ``say`` names them.
+    """Yield recorded runs. Unreadable records cannot match a label, campaign or date; ``say`` reports them.
 
     With ``words``, records that have none of them as a value are not parsed, which takes most of the time.
     """

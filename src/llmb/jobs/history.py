@@ -86,7 +86,7 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
 
 
 def rebuild_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open as ``open_history``, and add missing jobs; a damaged one is renamed and rebuilt from the run folders."""
+    """Open like ``open_history``, and add missing jobs; a damaged one is renamed and rebuilt from the run folders."""
     path = database_path(install)
     try:
         with open_history(install, say) as store:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges runs against the reference of a word, a path or a file: other runs, expectations, or the published figure."""
+"""Judges runs against the reference that an id, label, path or file selects: runs, expectations or figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

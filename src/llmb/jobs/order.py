@@ -90,7 +90,7 @@ def on_site(
 def boost(
     options: JobOptions, config: ClusterConfig, placement: Placement, of_recipe: int | None = None
 ) -> Boost | None:
-    """None for no boost. The cluster's setting is for full nodes only: other GPUs of a node belong to other jobs.
+    """Return the boost, if any. The cluster's setting is for full nodes only, whose GPUs no other jobs share.
 
     What the published jobs asked for is tried, as they did. Raises UsageError where an option asks for a boost on a
     part of a node.

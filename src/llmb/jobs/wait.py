@@ -88,7 +88,7 @@ def wait_for(
 
 
 def wait_for_one(install: Path, job: Job, environ: Mapping[str, str], say: Say, watch: "Watch") -> Job:
-    """``job`` once it has ended, or the last of its retries. Raises InfrastructureError, UserInterrupt."""
+    """Wait until ``job``, or its last retry, has ended; return it. Raises InfrastructureError, UserInterrupt."""
     with open_history(install, say) as store:
         try:
             (ended,) = wait_for(store, install, [job.key], environ, say, watch=watch)

@@ -34,7 +34,7 @@ Process = subprocess.Popen[bytes]
 
 
 def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
-    """Return the words between interpreter and command of a rank on each node. A script may count nodes itself."""
+    """Return the words between interpreter and command of a node's ranks; ``nodes`` may be a shell expression."""
     return ("-P", "-m", "llmb.launch.ranks", nodes if isinstance(nodes, str) else str(nodes), str(per_node))
 
 

@@ -212,7 +212,7 @@ FORMS = {
 
 
 def exported_run(folder: RunFolder) -> ExportedRun:
-    """An ended run with its steps. Raises UsageError, or EnvironmentProblem if it cannot be read."""
+    """Read an ended run with its steps. Raises UsageError, or EnvironmentProblem if it cannot be read."""
     run = read_ended_run(folder)
     job = read_job_if_whole(folder)
     return ExportedRun(run, job.campaign if job else None, read_steps(folder.steps))

@@ -127,7 +127,7 @@ def parse_csv(report: ParseReport) -> str:
 
 
 def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path, str]:
-    """Short names (with ``full`` file names); equal names are distinguished by the parts of their paths that differ."""
+    """Return short names (file names if ``full``); equal names are distinguished by the differing parts of paths."""
     groups: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
         groups[path.name if full else _short_name(path.name)].append(path)

@@ -78,7 +78,7 @@ class Campaign(Record):
 
 
 def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> Campaign:
-    """Return a name that sorts by time, and keys that no other campaign has; the jobs' own keys are numbers so far."""
+    """Create a campaign with a name that sorts by time and unique job keys; the given keys are numbers so far."""
     now = datetime.now(UTC)  # to the microsecond: a script may order several campaigns in a second
     name = f"{now:%Y%m%d-%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)[0]}"
     listed = tuple(jobs)

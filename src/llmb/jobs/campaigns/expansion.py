@@ -89,7 +89,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Recipes and their options. ``options`` are those of ``llmb submit`` by name; several values are swept."""
+    """Recipes and their options. ``options`` are those of ``llmb submit``, by name; several values are swept."""
 
     where: str
     """File and line, or the command line."""

@@ -202,7 +202,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _differences(script: LaunchScript, name: str, content: bytes) -> Iterator[str]:
-    """Yield the facts, variables and options of ``name`` that are no longer at their line, or nowhere in the file."""
+    """Yield the facts, variables and options of ``name`` that are no longer at their line, or not in the file."""
     lines = content.decode(errors="replace").splitlines()
     for fact in script.facts:
         if fact.file == name and fact.text not in map(str.strip, lines):

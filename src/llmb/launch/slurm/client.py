@@ -47,7 +47,7 @@ def submit(
     arguments: Sequence[str] = (),
     secrets: Collection[str] = (),
 ) -> tuple[str, str | None]:
-    """Return the id of the new job, and its cluster where there are several; sbatch inherits the descriptors ``held``.
+    """Submit a script; return the job's id and, if there are several, its cluster. sbatch inherits ``held``.
 
     ``arguments`` are preferred to the script's own flags; variables named in ``secrets`` reach the job, too.
 

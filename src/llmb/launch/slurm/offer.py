@@ -364,7 +364,7 @@ def parse_node(line: str) -> NodeState | None:
 
 
 def read_gpus(gres: str) -> tuple[int | None, str | None]:
-    """Return the number and type of the GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types the sum."""
+    """Return the number and type of GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types, the sum."""
     matches = list(_GPUS.finditer(gres))
     if not matches:
         return None, None

@@ -367,7 +367,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         )
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The shell of ``salloc`` need not be on a node of its job, and others have flags of their own for ``srun``."""
+        """Return variables for ``srun``: the shell of ``salloc`` need not be on a node of its job."""
         node = {"SLURMD_NODENAME": expand(environ["SLURM_JOB_NODELIST"])[0]}
         if cores := environ.get("SLURM_JOB_CPUS_PER_NODE"):
             node["SLURM_CPUS_ON_NODE"] = re.split(r"\D", cores)[0]  # such as 64(x2),32

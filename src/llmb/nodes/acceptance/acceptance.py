@@ -378,7 +378,7 @@ def _trainings(
     nodes: Sequence[str],
     before: Path | None,
 ) -> list[RecipeRuns]:
-    """Return one training on all GPUs; a proxy on one GPU trains once per GPU, because a slow one would not show."""
+    """Return one training on all GPUs; a one-GPU proxy trains once per GPU, so that a slow one shows."""
     each = place.visible if recipe.scale == 1 and len(place.visible) > 1 else (None,)
     recipe_name = "" if number is None else f"-{number + 1}"
     names = [recipe_name if gpu is None else f"{recipe_name}-gpu{index}" for index, gpu in enumerate(each)]

@@ -76,7 +76,7 @@ def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
 
 
 def measured_row(name: str, result: PartResult, before: PartResult | None) -> AcceptancePart:
-    """The bandwidth at the largest size, compared with the peak or the acceptance before. It is not judged."""
+    """Return a row with the bandwidth at the largest size relative to the peak or the last acceptance, unjudged."""
     largest, earlier = _largest(result), _largest(before) if before else None
     if largest is None:
         status: Status = "fail" if result.exit_code else "measured"

@@ -67,7 +67,7 @@ def choose_recipes(
 
 
 def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Request]:
-    """Documented pre-training of whole models, each at the largest published scale that fits the GPUs."""
+    """Yield documented pretraining of whole models, each at the largest published scale that fits the GPUs."""
     for name, workload in catalogue.workloads.items():
         for size in sizes_of(workload) if name.startswith(PRETRAINING) else ():
             request = Request(workload=name, size=size, gpu_type=gpu_type)

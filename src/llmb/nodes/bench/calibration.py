@@ -106,7 +106,7 @@ class _Rates:
         return size / self.gpu.memory_bandwidth_tb_s / 1e12 * self.rates["written"]
 
     def _add_attention(self, shapes: set[str]) -> None:
-        """Prefer the plan's shapes; take forward and backward, as a step has both."""
+        """Add the rates of attention, preferably at the plan's shapes, forward and backward as in a step."""
         rows, slowdown = self._of("attention", "bf16")
         of_shape: dict[str, list[Measurement]] = {}
         for row in rows:

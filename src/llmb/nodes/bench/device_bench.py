@@ -174,7 +174,7 @@ class TimedCase:
 
 
 def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[TimedCase]:
-    """The products of one GPU for one micro-batch, and a square one. The one with the most FLOPs is sustained too."""
+    """Return one GPU's products per micro-batch, and a square one; the one with the most FLOPs is also sustained."""
     cases: list[TimedCase] = []
     for dtype in dtypes:
         products = [
@@ -358,7 +358,7 @@ def device_here(choice: DeviceChoice, machine: Machine) -> Device:
 
 
 def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
-    """Dtypes of a list with commas; empty if none is specified. Raises UsageError for an unknown or a duplicate one."""
+    """Parse comma-separated dtypes; empty if there are none. Raises UsageError for an unknown or a duplicate one."""
     if text is None:
         return ()
     names = [name.strip().lower() for name in text.split(",")]

@@ -38,7 +38,7 @@ def job_folder(name: str, job: Record) -> Iterator[Path]:
 
 
 def run_ranks(program: str, folder: Path, ranks: int, device: Device, what: str, on_progress: OnProgress) -> None:
-    """Ranks of this machine that find their job in ``folder``, and write their results there. Raises as run_program."""
+    """Run ranks on this machine, which read their job in ``folder`` and write results. Raises as ``run_program``."""
     command = (*words(1, ranks), sys.executable, "-P", "-m", program, str(folder))
     run_program(command, device, f" {what}", on_progress, {"OMP_NUM_THREADS": "1"})
 

@@ -147,7 +147,7 @@ class FigureChange:
 
 
 def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> list[FigureChange]:
-    """files: the oldest first. Sorted by node and benchmark, with cases in the order of measurement."""
+    """Return changes by node and benchmark, with cases in the order of measurement; ``files``: the oldest first."""
     series: dict[tuple[object, ...], list[tuple[str, Measurement]]] = {}
     for file in files:
         for row in file.measurements:
@@ -184,7 +184,7 @@ def write_measurements(install: Path, measured: MeasurementFile) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """All saved files, or those of ``node``, the oldest first. Raises UsageError for a file that is damaged or cannot
+    """Read all saved files, or those of ``node``, the oldest first. Raises UsageError if one is damaged or cannot
     be read.
     """
     files = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]

@@ -176,7 +176,7 @@ def series_chart(
     beside: Mapping[str, float] = MappingProxyType({}),
     doubling: bool = False,
 ) -> Drawing:
-    """Lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` a dashed line,
+    """Plot lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` is dashed,
     and each of ``beside`` a line in its style.
 
     With ``doubling``, each doubling of x is as wide, and each point has its x beside the axis.

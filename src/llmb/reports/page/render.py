@@ -37,7 +37,7 @@ OFFLINE = (
 
 
 def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
-    """``shown`` returns the displayable form of a string. Raises EnvironmentProblem if a library is not installed."""
+    """Render the page; ``shown`` makes a string displayable. Raises EnvironmentProblem if a library is missing."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup

@@ -58,7 +58,7 @@ class InstallStep:
 
 
 def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str, str]]:
-    """Workload and size of each: those of the documents that the GPU type can train, or the explicit size."""
+    """Yield the workloads and sizes to prepare: documented ones that the GPU type can train, or the explicit size."""
     for name in answers.workloads:
         workload = catalogue.workloads.get(name)
         for size in workload.sources if workload else ():
@@ -73,7 +73,7 @@ def seq_len_of(catalogue: Catalogue, answers: Answers, workload: str, size: str)
 
 
 def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepository, ...]:
-    """Repositories that the preparations download from; none if nothing is prepared, or everything is local."""
+    """Return the repositories from which the preparations download; none if all is local or nothing is prepared."""
     if answers.prepare not in PREPARED_HOW:
         return ()
     models = list(prepared_sizes(catalogue, answers))

@@ -87,7 +87,7 @@ class Surroundings:
 
     @cached_property
     def unusable(self) -> dict[str, str]:
-        """Return why each scheduler is unusable here, by name, without those that merely do not respond now."""
+        """Return why each unusable scheduler cannot be used, by name, except those that do not respond now."""
         offers = {}
         for name in SCHEDULERS:
             try:
@@ -192,7 +192,7 @@ def matches(answers: Answers, root: Path) -> bool:
 
 
 def make_environment(answers: Answers, journal: Journal) -> str:
-    """Recreate it from scratch; return a description of its content. Raises EnvironmentProblem if a program fails."""
+    """Recreate the environment from scratch; describe its content. Raises EnvironmentProblem if a program fails."""
     record = record_of(answers)
     folder = journal.tree(FOLDER)
     for command in commands(record, folder):

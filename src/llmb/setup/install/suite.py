@@ -151,7 +151,7 @@ class _Software:
         return str(target)
 
     def clone(self, target: Path, commands: Callable[[Path], Commands], what: str) -> None:
-        """It has its name when it is complete; what a killed attempt left is removed. Raises EnvironmentProblem."""
+        """Clone; the folder gets its name once complete, and leftovers are removed. Raises EnvironmentProblem."""
         if target.exists():
             changed = "; ".join(changed_files(target, self.script)) if target.parent.name == SUITES else "other files"
             raise EnvironmentProblem(f"this is not {what}: {changed}", where=str(target), do=MOVE)

@@ -349,7 +349,7 @@ def access_problem(access: Sequence[RepositoryAccess]) -> EnvironmentProblem | N
 
 
 def token_source() -> TokenSource | None:
-    """None without a token. Raises EnvironmentProblem if the library that reads the file is not installed."""
+    """Return the source of the token, if any. Raises EnvironmentProblem if the library that reads it is missing."""
     if any(os.environ.get(name, "").strip() for name in VARIABLES):
         return "environment"
     check_installed("checking access", "huggingface_hub")

@@ -35,7 +35,7 @@ class LoadedTokenizer:
     space: str
 
     def encode(self, samples: Sequence[DatasetSample]) -> Iterator[tuple[list[int], int]]:
-        """The tokens of each sample, and the first one of its answer. The last one is EOS; there is no BOS.
+        """Yield each sample's tokens, and the index of its answer's first one. The last token is EOS; there is no BOS.
 
         So do NeMo and Megatron-Bridge with SQuAD: prompt and answer are encoded apart, without spaces around them.
         """

@@ -102,7 +102,7 @@ def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
     flushed = torch.empty(flushed_bytes(device), dtype=torch.uint8, device=device) if prepared.flushes else None
 
     def seconds() -> float:
-        """Between two events on the GPU's own clock. The host queues the call while the GPU still writes."""
+        """Return the time between two events on the GPU's clock; the call is queued while the GPU still writes."""
         if flushed is not None:
             flushed.zero_()
         first = Moment(device)
@@ -181,7 +181,7 @@ def product(case: ProductCase, device: torch.device) -> Call:
 
 
 def _fp8_product(case: ProductCase, device: torch.device) -> Call:
-    """The engine's product, with matrices cast and transposed before. Only the forward pass uses fast accumulation."""
+    """Return the engine's product of operands cast and transposed in advance. Only the forward pass sums fast."""
     m, k, n = case.m, case.k, case.n
     shapes, formats = {
         "forward": (((m, k), (n, k)), (INPUT, WEIGHT)),
@@ -248,7 +248,7 @@ class AttentionChoices:
 
 
 def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, backend: AttentionBackend) -> Call:
-    """The pass of ``case``, to be called with the backend's context; a backward pass has its forward pass done."""
+    """Return the pass of ``case``, to call in the backend's context; for a backward pass, the forward pass is done."""
     # Query, key and value as projections give them, and the result's gradient: [batch, seq, heads, head_dim].
     *heads, gradient = (
         torch.randn(case.batch, case.seq_len, number, case.head_dim, dtype=DTYPES[case.dtype], device=device)
@@ -341,7 +341,7 @@ def copy(case: CopyCase, device: torch.device) -> PreparedCall:
 
 
 def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
-    """Copies from pinned memory are queued like kernels; copies from pageable memory wait for the host."""
+    """Prepare a transfer: copies from pinned memory are queued like kernels, those from pageable memory block."""
     here = torch.full((case.size_bytes,), 1, dtype=torch.uint8, pin_memory=case.pinned)
     there = torch.full((case.size_bytes,), 2, dtype=torch.uint8, device=device)
     source, target = (here, there) if case.direction == "host_to_device" else (there, here)
@@ -368,7 +368,7 @@ def needed_bytes(work: Work) -> int:
 
 
 def free_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Return the memory that this process can still get, by the kernel and its container; None without either."""
+    """Return the memory that the kernel and the container still allow this process; None if neither reports it."""
     return min(filter(None, (_available(meminfo), _left_in(cgroup))), default=None)
 
 

@@ -288,7 +288,7 @@ def read_shared_clock(folder: Path, name: str) -> ClockReading:
 
 
 def reading(before: float, dated: float, after: float) -> ClockReading:
-    """Reading of a file that was created between two readings of this clock, and timestamped by the other one. Pure."""
+    """Compute a reading from a file created between two readings of this clock and dated by the other one. Pure."""
     least, most = before - dated - TICK_S, after - dated
     return ClockReading((least + most) / 2, (most - least) / 2)
 

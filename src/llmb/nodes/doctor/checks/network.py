@@ -181,7 +181,7 @@ def _reachable(source: FactSource, target: TargetFacts) -> Finding:
 
 
 def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
-    """Unused ports are common: one that is down fails only if fewer are active than there are GPUs."""
+    """Check the active ports: one that is down fails only if fewer are active than there are GPUs."""
     of = rule("network_rdma")
     down = [f"{port.name} {port.state}, {port.physical}" for port in ports if not port.active]
     layers = Counter(port.layer for port in active)
