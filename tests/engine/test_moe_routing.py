@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which experts tokens go to, and how their number is told."""
 
-from typing import get_args
-
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
-from llmb.engine.model.moe import BalancedRouter, Router, balanced_counts
+from llmb.engine.model.moe import SCORES, BalancedRouter, Router, balanced_counts
 from llmb.engine.timing import summary
 
 
@@ -42,7 +40,7 @@ def test_how_many_tokens_each_expert_gets_is_known_where_balance_is_forced(
     assert counts == chosen.flatten().bincount(minlength=experts).tolist()
 
 
-@pytest.mark.parametrize("kind", get_args(RouterName))
+@pytest.mark.parametrize("kind", SCORES)
 def test_forced_balance_keeps_each_chosen_experts_own_score_and_its_gradient(kind: RouterName) -> None:
     free = router(4, 2, kind)
     tokens = torch.randn(6, 16)

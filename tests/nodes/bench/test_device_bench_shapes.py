@@ -5,9 +5,11 @@ import math
 
 import pytest
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve, sizes_of
 from llmb.catalogue.throughput import model_flops
+from llmb.launch.site.site import Machine
 from llmb.nodes.bench.device_bench import (
     attention_cases,
     attention_shapes,
@@ -15,12 +17,15 @@ from llmb.nodes.bench.device_bench import (
     passes_of,
     product_case,
     product_text,
+    recipe_of,
     weights_of,
 )
 from llmb.nodes.bench.protocol import AttentionCase, ProductCase
 
 CATALOGUE = Catalogue()
-SIZES = [(w.workload, size) for w in CATALOGUE.workloads.values() for size in sizes_of(w)]
+ALL_SIZES = [(w, size) for w in CATALOGUE.workloads.values() for size in sizes_of(w)]
+SIZES = [(w.workload, size) for w, size in ALL_SIZES if CATALOGUE.is_trainable(w, size)]
+OTHERS = [(w.workload, size) for w, size in ALL_SIZES if not CATALOGUE.is_trainable(w, size)]
 LLAMA = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", dtype="bf16", scale=8)
 
 
@@ -44,6 +49,13 @@ def test_products_of_all_gpus_are_the_models_flops(workload, size) -> None:
         model_flops(found.model, layout.seq_len, causal=half, frozen=found.task == "lora") for half in (False, True)
     )
     assert products == pytest.approx(layout.mbs * (2 * causal - whole), rel=1e-3)
+
+
+@pytest.mark.parametrize(("workload", "size"), OTHERS)
+def test_shapes_of_parts_that_are_not_known_are_refused(workload: str, size: str) -> None:
+    request = Request(workload=workload, size=size, gpu_type="gb300")
+    with pytest.raises(UsageError, match="are not measured: it has"):
+        recipe_of(CATALOGUE, request, (), "cuda", Machine(gpu_names=("NVIDIA GB300",), cores=1))
 
 
 @pytest.mark.parametrize(("workload", "size"), SIZES)

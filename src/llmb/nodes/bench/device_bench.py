@@ -375,7 +375,8 @@ def recipe_of(
 ) -> Recipe:
     """Return the recipe whose shapes are measured, for this machine's GPU type unless the request has one.
 
-    The shapes do not depend on the dtype, so the first one that is a recipe's decides.
+    The shapes do not depend on the dtype, so the first one that is a recipe's decides. Raises UsageError for a model
+    whose parts are not known to ``weights_of``.
     """
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
     gpu_type, notes = request.gpu_type, {}
@@ -385,7 +386,11 @@ def recipe_of(
         gpu_type = CPU
     if gpu_type != request.gpu_type:
         notes = {"gpu_type": "detected"}
-    return resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), notes)
+    recipe = resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), notes)
+    if parts := recipe.model.other_parts:
+        what = f"the shapes of {recipe.model_name} are not measured: it has {', '.join(parts.names)}"
+        raise UsageError(what, do="measure those of another model, or omit --workload")
+    return recipe
 
 
 def measure(
