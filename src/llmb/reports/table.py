@@ -328,7 +328,7 @@ def _colored(text: Text) -> Text:
 
 
 def fitting_widths(table: Table, width: int, *, is_whole: bool = False) -> list[int] | None:
-    """Return widths that break no word except in a last text, or if ``is_whole`` only in one; None if none do."""
+    """Return widths that break no word, or no cell if ``is_whole``, except in a last text; None if none do."""
     columns = table.columns
     texts = list(zip_longest((column.header for column in columns), *table.rows, fillvalue=""))
     shown = [[printable_lines(text) for text in cells] for cells in texts]

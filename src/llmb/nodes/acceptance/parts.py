@@ -147,7 +147,7 @@ class PartsFolder:
         )
 
     def _relay(self, process: Process) -> dict[str, Any] | None:
-        """Pass messages on, and return the last one if it is an error."""
+        """Pass messages on, and return the error if one is reported."""
         error = None
         assert process.stderr is not None
         with process.stderr as lines:
