@@ -24,16 +24,15 @@ from llmb.runs.result import Faults
 LOGGED = "logged"
 """The convention of a FLOP rate in the log, whatever its framework counts."""
 ASSUMED = "layout.assumed"
-"""Key of a configuration whose layout is that of the recipe, because the log does not report its own."""
+"""Key of a configuration whose layout is taken from the recipe, because the log does not report one."""
 BATCH: tuple[str, ...] = ("mbs", "gbs")
 _LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedRun:
-    """Its identity, its end and its speed. Unknown values are None or empty.
-
-    A run without a record is known only from its log; one whose log was not read has no ``log``.
+    """The identity, end and speed of a run. Unknown values are None or empty. A run without a record is known only from
+    its log; a run whose log was not read has no ``log``.
     """
 
     id: str
@@ -56,9 +55,9 @@ class AnalyzedRun:
     """Its first step times in full precision, whatever the window; empty if only its log has them."""
     step_time_s: Statistics | None = None
     figures: Literal["exact", "rounded"] | None = None
-    """The precision of step times: those of ``metrics.jsonl``, or rounded as the log prints them."""
+    """The precision of step times: full, from ``metrics.jsonl``, or rounded as the log prints them."""
     mfu_pct: Mapping[str, float | None] = field(default_factory=dict)
-    """The MFU by convention."""
+    """MFU by convention."""
     tokens_per_s_per_gpu: float | None = None
     days_per_1t_tokens: float | None = None
     anomalies: Anomalies | None = None
@@ -67,7 +66,7 @@ class AnalyzedRun:
     network: Network | None = None
     """The network in the record, or in the log."""
     faults: Faults = field(default_factory=dict)
-    """The known disturbances."""
+    """The known disturbances of the run."""
     recipe: Recipe | None = None
     record: RunRecord | None = None
     unread_record: str | None = None
@@ -75,11 +74,11 @@ class AnalyzedRun:
     log: ParsedFile | None = None
     """Its log with its outcome, which takes the record into account."""
     source: str | None = None
-    """The run's own id, or the log's substitute for one: equal for copies. None if only ``path`` is known."""
+    """The run's own id, or a substitute from its log: equal for copies. None if only ``path`` is known."""
     content: str | None = None
     """Equal for copies that were not changed."""
     copy_of: str | None = None
-    """The reason why the run does not count: another file has it, too."""
+    """The reason why the run does not count: another file has the same run."""
 
     @property
     def counted_as(self) -> str:
@@ -88,7 +87,7 @@ class AnalyzedRun:
 
     @property
     def outcome(self) -> LogOutcome:
-        """Return the outcome of its log, which was read."""
+        """Return the outcome in the log, which must have been read."""
         assert self.log, "the log was read"
         return self.log.outcome
 
@@ -107,13 +106,13 @@ class AnalyzedRun:
 
     @property
     def key(self) -> str | None:
-        """Equal for repeats with the same software. None if nothing is known about the run."""
+        """Return a key that is equal for repeats with the same software; None if nothing is known about the run."""
         values = {**self.configuration, **self.software}
         return key_of(values) if values else None
 
     @property
     def values(self) -> dict[str, Value]:
-        """Return its configuration, its conditions, and its window as one of them."""
+        """Return the configuration, the conditions, and the window as one of them."""
         window = {"window": steps_text(self.window)} if self.window else {}
         return {**self.configuration, **self.conditions, **window}
 
@@ -161,7 +160,7 @@ class AnalyzedRun:
 
     @property
     def recipe_text(self) -> str:
-        """Return text such as ``pretrain_llama3.1 8b bf16``; empty if it is not known."""
+        """Return a string such as ``pretrain_llama3.1 8b bf16``; empty if the recipe is unknown."""
         return " ".join(filter(None, map(self.text, ("workload", "size", "dtype"))))
 
     def configured(self, configuration: dict[str, Value]) -> "AnalyzedRun":
@@ -177,7 +176,7 @@ class AnalyzedRun:
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
 
     def invalid(self, reason: str) -> "AnalyzedRun":
-        """Make it an invalid run, without figures."""
+        """Return the run as invalid, without figures."""
         log = replace(self.log, outcome=without_figures(self.outcome, reason)) if self.log else None
         bare = replace(self, log=log, status="invalid", reason=reason, step_times_s=(), step_time_s=None, figures=None)
         return replace(bare.with_figures({}, None), anomalies=None)
@@ -208,7 +207,7 @@ def without_figures(outcome: LogOutcome, reason: str) -> LogOutcome:
 
 
 def layout_text(layout: Mapping[str, int]) -> str:
-    """Return text such as ``tp4 pp8 mbs1 gbs252``, without parallel sizes of 1."""
+    """Return a string such as ``tp4 pp8 mbs1 gbs252``, without parallel sizes of 1."""
     return " ".join(f"{name}{value}" for name, value in layout.items() if value > 1 or name in BATCH)
 
 
@@ -240,7 +239,7 @@ def without_unmeasured(some: RunSet) -> RunSet:
 
 
 def exclusion_reason(run: AnalyzedRun) -> str | None:
-    """Return None for a run that is a measurement."""
+    """Return why the run does not count as a measurement; None if it does."""
     flaw = flaw_of(run)
     return (
         f"{run.status.replace('_', ' ')}: {flaw}"
@@ -250,7 +249,7 @@ def exclusion_reason(run: AnalyzedRun) -> str | None:
 
 
 def flaw_of(run: AnalyzedRun) -> str | None:
-    """Describe the flaw of a run: its status if no reason is known, or the reason alone does not show it."""
+    """Describe the flaw of a run: its status if the reason is unknown, or if the reason alone does not show it."""
     if run.status == "cancelled" and run.reason:
         return f"cancelled: {run.reason}"
     if run.status != "success":

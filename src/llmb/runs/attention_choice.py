@@ -9,18 +9,18 @@ from llmb.catalogue.records import Record
 from llmb.readers.samples.host import Device
 
 ProductDtype = Literal["fp8", "fp32", "bf16"]
-"""``fp8``: the device's FP8 product. ``fp32``, ``bf16``: a product after an exact cast to that dtype."""
+"""``fp8``: the device's own FP8 product. ``fp32``, ``bf16``: a product after an exact cast to that dtype."""
 
 
 class Fp8Product(Record):
-    """The product of a run, as saved in ``run.json``."""
+    """How a run computes FP8 products, as saved in ``run.json``."""
 
     dtype: ProductDtype
     why: str
 
 
 def fp8_product(device: Device, *, emulate: bool) -> Fp8Product:
-    """``emulate`` selects a product that every GPU supports.
+    """Select the FP8 product of a run; ``emulate`` selects one that every GPU supports.
 
     CPUs do not multiply in FP8: with AMX, torch's FP8 product takes two thousand times as long as one in bf16. Without
     AVX-512 BF16, a product in bf16 takes up to forty times as long as one in fp32. A product in fp32 is fast on every
@@ -40,7 +40,7 @@ BACKENDS: dict[Device, tuple[AttentionBackend, ...]] = {
     "cuda": ("varlen", "flash", "flash3", "cudnn", "efficient", "math"),
 }
 """The backends of each device. ``varlen`` is flash attention of documents of variable length, for packed sequences
-only; the others mask pairs of tokens of different documents. ``flash3`` is in a package of its own. ``math`` is the
+only; the others mask pairs of tokens of different documents. ``flash3`` needs a separate package. ``math`` is the
 last resort: it keeps the scores of all pairs of tokens."""
 
 
@@ -49,12 +49,12 @@ class Trial(Record):
 
     backend: AttentionBackend
     repeats_heads: bool = False
-    """Each KV head is copied for every query head of its group: it is needed, or tried because it may be faster."""
+    """True if each KV head is copied for every query head of its group: required, or tried because it may be faster."""
     milliseconds: float | None = None
     """Time of all attention layers of the first rank for one micro-batch; None if not timed."""
     distance: float | None = None
-    """The largest distance of a result or gradient on any rank from exact attention, relative to its norm; None for
-    what cannot be used, and for ``math``, which is exact."""
+    """The largest distance of a result or gradient on any rank from exact attention, relative to its norm; None if the
+    backend cannot be used, and for ``math``, which is exact."""
     problem: str | None = None
     """The reason why it cannot be used; None if it can."""
 
@@ -79,8 +79,8 @@ def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
 def try_backends(
     choice: AttentionChoice, device: Device, attempt: Callable[..., list[Trial]], *, packed: bool = False
 ) -> list[Trial]:
-    """Try the candidates. ``attempt`` tries one; it times it, with repeated heads too, if its last argument is true.
-    ``auto`` times all fused backends of a GPU. A CPU takes the first that it can use, so that a run can be reproduced.
+    """Try the candidates. ``attempt`` tries one and, if its last argument is true, times it, also with repeated heads.
+    ``auto`` times all fused backends of a GPU. A CPU uses the first one that works, so that a run can be reproduced.
     """
     if choice != "auto":
         return attempt(choice, False)
@@ -94,10 +94,7 @@ def try_backends(
 
 
 def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
-    """Select the fastest backend of those that can be used.
-
-    Raises UsageError with all reasons if none can be used.
-    """
+    """Select the fastest of the usable backends. Raises UsageError with all reasons if there is none."""
     usable = able(trials)
     if not usable:
         reasons = "\n".join(f"  - {trial.backend}: {trial.problem}" for trial in trials)
@@ -132,7 +129,7 @@ def _why(choice: AttentionChoice, best: Trial, usable: Sequence[Trial]) -> str:
 
 
 def problem_text(error: str, warnings: Sequence[str]) -> str:
-    """Return why torch rejected a backend: its warnings, except about disabled backends, else its error."""
+    """Return why torch rejected a backend: its warnings, except those about disabled backends, or else its error."""
     messages = (warning.partition(" (Triggered internally")[0] for warning in warnings)
     reasons = [reason for reason in messages if "runtime disabled" not in reason and "not used because" not in reason]
     return "; ".join(dict.fromkeys(reasons)) or error.partition("\n")[0]

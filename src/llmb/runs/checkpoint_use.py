@@ -65,7 +65,7 @@ def _gb(size: int) -> str:
 class CheckpointReport:
     """Seconds of each save and of the last load, and the newest complete checkpoint.
 
-    Checkpoints before the last are written asynchronously: ``overlapped_steps`` were slowed down by that, of which
+    Checkpoints before the last are written asynchronously: this slowed down ``overlapped_steps``, of which
     ``overlapped_steps_in_window`` are in the statistics.
     """
 
@@ -78,18 +78,18 @@ class CheckpointReport:
     verification: Verification | None = None
     """Verification of the checkpoint that was loaded; None without a load."""
     verify_s: float | None = None
-    """The time in addition to ``load_s``; None if it was not verified."""
+    """The time on top of ``load_s``; None if nothing was verified."""
     save_gb_per_s: float | None = None
     """All ranks' bytes divided by the seconds of the slowest save; None, like the rank, if nothing was saved."""
     slowest_save_rank: int | None = None
     """The rank with the longest transfer in that save."""
     load_gb_per_s: float | None = None
-    """Values of the load; recently verified files may come from memory."""
+    """The load's rate; recently verified files may come from memory."""
     slowest_load_rank: int | None = None
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
-    """Return None for a run that neither loads nor saves."""
+    """Return the report; None for a run that neither loads nor saves."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
     return read_or_missing("the unfinished checkpoints", lambda: _report(folder, plan, steps))

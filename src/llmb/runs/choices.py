@@ -37,8 +37,8 @@ class Parallelism(Record):
         ),
     ] = None
     """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
-    optimizer state; or nothing. None means those of the published run; without one ``full`` or, if there is only one
-    rank, ``optimizer``; there is nothing to shard then."""
+    optimizer state; or nothing. None means the same as the published run; without one, ``full``, or ``optimizer`` for a
+    single rank, which has nothing to shard."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Shard within groups of N ranks of DP x CP, each group with a replica. Default: one group."),
@@ -47,13 +47,12 @@ class Parallelism(Record):
 
     @property
     def keeps_parameters(self) -> bool:
-        """Return whether every rank holds parameters whole."""
+        """Return whether every rank holds complete parameters."""
         return self.dp_sharding in ("optimizer", "none")
 
     def replicas(self, layout: Layout) -> Replicas:
-        """Replicas of dense parameters over the ranks of DP x CP, and of routed experts over those of EDP.
-
-        With a shard size both have the same number: as in Megatron-LM, a group of neighboring ranks holds one replica.
+        """Return the replicas of dense parameters over the ranks of DP x CP, and of routed experts over those of EDP.
+        With a shard size their numbers are equal: as in Megatron-LM, neighboring ranks hold one replica.
         """
         replicas = layout.dp * layout.cp
         if self.dp_sharding == "none":
@@ -102,7 +101,7 @@ They save one of four products of the head, 1 to 2 % of a step, and exist when a
 that fits has to leave as much free for what is in no plan: the CUDA context, NCCL's buffers and fragmentation.
 """
 LEAST_MEMORY_GB = 2
-"""The memory assumed for a device of unknown size, such as a CPU or a GPU that is not in the catalogue."""
+"""The memory assumed if it is unknown, such as for a CPU or a GPU that is not in the catalogue."""
 Recompute = Literal["none", "selective", "full"]
 Fp8Recipe = Literal["delayed", "current", "current-all"]
 _training = partial(Option, panel="Training")
@@ -115,7 +114,7 @@ WINDOW_HELP = (
 )
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
-"""Below the 10 minutes after which NCCL ends a process, so that the faulty rank is reported first."""
+"""Less than the 10 minutes after which NCCL ends a process, so that the faulty rank is reported first."""
 DEFAULT_RESOURCE_INTERVAL_S = 1.0
 
 
@@ -126,7 +125,7 @@ def logits_gb(recipe: Recipe) -> float:
 
 
 def keeps_logits(recipe: Recipe) -> bool:
-    """The default: keep them if they fit, except for a frozen head, which has no gradient."""
+    """Return the default: keep them if they fit, except for a frozen head, which has no gradient."""
     if recipe.lora is not None:
         return False
     return logits_gb(recipe) <= LARGEST_PART * (recipe.gpu_memory_gb or LEAST_MEMORY_GB)
@@ -143,7 +142,7 @@ def logits_text(recipe: Recipe, *, kept: bool) -> str:
 
 
 class Choices(Record):
-    """None means the value of the recipe, or of the checkpoint that a run resumes from."""
+    """The choices of a run; None means the recipe's value, or that of the checkpoint that a run resumes from."""
 
     steps: Annotated[
         int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
@@ -186,7 +185,7 @@ class Choices(Record):
             flags=("--compile/--no-compile",), help="Compile the model's blocks with torch.compile. Default: on a GPU."
         ),
     ] = None
-    """None for the fastest on the device."""
+    """None for the faster way on the device."""
     keep_logits: Annotated[
         bool | None,
         _training(
@@ -348,7 +347,7 @@ class Choices(Record):
         return self.save_checkpoint or self.checkpoint_interval is not None
 
     def problems(self, recipe: Recipe, device: Device, resumed: Lora | None = None) -> Iterator[str]:
-        """Problems of training ``recipe`` with these choices on ``device``; ``resumed``: a checkpoint's adapters."""
+        """Yield problems of training ``recipe`` like this on ``device``; ``resumed``: a checkpoint's adapters."""
         yield from filter(None, (recipe.engine_problem, *limit_problems(self)))
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device):

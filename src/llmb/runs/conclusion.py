@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Concludes the result of a run from what it left behind: its status with a reason, contradictions between its record,
-environment and steps, the window of its statistics, and its figures. Pure."""
+"""Concludes the result of a run from the files that it left: its status with a reason, contradictions between its
+record, environment and steps, the window of its statistics, and its figures. Pure."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,11 +46,11 @@ from llmb.runs.steps import Step, count_steps
 from llmb.runs.trace_reports import ProfileReport
 
 NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network", "machine")
-"""The fields that an invalid run's result has, too."""
+"""The fields that even an invalid run's result has."""
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
-"""Figures that a pretended rank cannot have."""
+"""Figures that do not exist for a pretended rank."""
 MOST_PROFILED = 0.5
-"""Maximum fraction of the window's steps that may be profiled and thus excluded for valid statistics."""
+"""Maximum fraction of the window's steps that may be profiled, and so excluded, for valid statistics."""
 WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 """Error of the difference between two times in the record."""
 
@@ -58,7 +58,7 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
     """Return throughput and parameters as fields of a result.
 
-    ``packing`` has the statistics of the sequences that were trained, if the steps have them.
+    ``packing`` has the statistics of the trained sequences, if the steps have them.
     """
     model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
     total, active = parameter_count(model)
@@ -107,16 +107,16 @@ class RunEvidence:
     """All evidence for the result of a run."""
 
     plan: EnginePlan
-    """The window that statistics use, also if its rule is ``auto``."""
+    """The window of the statistics, even if its rule is ``auto``."""
     steps: Sequence[Step]
     exit_code: int = 0
     log_tail: str = ""
     interrupted: str | None = None
-    """The outside cause that ended the run."""
+    """The outside event that ended the run."""
     checkpoint: CheckpointReport | Missing | None = None
     profile: ProfileReport | None = None
     no_window: str | None = None
-    """The reason why the steps of the window cannot be combined."""
+    """The reason why the window's steps cannot be combined."""
     began: int | None = None
     """The first step of the attempt that trained the window, if not that of the run."""
     contradiction: str | None = None
@@ -241,9 +241,8 @@ def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
 
 
 def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | None = None) -> Statistics | Missing:
-    """Statistics of the steps ``inside`` of the plan's window, without profiled ones, for a run that was successful.
-
-    ``no_window``: why they cannot be combined.
+    """Return statistics of the steps ``inside`` the window that were not profiled, for a successful run. ``no_window``:
+    why they cannot be combined.
     """
     size = plan.window.size
     if len(inside) < size:
@@ -287,7 +286,7 @@ def _fp8(evidence: RunEvidence, steps: Sequence[Step]) -> Fp8Report | None:
 def _used(
     evidence: RunEvidence, inside: Sequence[Step], statistics: Statistics | Missing
 ) -> tuple[ResourceUse | Missing, OtherWork | Missing]:
-    """Use of resources, and other work, in the steps that ``statistics`` are of."""
+    """Return the use of resources, and other work, in the steps of ``statistics``."""
     plan, environment, samples = evidence.plan, evidence.environment, evidence.samples
     if isinstance(samples, Missing):
         return samples, samples
@@ -319,7 +318,7 @@ def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:
 def why_contradicting(
     record: RunRecord, steps: Sequence[Step], *, log_gpus: int | None = None, log_gbs: int | None = None
 ) -> str | None:
-    """Return why a run that did all its steps, or claims so, is invalid; ``steps`` is empty for a program that
+    """Return why a run that completed its steps, or claims to have, is invalid; ``steps`` is empty for a program that
     writes none.
 
     ``log_gpus`` is their number in the log, if it is there, and ``log_gbs`` its global batch size.
@@ -447,7 +446,7 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _steady(steps: Sequence[Step]) -> Window | None:
-    """Steps omitted from ``steps`` may lie inside the window."""
+    """Return the steady window of ``steps``; omitted steps may lie inside it."""
     steady = steady_window([step.step_time_s for step in steps], 0)
     if steady is None:
         return None

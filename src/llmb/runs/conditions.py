@@ -39,10 +39,10 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 DATA = Path(__file__).with_name("conditions.yaml")
 ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
 EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
-"""Faults that a reader of a difference has to know, and that another command describes in detail."""
+"""Faults that explain a difference, and that another command describes in detail."""
 _FIGURE = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")
 BETWEEN_RUNS = " | "
-"""Separates the texts of several runs."""
+"""Separates the strings of several runs."""
 Values = Mapping[str, str]
 """Conditions of one side by dotted key. A key that is missing is not known."""
 SETTINGS = (
@@ -63,17 +63,17 @@ GPU_LIMITS = (
     *("power_limit_w", "max_sm_clock_mhz", "max_memory_clock_mhz"),
     *("application_sm_clock_mhz", "application_memory_clock_mhz", "persistence_mode", "mig_mode", "ecc_mode"),
 )
-"""Settings of a GPU that all of a run's GPUs should share."""
+"""Settings that should be equal for all GPUs of a run."""
 SPEED_PREFIXES = (*("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "NVIDIA_"), *("OMP_", "GOMP_", "MKL_", "MALLOC_", "GLOO_"))
 NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES", "_VERSION")
 MOST_NAMED = 3
-"""Format the nodes, or their number if there are more."""
+"""Maximum number of nodes to name; of more, the number is given."""
 MOST_LISTED = 4
-"""Settings in which a run's nodes differ."""
+"""Maximum number of settings to list in which a run's nodes differ."""
 
 
 def key_of(configuration: Mapping[str, Value]) -> str:
-    """Equal for equal configurations, and only for them."""
+    """Return a key that is equal for equal configurations only."""
     return hashlib.sha256(_ENCODER.encode(configuration).encode()).hexdigest()[:KEY_DIGITS]
 
 
@@ -84,7 +84,7 @@ class RunIdentity(Record):
 
     @property
     def key(self) -> str:
-        """Equal for repeats, and only for them."""
+        """Return a key that is equal for repeats only."""
         return key_of(self.configuration)
 
 
@@ -120,7 +120,7 @@ def identity_of(record: RunRecord) -> RunIdentity:
 
 
 def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> RunIdentity:
-    """``arguments`` are those of a framework's script, by name."""
+    """Return the identity; ``arguments`` are those of a framework's script, by name."""
     recipe = plan.recipe
     parts: dict[str, Any] = {
         "program": program,
@@ -146,7 +146,7 @@ def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> 
 
 
 def conditions_of(record: RunRecord) -> dict[str, Value]:
-    """Return the conditions that may differ between repeats, by dotted keys; None is unknown. A list becomes text."""
+    """Return the conditions that may differ between repeats, by dotted keys; None if unknown. Lists become strings."""
     plan, environment = record.plan, record.environment
     nodes = environment.nodes if environment else ()
     network = record.result.network if record.result else None
@@ -180,7 +180,7 @@ def steps_text(window: Window) -> str:
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables that may change the time of a step; others name jobs, files and folders, which differ for every run."""
+    """Return variables that may change step time; others name jobs, files and folders, and differ for every run."""
     return {
         name: value
         for name, value in variables.items()
@@ -228,7 +228,7 @@ class Drift(Record):
 
 
 def gpu_limits(gpus: Sequence[GpuState]) -> dict[str, str]:
-    """Return the settings of the GPUs of a node; where they differ, all that occur."""
+    """Return the settings of the GPUs of a node; if they differ, all values that occur."""
     every = {name: sorted({getattr(gpu, name) for gpu in gpus} - {None}) for name in GPU_LIMITS}
     return {f"hardware.{name}": ", ".join(map(_text, values)) for name, values in every.items() if values}
 
@@ -238,7 +238,7 @@ def _text(value: object) -> str:
 
 
 def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
-    """Return the settings with those of its GPUs, which the record has as states."""
+    """Return the settings with those of the GPUs, which the record stores as states."""
     settings, environment = record.settings, record.environment
     if isinstance(settings, Missing):
         return settings
@@ -250,7 +250,7 @@ def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
 
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
-    """Important changes first. A new node is compared with the usual values."""
+    """Return important changes first. A new node is compared with the usual values."""
     changes = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
     return tuple(sorted(changes, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
 
@@ -263,14 +263,14 @@ def _of_node(node: str, before: dict[str, str], now: dict[str, str]) -> Iterable
 
 
 def is_comparable(key: str, *values: object) -> bool:
-    """Return whether a difference of the values of a setting is meaningful: not where one could not be read."""
+    """Return whether a difference in a setting is meaningful: not if one side could not be read."""
     return key.startswith(SET_OR_NOT) or None not in values
 
 
 def definite_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
     """Yield differences between conditions of runs, without settings that one side does not report.
 
-    A side without any setting does not report either which variables were set.
+    A side without any settings does not report its variables either.
     """
     of_settings = (SET_OR_NOT, *PREFIXES)
     both_tell = all(any(key.startswith(of_settings) for key in side) for side in (before, after))
@@ -289,7 +289,7 @@ def faults_of(record: RunRecord, result: Result) -> Faults:
 
 
 def unlike_nodes(record: RunRecord) -> tuple[str, ...]:
-    """Describe the nodes of a run with another important setting than the others."""
+    """Describe the nodes that differ from the others of a run in an important setting."""
     settings = settings_of_run(record)
     if not settings:
         return ()
@@ -304,7 +304,7 @@ def _all_known(settings: NodesSettings, key: str) -> bool:
 
 
 def _unlike(title: str, groups: dict[str | None, list[str]]) -> str:
-    """Sort the rarest first: they are the ones to check."""
+    """Return the values, the rarest first, because those are the ones to check."""
     each = sorted(groups.items(), key=lambda group: len(group[1]))
     return f"{title} is " + " and ".join(f"{value or 'unset'} on {nodes_text(nodes)}" for value, nodes in each)
 
@@ -314,11 +314,11 @@ def nodes_text(nodes: Sequence[str]) -> str:
 
 
 class ConditionRule(Record):
-    """The meaning of a difference of the keys that fit one of the patterns."""
+    """The meaning of differences in keys that match one of the patterns."""
 
     keys: tuple[str, ...]
     title: str
-    """The title for display; empty if it is the key itself."""
+    """The title for display; empty if the key serves as title."""
     differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
     """A prediction has the effect of an expectation: both refer to stated conditions."""
     unknown: Effect | Literal["ignored"] = "ignored"
@@ -327,7 +327,7 @@ class ConditionRule(Record):
     why: str
 
     def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
-        """Return the effect; ``both``: neither side is None. None for ignored keys."""
+        """Return the effect; None for ignored keys. ``both``: neither side's value is None."""
         stated: ReferenceKind = "expectation" if kind == "prediction" else kind
         effect = self.unknown if not both else self.differs
         effect = effect[stated] if isinstance(effect, dict) else effect
@@ -346,7 +346,7 @@ def condition_rules() -> tuple[ConditionRule, ...]:
 
 
 def rule_of(key: str) -> ConditionRule:
-    """The last rule holds for every key."""
+    """Return the rule for a key: the last rule matches every key."""
     return next(rule for rule in condition_rules() if any(fnmatchcase(key, pattern) for pattern in rule.keys))
 
 
@@ -358,13 +358,13 @@ def title_of(key: str) -> str:
 
 
 def differing(conditions: Iterable[Condition]) -> str:
-    """Return text such as ``program and CUDA graphs (worth 10 to 50 %) differ``."""
+    """Return a string such as ``program and CUDA graphs (worth 10 to 50 %) differ``."""
     *first, last = dict.fromkeys(f"{title_of(condition.key)}{worth(condition)}" for condition in conditions)
     return f"{', '.join(first)} and {last} differ" if first else f"{last} differs"
 
 
 def worth(condition: Condition) -> str:
-    """Format a run's slowdown by it; empty if unknown."""
+    """Format the slowdown that a condition causes; empty if unknown."""
     return "" if condition.slower_pct is None else " (worth {:g} to {:g} %)".format(*condition.slower_pct)
 
 
@@ -382,7 +382,7 @@ def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tupl
 
 
 def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
-    """Yield disturbances of either side's runs; even the same one on both sides makes conditions unequal."""
+    """Yield disturbances of either side's runs; even if both sides have the same one, conditions are not equal."""
     for key in dict.fromkeys((*own, *reference)):
         effect = rule_of(key).effect("baseline", both=False)
         assert effect, "the data file does not ignore it"
@@ -390,13 +390,13 @@ def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
 
 
 def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
-    """Format each as one text, with the command that explains it for the run ``run_id``."""
+    """Format each fault as one string, with the command that explains it for the run ``run_id``."""
     more = f" ('llmb judge {run_id} --explain' tells more)"
     return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
 
 
 def together(sides: Iterable[Values]) -> dict[str, str]:
-    """Return the texts of several runs as one by key."""
+    """Return the strings of several runs combined by key."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
     texts = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
@@ -406,7 +406,7 @@ def together(sides: Iterable[Values]) -> dict[str, str]:
 
 
 def _ranges(texts: Iterable[str], runs: int) -> str:
-    """Return text such as ``other processes used 1.5 to 1.8 of 2 cores during 5 of 6 runs``."""
+    """Return a string such as ``other processes used 1.5 to 1.8 of 2 cores during 5 of 6 runs``."""
     alike: dict[str, list[list[str]]] = {}
     for part in "; ".join(texts).split("; "):
         alike.setdefault(_FIGURE.sub("{}", part), []).append(_FIGURE.findall(part))
@@ -421,7 +421,7 @@ def _range(figures: tuple[str, ...]) -> str:
 
 
 def condition_values(values: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:
-    """Format values. A None means ``unset`` or unknown."""
+    """Format values; None is shown as ``unset`` or unknown."""
     texts = {key: unset if value is None else _condition_text(value) for key, value in values.items()}
     return {key: text for key, text in texts.items() if text is not None}
 
@@ -433,7 +433,7 @@ def _condition_text(value: object) -> str:
 
 
 def merged(sides: Iterable[Values]) -> dict[str, str]:
-    """Conditions of several runs: the common value, or all values; without those that some run does not report."""
+    """Return common values, or all that occur, by key; omit conditions that some run does not report."""
     every = list(sides)
     keys = set.intersection(*(set(side) for side in every)) if every else set()
     return {key: ", ".join(sorted({side[key] for side in every})) for key in keys}

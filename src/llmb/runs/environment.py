@@ -12,7 +12,7 @@ from llmb.runs.plan import ComputePath
 
 
 class GpuState(Record):
-    """A GPU of a node as ``nvidia-smi`` describes it; None is unknown, or not supported by the GPU."""
+    """A GPU of a node as ``nvidia-smi`` describes it; None if unknown, or not supported by the GPU."""
 
     node: str
     index: int
@@ -59,7 +59,7 @@ class KernelCheck(Record):
     difference: float | None
     """The largest error of a value, relative to rounding; None if a result is not finite."""
     right: bool
-    """True if rounding explains all differences; otherwise the run ends."""
+    """True if rounding explains all differences; if not, the run ends."""
 
 
 class Environment(Record):
@@ -107,7 +107,7 @@ class Environment(Record):
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees one; None without GPUs."""
     packages: dict[str, str] | None = None
-    """Versions of the packages of another program than the engine, by name."""
+    """Versions of another program's packages, by name."""
 
 
 PROGRAM = "nvidia-smi"
@@ -185,11 +185,11 @@ def _reasons(text: str) -> tuple[str, ...] | None:
 
 
 def _text(value: str) -> str | None:
-    """Return None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]``, and for equivalent texts."""
+    """Return None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and similar values."""
     return None if not value or value.startswith("[") or value in ("N/A", "Unknown") else value
 
 
 def _number(value: str) -> float | None:
-    """Some drivers print a unit even if none is requested."""
+    """Parse a number; some drivers print a unit even if none is requested."""
     match = re.match(r"\d+(\.\d+)?(?=\s|$)", value)
     return float(match[0]) if match else None

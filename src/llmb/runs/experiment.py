@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The name that equal runs share: their computation, and its difference from the recipe; and the folders that a run
-of that name claims, and tries before anything is trained."""
+with that name claims, and checks before training."""
 
 import hashlib
 import os
@@ -19,17 +19,16 @@ from llmb.runs.plan import EnginePlan, Plan
 ENGINE = "engine"
 RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
 OVERRIDES = {"seq_len": "seq{}", "first_stage_layers": "first{}", "last_stage_layers": "last{}"}
-"""Overrides of the layout that are not in the rest of the name."""
+"""Overrides of the layout that the rest of the name does not show."""
 LONGEST = 60
-"""With the rest of the name it has to fit into the 255 characters of a file name."""
+"""Maximum length: together with the rest of the name it must fit into the 255 characters of a file name."""
 DIGITS = 6
 
 
 def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the name that log files and folders of equal runs share; it carries the whole configuration.
-
-    ``arguments`` are those of a framework's script. The name contains a proxy's number of layers, and for a run that
-    recording slows down, what is recorded: ``llmb parse`` then skips it.
+    """Return the name that log files and folders of equal runs share; it contains the whole configuration.
+    ``arguments`` are those of a framework's script. The name includes a proxy's number of layers and, for a run that
+    recording slows down, the kind of recording, so that ``llmb parse`` skips it.
     """
     recipe, layout = plan.recipe, plan.recipe.layout
     etp = f"_etp{layout.etp}" if layout.etp > 1 else ""
@@ -53,7 +52,7 @@ def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
 
 
 def _parts(plan: Plan, program: str, arguments: Mapping[str, str]) -> str:
-    """Each with an underscore before it; nothing for an unchanged recipe, except the type of a GPU."""
+    """Return changes of the recipe, each after an underscore; nothing for an unchanged recipe, except the GPU type."""
     parts = [*_layout_parts(plan.recipe), *_program_parts(program, arguments)]
     settings = "_".join([*_data_parts(plan), *_engine_parts(plan)])
     parts.append(settings if len(settings) <= LONGEST else f"set-{_digest(settings)}")
@@ -83,7 +82,7 @@ def _program_parts(program: str, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _data_parts(plan: Plan) -> Iterator[str]:
-    """Yield the data and adapters that are not those of the recipe."""
+    """Yield the data and adapters if they differ from the recipe's."""
     recipe, data = plan.recipe, plan.origin.data
     if data.kind != ("synthetic" if recipe.task == "pretrain" else "dataset"):
         yield data.kind
@@ -133,19 +132,17 @@ PROBE_BYTES = 4096
 
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
-    """A new, empty folder of a run (``stamped_folder``), and the one that it saves to. Raises EnvironmentProblem.
-
-    ``name`` is that of the experiment, by default that of llmb's own engine.
+    """Create a new, empty folder of a run (``stamped_folder``), and the one that it saves to. Raises
+    EnvironmentProblem. ``name`` is that of the experiment, by default that of llmb's own engine.
     """
     prefix = name or experiment_name(plan)
     return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
 
 
 def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object] = lambda _run: None) -> RunFolder:
-    """A new, empty folder ``<name>_<seconds>/<name>`` in ``parent``, for which ``claim`` raises no FileExistsError.
-
-    Of several that begin in the same second, the second one has ``-2`` behind the seconds, and so on. Raises
-    UsageError for another user's link, EnvironmentProblem where nothing can be written.
+    """Create a new, empty folder ``<name>_<seconds>/<name>`` in ``parent``, for which ``claim`` raises no
+    FileExistsError. If several begin in the same second, the second gets ``-2`` after the seconds, and so on. Raises
+    UsageError for another user's link, EnvironmentProblem if it cannot be written.
     """
     check_links(parent)
 
@@ -165,9 +162,8 @@ def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object]
 
 
 def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
-    """Create the run's own folder in the plan's directory for checkpoints, if it has one, and try it.
-
-    Raises FileExistsError if another run has it, EnvironmentProblem if nothing can be written there.
+    """Create the run's own folder in the plan's directory for checkpoints, if there is one, and test it. Raises
+    FileExistsError if another run owns it, EnvironmentProblem if nothing can be written there.
     """
     if plan.checkpoint_dir is None:
         return
@@ -190,7 +186,7 @@ def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
 
 
 def release_checkpoints(run: RunFolder, plan: Plan) -> None:
-    """Remove the claimed folder of a run that does not begin, if nothing is in it."""
+    """Remove the claimed folder of a run that does not start, if it is empty."""
     folder = run.checkpoints_of(plan)
     if plan.checkpoint_dir is not None and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -204,7 +200,7 @@ def probe(folder: Path) -> None:
 
 
 def probe_file(path: Path) -> None:
-    """Write a small file to disk. Raises OSError, and then leaves nothing."""
+    """Write a small file to disk. Raises OSError, and leaves nothing behind."""
     try:
         with path.open("wb") as stream:
             stream.write(bytes(PROBE_BYTES))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank that failed first by the end of a run's log, and the one that a hung run waits for."""
+"""The rank that failed first, from the end of a run's log, and the rank that a hung run waits for."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ from llmb.catalogue.records import Record
 
 Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
-"""Factor on the limit for each phase: loading, compiling before the first step and writing to disk are slow."""
+"""Factor on the limit for each phase: loading, compiling before the first step, and writing to disk are slow."""
 STALL = "llmb: stall: "
 """Prefix of the line in a run's log that names the cause."""
 ENDING_S = 6.0
@@ -27,13 +27,13 @@ MOST_RANKS = 16
 def time_to_notice(limit_s: float) -> float:
     """Return seconds without progress after which ranks act, so that the run has ended within ``limit_s``.
 
-    If the limit is too short for that, ranks act after half of it: they must not act on every short pause.
+    If the limit is too short for that, ranks act after half of it, but not on every short pause.
     """
     return max(limit_s / 2, limit_s - ENDING_S)
 
 
 class Wait(Record):
-    """An unfinished collective of a rank: its sequence number in its group, and the ranks that take part."""
+    """An unfinished collective of a rank: its sequence number in its group, and the participating ranks."""
 
     operation: str
     group: str
@@ -47,7 +47,7 @@ class Wait(Record):
 
 
 class Beat(Record):
-    """The state of one rank, as it reports it. ``place`` is the line of code that its main thread is in.
+    """The state that one rank reports. ``place`` is the line of code that its main thread is in.
 
     ``begun`` counts the collectives begun, by group. ``communicates`` is true if the rank may be waiting in something
     that is not recorded. A rank looks at its collectives and its place only after some time without progress.
@@ -105,7 +105,7 @@ def overdue(beat: Beat, limit_s: float) -> bool:
 
 
 def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
-    """Return the ranks that are in no collective, or otherwise those that others wait for and that wait for no one."""
+    """Return the ranks that are in no collective, or else those that others wait for and that wait for no one."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
@@ -115,7 +115,7 @@ def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
 
 
 def _waits_for(beat: Beat, beats: Sequence[Beat]) -> set[int]:
-    """Return the ranks that have not begun a collective that ``beat`` is in."""
+    """Return the ranks that have not begun a collective in which ``beat`` is."""
     missing = set()
     for wait in beat.waits:
         members = parse_ranks(wait.ranks)
@@ -128,7 +128,7 @@ def _begun(beat: Beat, wait: Wait) -> int:
 
 
 def _left(status: RankStatus) -> bool:
-    """Return whether a rank is exiting, and thus no longer has to respond."""
+    """Return whether a rank is exiting, and so need not respond."""
     return status.beat is not None and status.beat.phase == "end"
 
 
@@ -264,7 +264,7 @@ def last_lines(log: str, most: int) -> list[str]:
 
 
 class _Failure(NamedTuple):
-    """The failed rank and its error, and the end of the log's line about it, if any rank wrote one."""
+    """The failed rank and its error, and the end of its line in the log, if any rank wrote one."""
 
     how: str
     who: str | None = None
@@ -278,12 +278,10 @@ class _Failure(NamedTuple):
 
 
 def _find(log: str) -> _Failure | None:
-    """The watchdog ended a hung run: everything after it in the log is a consequence. A node that was not ready ended
-    the run before any worker could fail.
-
-    Else a rank killed from outside comes first, then one that failed by itself, then a task that srun saw killed, then
-    a rank that ended silently, then one that lost its connection: which of them the launcher saw first is a matter of
-    chance.
+    """Find the failure. If the watchdog ended a hung run, everything after it in the log is a consequence. A node that
+    was not ready ended the run before any worker could fail. Otherwise a rank killed from outside comes first, then one
+    that failed by itself, then a task that srun saw killed, then a rank that ended silently, then one that lost its
+    connection: which of them the launcher saw first is a matter of chance.
     """
     stalled = _STALL_LINE.search(log)
     if stalled:

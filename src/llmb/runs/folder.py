@@ -34,9 +34,9 @@ CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
 VBOOST_FILE = "vboost.json"
 ABSOLUTE = "begin it with / or ~"
-"""Advice for a path of the user's own defaults."""
+"""Advice for a path in the user's own defaults."""
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
-"""Variables of the reference documents that name the root of installation; the second is that of the oldest."""
+"""Variables of the reference documents that name the root of installation; the second is from the oldest one."""
 _OTHER = "or set LLMB_INSTALL to a folder"
 _FULL = f"free some space, {_OTHER} on another disk"
 _NOT_YOURS = f"change the owner or the permissions of the folder, {_OTHER} where you may write"
@@ -54,7 +54,7 @@ WRITE_ADVICE = {
 
 
 def log_name(folder: str) -> str:
-    """Name of the log of a run in a folder of that name."""
+    """Return the log's name for a run folder with that name."""
     return f"log-{folder}.out"
 
 
@@ -82,7 +82,7 @@ class RunFolder:
     torch_profile = Inside(TORCH_FOLDER)
     """Traces of the PyTorch profiler, one per rank."""
     nsys_profile = Inside(NSYS_FOLDER)
-    """Reports of Nsight Systems, one per rank."""
+    """Nsight Systems reports, one per rank."""
     nccl_trace = Inside(NCCL_FOLDER)
     """NCCL's own logs, one per process."""
     nccl_network = Inside(NETWORK_FOLDER)
@@ -102,11 +102,11 @@ class RunFolder:
     stall = Inside("stall.txt")
     """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
     job = Inside("job.json")
-    """The scheduler's handle of the run, written once it was submitted."""
+    """The scheduler's handle of the run, written after submission."""
     imported = Inside("imported.json")
     """The origin of a run of another root."""
     launch_output = Inside("launch.out")
-    """The output of a program's script that queued the job; only for a run that is queued this way."""
+    """Output of a program's script that queued the job; only for a run that is queued this way."""
     job_spec = Inside("job_spec.json")
     """All decisions about the job before its submission."""
     task = Inside("task.json")
@@ -124,16 +124,16 @@ class RunFolder:
 
     @property
     def batch_script(self) -> Path:
-        """Script of a run that was submitted to a scheduler."""
+        """Return the script of a run that was submitted to a scheduler."""
         return self.path / f"sbatch_{self.name}.sh"
 
     @property
     def batch_output(self) -> Path:
-        """Output of the batch script and the scheduler; the workers write ``log``."""
+        """Return the output of the batch script and the scheduler; workers write ``log``."""
         return self.path / f"sbatch_{self.name}.out"
 
     def steps_of_attempt(self, number: int) -> Path:
-        """All steps of an attempt before the next one started."""
+        """Return the file with all steps of an attempt before the next one started."""
         return self.path / f"metrics-attempt{number}.jsonl"
 
     def resources_of(self, node: str) -> Path:
@@ -154,9 +154,9 @@ class InstallRoot:
 
 
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
-    """$LLMB_INSTALL or $STAGE_PATH, else the nearest folder at or above ``start`` with a cluster_config.yaml, else
-    that of the user's defaults, else ~/.llmb. As in the reference scripts, an empty variable is unset. Raises
-    UsageError if both name different folders, if the defaults cannot be read, or if another user owns what was found.
+    """Return $LLMB_INSTALL or $STAGE_PATH, else the nearest folder at or above ``start`` with a cluster_config.yaml,
+    else that of the user's defaults, else ~/.llmb. As in the reference scripts, an empty variable is unset. Raises
+    UsageError if both name different folders, if the defaults cannot be read, or if another user owns the folder.
     """
     texts = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
     roots = {name: Path(text).expanduser().absolute() for name, text in texts.items()}
@@ -222,7 +222,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError for a device, a pipe or a folder, which a file that replaces it would remove from the machine."""
+    """Raise OSError for a device, a pipe or a folder, which replacing would remove from the machine."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it exists and is not a regular file")
 
@@ -230,9 +230,8 @@ def check_regular(path: Path) -> None:
 def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict") -> None:
     """Replace ``path`` atomically: readers see the old content or the new, never a part.
 
-    A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
-    is replaced keeps its permissions, so that its last writer locks no other user out. ``errors`` are as in
-    ``open``. Raises OSError.
+    A new file gets permissions by the umask, and its group from a folder with the setgid bit; a replaced file keeps its
+    permissions, so that its last writer locks no other user out. ``errors`` are as in ``open``. Raises OSError.
     """
     check_regular(path)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
@@ -315,7 +314,7 @@ class BrokenRecord(EnvironmentProblem, ValueError):
 
 
 def read_stored(path: Path, shape: type[Shape]) -> Shape:
-    """The content of a JSON file. Raises BrokenRecord with the place of the error, OSError if it cannot be read."""
+    """Return the content of a JSON file. Raises BrokenRecord with the error's place, OSError if it cannot be read."""
     text = read_regular(path, MOST_JSON_BYTES)
     try:
         check_values(text)
@@ -340,7 +339,7 @@ def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return one of ``UNREADABLE``, in one line."""
+    """Return one of ``UNREADABLE`` as a single line."""
     if isinstance(error, BrokenRecord):
         return f"{error.what} ({Path(error.where or '').name})"
     if isinstance(error, OSError):
@@ -350,7 +349,7 @@ def why_unreadable(error: Exception) -> str:
 
 @cache
 def _adapter(shape: type[Any]) -> TypeAdapter[Any]:
-    """Created once: creation takes ten times as long as reading a record with it."""
+    """Return the adapter, which is created once: that takes ten times as long as reading a record with it."""
     return TypeAdapter(shape)
 
 

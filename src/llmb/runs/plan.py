@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan: a recipe and everything else that decides a run."""
+"""A plan: a recipe and all other decisions about a run."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -66,13 +66,13 @@ class TrainingInputs(Record):
     weights: InitialWeights | None = None
     dataset: TrainingDataset | None = None
     packing: Packing | None = None
-    """Statistics of ``dataset`` for the attention of the run's model; with ``dataset`` alone."""
+    """Statistics of ``dataset`` for the attention of the run's model; only set together with ``dataset``."""
 
 
 class PredictedStep(Record):
     """The prediction of ``llmb predict`` for a run before it starts.
 
-    Seconds by cause sum to the step; 95 % of steps are expected within the interval.
+    The seconds by cause sum to the step; 95 % of steps are expected within the interval.
     """
 
     step_time_s: Positive
@@ -87,14 +87,14 @@ class Plan(Record):
     device: Device
     steps: Size
     window: Window
-    """Provisional if its rule is ``auto``: the result has the window that its statistics are of."""
+    """Provisional if its rule is ``auto``: the result then has the window that the statistics cover."""
     seed: int
     fp8_recipe: Fp8Recipe | None = None
     """None for a run that does not compute in FP8."""
     save_checkpoint: bool = False
     checkpoint_interval: Size | None = None
     checkpoint_dir: str | None = None
-    """Absolute; the run saves in a folder of its own below. None for the run's folder."""
+    """An absolute path; the run saves in its own folder below it. None for the run's folder."""
     start: Start | None = None
     """The checkpoint that the run resumes from; of a run with ``lora``, adapters and their optimizer state."""
     weights: InitialWeights | None = None
@@ -110,9 +110,9 @@ class Plan(Record):
     predicted: PredictedStep | None = None
     """None for unsupported predictions, such as on a CPU."""
     documented_software: str | None = None
-    """Name of the recipe's document if its own software, as released, trains; None for other programs."""
+    """Name of the recipe's document if the document's own software, as released, trains; None for other programs."""
     declared_origin: Origin | None = None
-    """Origin of a program other than the engine, which has weights and data of its own."""
+    """Origin for a program other than the engine, with its own weights and data."""
 
     @property
     def origin(self) -> Origin:
@@ -122,12 +122,12 @@ class Plan(Record):
 
     @property
     def processes(self) -> int:
-        """Return the number to start: one for each rank, or one for a pretended rank."""
+        """Return the number of processes: one per rank, or one for a pretended rank."""
         return self.recipe.scale if self.recipe.pretended_rank is None else 1
 
     @property
     def first_step(self) -> int:
-        """Steps are numbered through the whole training, over all runs that resumed from each other."""
+        """Steps are numbered across the whole training, including all runs that were resumed."""
         return self.start.step if self.start else 0
 
     @property
@@ -140,11 +140,11 @@ class Plan(Record):
         return consumed + (step - self.first_step) * self.recipe.layout.gbs
 
     def slows_down(self, step: int) -> bool:
-        """Return whether a record of ``step`` makes it slower, so that its time means nothing."""
+        """Return whether recording slows down ``step``, so that its time means nothing."""
         return self.nccl_trace or (self.profile is not None and self.profile.covers(step))
 
     def saves_after(self, step: int) -> bool:
-        """Return whether a checkpoint is saved after ``step``: after the last one, and at each interval that is set."""
+        """Return whether a checkpoint is saved after ``step``: after the last step, and at each interval, if set."""
         if step == self.last_step:
             return self.save_checkpoint
         return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0
@@ -176,21 +176,21 @@ class ComputePath(Record):
     exchanges_updates: bool
     """Ranks that hold parameters whole sum gradients, and exchange what each of them updates."""
     keeps_gathered: bool
-    """Parameters are whole for all micro-batches of a step, so that FP8 casts their weights once."""
+    """Parameters stay gathered for all micro-batches of a step, so that FP8 casts their weights once."""
     compiled: bool
     """Blocks are compiled by torch.compile."""
     joins_products: bool
-    """Layers with the same input are multiplied as one matrix. In eager code results and gradients would be copied to
-    be taken apart. FP8 joins its own; blocks that stay in bf16 then are the same compiled or not, bit by bit."""
+    """Layers with the same input are multiplied as one matrix. Eager code would copy results and gradients to split
+    them. FP8 joins its own; blocks that stay in bf16 are then bitwise equal, compiled or not."""
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
     """The way of adding micro-batches' gradients: products of bf16 matrices, in bf16; autograd, in fp32; FSDP."""
     overlaps_tp: bool
     """Gathers and scatters of the sequence overlap with products in the backward pass."""
     fuses_casts: bool
-    """FP8 casts the results of activations, and gradients of rotated heads, while it computes them: with delayed
-    scaling, where scales are known before, and trained weights."""
+    """FP8 casts the results of activations, and gradients of rotated heads, as it computes them: with delayed scaling,
+    whose scales are known in advance, and trained weights."""
     casts_attention_again: bool
-    """The backward pass casts the output of attention again; a pipeline holds many of these at a time in bf16."""
+    """The backward pass repeats the cast of attention's output, of which a pipeline holds many at a time in bf16."""
 
 
 class EnginePlan(Plan):
@@ -204,7 +204,7 @@ class EnginePlan(Plan):
     attention_backend: AttentionChoice = "auto"
     force_load_balancing: bool = False
     capacity_factor: Positive | None = None
-    """Rows that each expert computes, in equal shares of a rank's tokens; None if no token is dropped."""
+    """Rows that each expert computes, relative to an equal share of a rank's tokens; None if no token is dropped."""
     parallelism: Parallelism = Parallelism()
     stall_limit_s: Count = DEFAULT_STALL_LIMIT_S
     resource_interval_s: Positive | None = None
@@ -238,14 +238,14 @@ def make_plan(
     checkpoint: SavedCheckpoint | None = None,
     inputs: TrainingInputs | None = None,
 ) -> EnginePlan:
-    """Checks that the engine can train ``recipe`` this way.
+    """Make a plan, and check that the engine can train ``recipe`` this way.
 
     A run that resumes from a checkpoint takes seed and training (optimizer, schedule, data) from there, except what is
     chosen here and what an imported checkpoint lacks. Gradients are reduced as the recipe specifies, and in fp32 if the
     run computes in fp32.
 
     Without a dataset in ``inputs``, sequences are packed from documents of ``document_tokens`` on average; if the
-    recipe packs and it is not specified, from documents whose attention costs what the recipe's do. The plan's recipe
+    recipe packs and it is not specified, from documents with the same attention cost as the recipe's. The plan's recipe
     holds the statistics of what it trains on.
 
     Raises UsageError with all reasons why it cannot.
@@ -305,7 +305,7 @@ def _packing_problems(recipe: Recipe, choices: Choices, training: Training, *, p
 
 
 def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Training:
-    """Return the training of the recipe, or the one that a run continues, with the explicit choices."""
+    """Return the training of the recipe, or that of the resumed run, with the explicit choices."""
     changes = {
         "peak_lr": choices.peak_lr,
         "warmup_steps": choices.warmup_steps,
@@ -318,14 +318,14 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
 
 
 def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | None:
-    """None for those of the resumed training, or of the recipe."""
+    """Return the lengths; None for those of the resumed training, or of the recipe."""
     if choices.document_tokens is not None:
         return "uniform"
     return "squad" if choices.synthetic and recipe.task != "pretrain" else None
 
 
 def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype:
-    """Part of the precision, like the dtype, so not taken from a checkpoint."""
+    """Return the dtype of reductions: part of the precision, and so not taken from a checkpoint."""
     return "fp32" if recipe.dtype is Dtype.FP32 else chosen or recipe.training.grad_reduce_dtype
 
 
@@ -352,7 +352,7 @@ def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRec
 
 
 def saved_base(record: CheckpointRecord) -> InitialWeights | None:
-    """The weights that saved adapters belong to; None if they are random, or if the checkpoint contains all weights."""
+    """Return the weights of saved adapters; None if they are random, or if the checkpoint contains all weights."""
     base = record.base
     if base is None or base.path is None:
         return None
@@ -381,7 +381,7 @@ def document_problems(training: Training, seq_len: int) -> Iterator[str]:
 
 
 def pretending(recipe: Recipe, rank: int) -> Recipe:
-    """Return the recipe with one rank that runs alone; published figures are of all ranks."""
+    """Return the recipe with one rank running alone; published figures are for all ranks."""
     alone = recipe.model_copy(update={"pretended_rank": rank})
     reason = f"{alone.pretended_text}: published figures are of all ranks"
     return alone.model_copy(update={"expectations": (), "expectations_reason": reason})
@@ -434,7 +434,7 @@ def _usual_mean(recipe: Recipe, training: Training) -> int | None:
 
 
 def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
-    """``loads`` is set for a program whose checkpoints llmb does not read."""
+    """Yield warnings; ``loads`` is set for a program whose checkpoints llmb does not read."""
     published, scale = plan.recipe.checkpoint, plan.recipe.scale
     if published is None:
         return

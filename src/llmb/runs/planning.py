@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans a run of the engine: with the checkpoint that it resumes from, and the prepared files that it starts from."""
+"""Plans a run of the engine, with the checkpoint that it resumes from and the prepared files that it starts from."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -212,7 +212,7 @@ class Search:
         return TrainingInputs(weights=weights, **data)
 
     def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
-        """Return the weights that saved adapters belong to, at their old place or at that of ``--weights``."""
+        """Return the base weights of saved adapters, in their old place or in that of ``--weights``."""
         recorded = saved_base(adapters.record)
         if self.choices.weights:
             return self._checked(read_checkpoint(Path(self.choices.weights)), recorded.name if recorded else None)
@@ -226,7 +226,7 @@ class Search:
             return None
 
     def _imported(self, saved: SavedCheckpoint) -> InitialWeights | None:
-        """Return the weights of an imported checkpoint, or those that its adapters belong to."""
+        """Return the weights of an imported checkpoint, or the base weights of its adapters."""
         if self._rejects_weights(saved):
             return None
         return self._base(saved) if saved.record.lora else initial_weights(saved)
@@ -244,7 +244,7 @@ class Search:
         return f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
 
     def _seq_len_option(self) -> str:
-        """Empty if all layouts of the size have the run's sequence length."""
+        """Return the option for the sequence length; empty if all layouts of the size have the run's."""
         tables = find_workload(self.catalogue, self.recipe.workload).layouts
         lengths = {table.seq_len for table in tables if table.size == self.recipe.size}
         length = self.recipe.layout.seq_len
@@ -280,7 +280,7 @@ def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
 
 
 def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> bool:
-    """A model knows only the tokens of its own tokenizer; a checkpoint without one cannot be checked."""
+    """Return whether tokenizers differ: a model knows only its own; a checkpoint without one cannot be checked."""
     file = Path(weights.path) / CONTEXT / TOKENIZER
     return file.is_file() and sha256(file.read_bytes()).hexdigest() != dataset.packed.tokenizer.sha256
 
@@ -299,7 +299,7 @@ def _dataset_problems(packed: PackedDataset, recipe: Recipe, source: Source | No
 
 
 class NotPrepared(UsageError):
-    """The run's weights or data are not prepared. ``plan`` is the plan for when they are."""
+    """The run's weights or data are not prepared. ``plan`` applies once they are."""
 
     def __init__(self, error: UsageError, plan: Plan) -> None:
         super().__init__(error.what, do=error.do)
@@ -307,7 +307,7 @@ class NotPrepared(UsageError):
 
     @property
     def warning(self) -> str:
-        """Return the warning of a dry run, which shows the plan all the same."""
+        """Return the warning for a dry run, which shows the plan anyway."""
         return f"the run would be rejected: {self.what}"
 
 
@@ -324,7 +324,7 @@ def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHe
 
 
 def plan_training(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """Prepared files are below ``install``. Raises UsageError with everything that is wrong, else NotPrepared."""
+    """Plan a run with files prepared below ``install``. Raises UsageError with all problems, else NotPrepared."""
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
     search = search_inputs(catalogue, install, recipe, choices)
     inputs = search.inputs(checkpoint)
@@ -347,7 +347,7 @@ OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")
 
 
 def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
-    """Return the arguments of ``llmb run`` and ``submit`` by which they train the same, without what is the default.
+    """Return the arguments of ``llmb run`` and ``submit`` that train the same, without defaults.
 
     Profiles are not recorded again. Raises UsageError if the catalogue does not have the recipe.
     """

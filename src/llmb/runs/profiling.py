@@ -12,24 +12,24 @@ from llmb.catalogue.records import Record
 Profiler = Literal["nsys", "torch"]
 NCCL_TRACE_STEPS = 5
 MOST_RANKS = 8
-"""Ranks that are profiled by default: those of the first node."""
+"""Number of ranks that are profiled by default: those of the first node."""
 _option = partial(Option, panel="Profiling")
 
 
 class Profile(Record):
-    """The resolved profiling of one run. Its results report it, without the profiled steps."""
+    """The resolved profiling of one run. It is part of the results, which exclude the profiled steps."""
 
     profiler: Profiler
     or_torch: bool = False
-    """True if the PyTorch profiler replaces Nsight Systems when that is not on the PATH."""
+    """True if the PyTorch profiler replaces Nsight Systems when the latter is not on the PATH."""
     reason: str | None = None
     """The reason why the PyTorch profiler has replaced Nsight Systems; None if it has not."""
     first_step: int
     stop_step: int
-    """The first step that is no longer profiled."""
+    """The first step after the profile."""
     ranks: tuple[int, ...]
     gpu_metrics: bool = False
-    """True for metrics of the first rank's GPU."""
+    """True to record metrics of the first rank's GPU."""
 
     def covers(self, step: int) -> bool:
         return self.first_step <= step < self.stop_step
@@ -96,8 +96,7 @@ class Profiling(Record):
     def settled(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Profile | None:
-        """Return the options resolved, by default to the document's steps if the run has them, else to the last tenth.
-
+        """Return the resolved options, by default with the document's steps if the run has them, else the last tenth.
         Call only if ``problems`` finds none.
         """
         if not self.profile:
@@ -156,7 +155,7 @@ class Profiling(Record):
 
 
 def listed(ranks: str) -> tuple[int, ...]:
-    """Return the ranks in a text such as ``0,4-7``, sorted."""
+    """Return the ranks in a string such as ``0,4-7``, sorted."""
     return tuple(sorted(set(numbers_of(parse_ranges(ranks)))))
 
 
@@ -170,7 +169,7 @@ def _rank_problems(text: str, ranks: int) -> Iterator[str]:
 
 
 def _spans(text: str) -> tuple[Span, ...]:
-    """Return nothing for text that names no ranks."""
+    """Return the ranges of ranks; empty for a string without any."""
     try:
         return parse_ranges(text)
     except ValueError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The needs of single ranks of a run: memory, FLOPs and collectives of one step."""
+"""The requirements of single ranks of a run: memory, FLOPs and collectives of one step."""
 
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,7 @@ GIB = 2**30
 
 PROGRAM = "llmb.engine.account.one_rank"
 OWNERS = ("weights", "gradients", "optimizer", "activations", "other")
-"""Owners of memory. Weights are parameters in all their precisions and copies."""
+"""Owners of memory. Weights are parameters in all precisions and copies."""
 
 
 class AccountJob(Record):
@@ -25,7 +25,7 @@ class AccountJob(Record):
 class CollectiveCount(Record):
     """Collectives of one kind in one group: their number in a step, and the bytes of their messages together.
 
-    A message is the whole of what is gathered, reduced, exchanged or sent, as it is on one rank.
+    A message is everything that is gathered, reduced, exchanged or sent, in its size on one rank.
     """
 
     kind: str
@@ -45,9 +45,8 @@ class RankMemory(Record):
 
 
 class RankAccount(RankMemory):
-    """The needs of one rank in one step.
-
-    flops_by_kind: of products by precision (bf16, fp8, fp32), and of attention; they sum to ``flops``.
+    """The requirements of one rank in one step. flops_by_kind: of products by precision (bf16, fp8, fp32), and of
+    attention; they sum to ``flops``.
     """
 
     flops: int
@@ -77,7 +76,7 @@ class MemoryUse(Record):
     """The memory of some ranks of a run, and whether it fits on a GPU. Sizes in GiB.
 
     method: counted by the engine, or estimated in closed form. capacity_gib: nominal memory of a GPU; None if it is
-    unknown, and then ``fits``, too. assumptions: what was counted otherwise than a run may be.
+    unknown, and then ``fits``, too. assumptions: where a run may differ from the counted one.
     """
 
     method: Literal["exact", "estimate"] = "exact"
@@ -91,7 +90,7 @@ class MemoryUse(Record):
 
     @property
     def needed_gib(self) -> float:
-        """Return the need of the fullest rank, with the margin."""
+        """Return the memory that the fullest rank needs, with the margin."""
         return self.fullest.peak_bytes / GIB + MARGIN_GIB
 
     @property
@@ -100,7 +99,7 @@ class MemoryUse(Record):
 
 
 def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
-    """Return the plan without its data-dependent parts, and the assumptions instead."""
+    """Return the plan without its data-dependent parts, and the assumptions that replace them."""
     assumptions = []
     changes: dict[str, object] = {}
     if plan.recipe.packing is not None:
@@ -114,7 +113,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
     """Return one rank, one of every stage, or the candidates for the fullest rank.
 
-    Raises UsageError for both, and for a rank that the layout does not have.
+    Raises UsageError if both are requested, and for a rank that the layout does not have.
     """
     if rank is None:
         return stage_ranks(layout) if all_stages else fullest_ranks(layout)
@@ -131,7 +130,7 @@ def stage_ranks(layout: Layout) -> list[int]:
 
 
 def fullest_ranks(layout: Layout) -> list[int]:
-    """Return the ranks of ``stage_ranks`` among which the fullest is.
+    """Return the ranks of ``stage_ranks`` that include the fullest one.
 
     The earlier a stage, the more micro-batches it holds: a later one can only be fuller if it has more layers, or the
     loss.

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run.json``: everything that decided a run, and its result. And the starts of one run: a scheduler may start its job
-again, and it then resumes from its last checkpoint.
-
-Nothing of an earlier attempt is lost: its steps stay in a file of its own, its log in the run's log, its nodes and its
-end in the record. ``metrics.jsonl`` has every step of the run once, from the last attempt that trained it.
+"""``run.json``: all inputs of a run, and its result. Also its attempts: a scheduler may restart its job, which then
+resumes from the last checkpoint. Nothing of an earlier attempt is lost: its steps stay in a separate file, its log in
+the run's log, its nodes and its end in the record. ``metrics.jsonl`` has every step of the run once, from the last
+attempt that trained it.
 """
 
 import errno
@@ -36,7 +35,7 @@ from llmb.runs.source_version import source_version
 from llmb.runs.steps import read_steps, step_to_json
 
 LETTERS = "klmnopqrstuvwxyz"
-"""One letter per hexadecimal digit: an id is never taken for the number of a job, a date or a commit."""
+"""One letter per hexadecimal digit: an id cannot be mistaken for the number of a job, a date or a commit."""
 _AS_LETTERS = str.maketrans("0123456789abcdef", LETTERS)
 LENGTH = 8
 
@@ -54,7 +53,7 @@ Time = Annotated[str, AfterValidator(_time)]
 
 
 def seconds_of(time: str | None) -> float | None:
-    """Since 1970."""
+    """Return seconds since 1970."""
     return datetime.fromisoformat(time).timestamp() if time else None
 
 
@@ -69,7 +68,7 @@ class BegunJob(Record):
 
 
 class Attempt(Record):
-    """One start of a run by a scheduler. Its end is None while it lasts, and if it was not recorded."""
+    """One start of a run by a scheduler. Its end is None while it is running, and if it was not recorded."""
 
     number: int
     started_at: Time
@@ -88,7 +87,7 @@ class Process(Record):
     host: str
     pid: int
     started: str
-    """The start by the clock of the host since boot, and an identifier of that boot."""
+    """The start by the host's clock since boot, and an identifier of that boot."""
 
 
 LOCAL = "local"
@@ -158,7 +157,7 @@ class RunRecord(ReasonedRecord):
     image: str | None = None
     """Container image that the workers run in; None without a container."""
     label: str | None = None
-    """Given by the user, to find runs again."""
+    """Set by the user, to find runs again."""
     arguments: dict[str, str] = Field(default_factory=dict)
     """Arguments of a framework's script, as given by the user."""
     program: str = ENGINE
@@ -172,7 +171,7 @@ class RunRecord(ReasonedRecord):
     variables: dict[str, str] = Field(default_factory=dict)
     """The variables of the workers in addition to the user's."""
     retries: int = 0
-    """The number of times that a scheduler may start the run again; 0 leaves that to the scheduler."""
+    """The number of times that a scheduler may restart the run; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
     """Starts of a run by a scheduler."""
     plan: Annotated[EnginePlan | Plan, WrapValidator(ValidateOnce())]
@@ -219,7 +218,7 @@ def now() -> str:
 
 
 def new_run_id() -> str:
-    """Random: two runs never share it."""
+    """Return a random id: two runs never share one."""
     return secrets.token_hex(8)
 
 
@@ -282,7 +281,7 @@ def engine_plan(record: RunRecord) -> EnginePlan:
 
 
 def attempt_plan(record: RunRecord) -> EnginePlan:
-    """Return the plan of the latest attempt's workers: the run's, or the rest of it after a checkpoint."""
+    """Return the plan of the latest attempt's workers: that of the run, or what remains of it after a checkpoint."""
     plan, attempt = engine_plan(record), record.attempts[-1] if record.attempts else None
     if attempt is None or attempt.checkpoint is None:
         return plan
@@ -308,13 +307,13 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
-    """None if the run was not submitted, or the client was killed before it could record this. Raises as above."""
+    """Return None if the run was not submitted, or the client was killed before it recorded this. Raises as above."""
     _check_links(folder)
     return read_stored(folder.job, SubmittedJob) if folder.job.exists() else None
 
 
 def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
-    """None also if it cannot be read: the record decides about a run, and only its campaign is then unknown."""
+    """Return None also if it cannot be read: the record is decisive, and only the run's campaign is then unknown."""
     try:
         return read_job(folder)
     except (OSError, BrokenRecord):
@@ -342,7 +341,7 @@ def short_id(text: str) -> str:
 
 
 def may_be_short_id(text: str) -> bool:
-    """Return True for an id, and for the beginning of one."""
+    """Return True for an id, or the beginning of one."""
     return 0 < len(text) <= LENGTH and set(text) <= set(LETTERS)
 
 
@@ -395,9 +394,8 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
-    """Statistics are from one attempt: one that begins before the window's end has its own warm-up and window.
-
-    A window that is given by its steps stays: the result reports that it was cut.
+    """Return the plan with its window. Statistics are from one attempt: one that begins before the window's end has its
+    own warm-up and window. A window set by its steps stays: the result reports that it was cut.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan

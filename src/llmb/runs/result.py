@@ -82,7 +82,7 @@ class Parameters(Record):
 class PretendedRank(ReasonedRecord):
     """The measurements of a rank that ran alone, as if the others existed.
 
-    compute_time_s: of a step, in which it waits for no other rank; with the copies that stand in for collectives.
+    compute_time_s: time of a step without waiting for other ranks, but with the copies that replace collectives.
     """
 
     rank: int
@@ -104,13 +104,13 @@ class Reference(Record):
     window: Window | None = None
     """None if the source does not state the steps of its figure."""
     window_text: str = ""
-    """The window as the source words it."""
+    """The window in the words of the source."""
     convention: str | None = None
-    """The source's way of counting FLOPs; None if it has only a step time."""
+    """The convention by which the source counts FLOPs; None if it has only a step time."""
     source: str
     """Document and line, folder of the baseline, or the user's file and entry."""
     runs: int | None = None
-    """Number of runs of a baseline; None for a single figure."""
+    """Number of runs in a baseline; None for a single figure."""
 
 
 class Condition(Record):
@@ -121,21 +121,21 @@ class Condition(Record):
     own: str | None
     reference: str | None
     effect: Effect
-    """The effect on a verdict: prevents it, makes it soft, or is only reported."""
+    """The effect on a verdict: it prevents it, makes it soft, or is only reported."""
     slower_pct: Interval | None = None
-    """The slowdown of the run's steps by it, in percent: from, to; None if unknown."""
+    """The slowdown of the run's steps that it causes, in percent, from and to; None if unknown."""
     why: str | None = None
-    """The explanation, with its source, where the reference has one."""
+    """The explanation, with its source, if the reference has one."""
 
 
 class Verdict(Record):
-    """The keys are a contract."""
+    """A verdict. The keys are a contract."""
 
     verdict: VerdictName
     soft: bool
     """True if the reference, or a condition that differs, allows only a rough statement."""
     delta_pct: float | None = None
-    """Step time relative to the reference, in percent of it; above 0 is slower. None without two figures."""
+    """Step time relative to the reference, in percent; above 0 is slower. None unless both figures exist."""
     ci95_pct: Interval | None = None
     """95 % confidence interval of ``delta_pct``."""
     smallest_visible_change_pct: float | None = None
@@ -145,7 +145,7 @@ class Verdict(Record):
     reference: Reference | None = None
     conditions: tuple[Condition, ...] = ()
     more_runs: int | None = None
-    """The expected number of further runs that decide an inconclusive verdict; None if runs would not."""
+    """The expected number of further runs to decide an inconclusive verdict; None if runs would not decide it."""
     reason: str | None = None
     """The reason why there is no clear verdict, or why runs allow only a soft one."""
     sentence: str = ""
@@ -153,7 +153,7 @@ class Verdict(Record):
 
 
 WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not comparable", "pass", "improved")
-"""The worst first."""
+"""From the worst to the best."""
 BETTER: tuple[VerdictName, ...] = ("pass", "improved")
 """The verdicts better than an open question."""
 

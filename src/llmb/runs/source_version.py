@@ -18,7 +18,7 @@ NOT_COMPARED = "git did not compare the source with the commit"
 
 
 class SourceVersion(NamedTuple):
-    """None is unknown, for ``reason``."""
+    """The version of the source; None if unknown, for ``reason``."""
 
     commit: str | None
     modified: bool | None
@@ -33,7 +33,7 @@ class SourceVersion(NamedTuple):
 
 
 def source_version(package: Path = PACKAGE) -> SourceVersion:
-    """Ask git, if ``package`` is part of a checkout."""
+    """Ask git if ``package`` is part of a checkout."""
     checkout = next((folder for folder in package.parents[:2] if (folder / ".git").exists()), None)
     if checkout is None:
         return _built(package) or _installed()
@@ -60,7 +60,7 @@ def installed_version(text: str | None) -> SourceVersion:
 
 
 def _built(package: Path) -> SourceVersion | None:
-    """Return the version that setup.py recorded; None where it was built without one."""
+    """Return the version that setup.py recorded; None if the build had none."""
     try:
         commit, _, modified = (package / COMMIT_FILE).read_text().strip().partition("-")
     except OSError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``metrics.jsonl``: one JSON object per step, in full precision, readable while it is written.
 
-``rank_times.jsonl`` beside it: how long each rank computed, step by step; limited in size, however long the run is.
+``rank_times.jsonl`` beside it: the time that each rank computed, by step; limited in size, however long the run is.
 """
 
 import json
@@ -34,12 +34,12 @@ class ExpertLoad:
     idle_experts: int
     """Experts without tokens, summed over layers."""
     dropped_share: float = 0.0
-    """Tokens beyond the capacity of their expert, of all tokens that chose one."""
+    """Fraction of the tokens that chose an expert which exceeded its capacity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Counts:
-    """Tensors of all layers that were cast to FP8 in a step with saturated or non-finite values."""
+    """Numbers of tensors, over all layers, that were cast to FP8 in a step and had saturated or non-finite values."""
 
     saturated_tensors: int
     """Tensors with values beyond the range of their scale, which were clamped."""
@@ -50,8 +50,7 @@ class Fp8Counts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One training step. Memory is that of the rank with the most; step times differ between ranks by their waiting.
-
-    A pretended rank's has only its own figures, also of tokens, and neither loss nor gradient norm.
+    For a pretended rank, all figures, even tokens, are its own, and there is no loss or gradient norm.
     """
 
     step: int
@@ -60,7 +59,7 @@ class Step:
     grad_norm: float | None
     lr: float
     tokens: int
-    """Places that documents take; all places if a sequence is one document."""
+    """Places that documents fill; all places if a sequence is one document."""
     peak_memory_bytes: int
     peak_memory_rank: int
     rank_step_time_s_min: float
@@ -71,11 +70,11 @@ class Step:
     padded_tokens: int
     """Places of all sequences."""
     counted_labels: int
-    """Labels that the loss is the mean of."""
+    """Number of labels in the loss."""
     data_wait_s: float
     """The time that the step waited for its data, on the rank that waited longest."""
     pause_s: float
-    """The time between the step before and this one, on the rank where it was longest: logging, saving."""
+    """The time between the previous step and this one, on the rank where it was longest: logging, saving."""
     layer_s_median: float
     """Median over all ranks of the mean time of a layer's forward pass in the first micro-batch."""
     layer_s_max: float
@@ -112,7 +111,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """The number of steps of a run that make its values invalid, or may do so."""
+    """The number of a run's steps that make its values invalid, or may do so."""
 
     non_finite_steps: int
     """Steps whose loss or gradient norm is not finite. The first of them ends a run."""
@@ -121,7 +120,7 @@ class Counters:
 
 
 def count_steps(steps: Sequence[Step]) -> Counters | None:
-    """Return None for a run without a step."""
+    """Count the steps; None for a run without any."""
     if not steps:
         return None
     return Counters(
@@ -156,7 +155,7 @@ def _adapter() -> TypeAdapter[Step]:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """Return all complete steps; a last line that was truncated by a crash is left out.
+    """Return all complete steps; a last line truncated by a crash is omitted.
 
     Raises BrokenRecord if any other line is not a step.
     """
@@ -187,7 +186,7 @@ class StepNews(NamedTuple):
     loss: float | None
     grad_norm: float | None = None
     tflops_per_gpu: float | None = None
-    """The value that the program logs, in a convention of its own."""
+    """The value that the program logs, in its own convention."""
     profiled: bool = False
     """True if recording slowed it down."""
 
@@ -237,7 +236,7 @@ class RankTimes:
 
     first_step: int
     last_step: int
-    """The last of several steps in a long run: each value is then the longest of these steps."""
+    """The last step of a group, in a long run: each value is then the longest of the group."""
     layer_us: tuple[FiniteFloat, ...]
 
 

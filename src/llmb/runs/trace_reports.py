@@ -49,13 +49,13 @@ GPU_METRICS = "--gpu-metrics-devices=cuda-visible"
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """``breakdown`` is that of the first profiled rank, of the step with the median duration."""
+    """A run's profile; ``breakdown`` is that of the first profiled rank, for the step with the median duration."""
 
     profiler: str
     files: tuple[str, ...]
     breakdown: StepBreakdown | None
     warnings: tuple[str, ...]
-    """Missing parts, with the reason if it is known."""
+    """The parts that are missing, with the reason if it is known."""
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
@@ -68,14 +68,14 @@ def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
 
 
 def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, str]) -> Path:
-    """Return the path of Nsight Systems' report of ``rank``, which runs with the variables ``environ``."""
+    """Return the path of ``rank``'s Nsight Systems report; the rank runs with the variables ``environ``."""
     return folder.nsys_profile / report_name(plan, rank, environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID"))
 
 
 def report_name(plan: Plan, rank: int | str, job: str | None = None, node: str | None = None) -> str:
     """Return the name of a report of Nsight Systems, in which rank, job and node may be patterns or variables.
 
-    As in the recipe's document, whose names may hold the job and the node; outside of a job llmb's own name.
+    In a job it follows the recipe's document, whose names may include the job and the node; otherwise it is llmb's own.
     """
     document = plan.recipe.document
     if document and document.profile and document.profile.file and job is not None and node is not None:
@@ -89,9 +89,8 @@ def nccl_log(folder: RunFolder, rank: int) -> Path:
 
 
 def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
-    """Return None for a run that is not profiled. An existing breakdown is used.
-
-    Exports the report of the first rank that has one of Nsight Systems.
+    """Report the profile; None for a run that is not profiled. An existing breakdown is used. Exports the report of the
+    first rank with one of Nsight Systems.
     """
     if plan.profile is None:
         return None
@@ -133,7 +132,7 @@ def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
 
 
 LEAST_SHARE = 0.99
-"""The fraction of a GPU type's network rate, a rounded figure, that counts as all of it."""
+"""The fraction of a GPU type's nominal network rate, a rounded figure, that counts as all of it."""
 MOST_NAMED = 2
 DECIDING = (
     *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
@@ -151,9 +150,9 @@ class NetworkUse(Network):
 
 
 def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
-    """``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the devices of nodes.
+    """Find faults. ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the devices of nodes.
 
-    The variables of the run that may be the reason are named.
+    The faults name the run's variables that may be the reason.
     """
     faults = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
     if fault := _differing(network.nodes):
@@ -193,7 +192,7 @@ def _short(node: str) -> str:
 def _few_devices(
     nodes: NodesNetwork, ports: Sequence[RdmaPort], ranks: int, gpu: Gpu | None, where: str
 ) -> Iterator[str]:
-    """Compare with the number of GPUs, which is enough unless the GPU type's network is faster."""
+    """Compare with the number of GPUs, which suffices unless the GPU type's network is faster."""
     devices = nodes.devices_used if nodes.idle_devices is not None else nodes.devices
     used, unused = _by_use([port for port in ports if port.node == ports[0].node], devices or ())
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks

@@ -44,7 +44,7 @@ SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The words for messages. ``checkpoints`` are those of llmb nearby, which may have been meant."""
+    """The words for messages. ``checkpoints`` are nearby checkpoints of llmb, one of which may have been meant."""
 
     what: str
     checkpoints: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 
 SourceFormat = Literal["huggingface", "nemo"]
 StoredDtype = Literal["bf16", "fp16", "fp32"]
-"""Dtype of weights in a checkpoint: runs save fp32, imported weights keep the dtype of their source."""
+"""Dtype of weights in a checkpoint: runs save fp32; imported weights keep their source's dtype."""
 
 
 class ImportSource(Record):
@@ -104,12 +104,12 @@ class CheckpointRecord(Record):
     training: Training | None
     seed: int | None
     step: int
-    """Steps done."""
+    """Number of completed steps."""
     consumed_samples: int
     optimizer_state: bool = True
     imported_from: ImportSource | None = None
     weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
-    """Every dtype that weights are stored in; they are always loaded in fp32."""
+    """All dtypes in which weights are stored; weights are always loaded in fp32."""
     dataset: PackedDataset | None = None
     """The dataset that it was trained on; None for synthetic tokens."""
     lora: Lora | None = None
@@ -180,9 +180,8 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
 
 
 def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
-    """Return why a run on ``ours`` cannot resume from a checkpoint that was trained on ``theirs``; None if it can.
-
-    The samples that the checkpoint consumed are counted in its own data.
+    """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can: the samples
+    that the checkpoint consumed are counted in its own data.
     """
     if (ours and ours.crc32) == (theirs and theirs.crc32):
         return None
@@ -248,8 +247,8 @@ class RankTransfer(Record):
 class CheckpointTime(Verified):
     """Times are in seconds; ``start_s`` since 1970. ``step`` counts the steps done before a save; None for a load.
 
-    ``duration_s`` is that of all ranks together, with what they settle between them and, of a save, the record that
-    makes it complete; ``verify_s`` is not part of it.
+    ``duration_s`` covers all ranks, their synchronization and, for a save, the record that completes it; ``verify_s``
+    is not part of it.
     """
 
     kind: Literal["save", "load"]
@@ -276,14 +275,14 @@ class CheckpointTime(Verified):
 def checkpoint_time(
     kind: Literal["save", "load"], start_s: float, duration_s: float, step: int | None, ranks: Sequence[RankTransfer]
 ) -> CheckpointTime:
-    """Total times have millisecond precision, like the log."""
+    """Return the time of a transfer; totals have millisecond precision, like the log."""
     return CheckpointTime(
         kind=kind, step=step, start_s=round(start_s, 3), duration_s=round(duration_s, 3), ranks=tuple(ranks)
     )
 
 
 def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
-    """Append the line. Raises OSError where it cannot be written."""
+    """Append the line. Raises OSError if it cannot be written."""
     with path.open("a") as stream:
         stream.write(time.model_dump_json() + "\n")
 

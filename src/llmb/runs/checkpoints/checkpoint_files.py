@@ -2,7 +2,7 @@
 """Files of checkpoints: folders that become visible only when they are complete, and checksums.
 
 Checksums are CRC-32, as eight hexadecimal digits. They find damage, not forgery: CRC-32 misses one changed file in 4
-billion. It is the fastest that Python has, with or without instructions of the CPU for hashes
+billion. It is the fastest checksum in Python, with or without hash instructions of the CPU
 (``benchmarks/checksums.py``).
 """
 
@@ -33,7 +33,7 @@ def partial_path(target: Path) -> Path:
 def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda _: False) -> Iterator[Path]:
     """Yield a folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
 
-    What a killed attempt at the same target left in it is removed first. Neither is if ``is_worth_keeping`` says so.
+    Leftovers of a killed attempt at the same target are removed first. ``is_worth_keeping`` prevents both removals.
     Raises UsageError if ``target`` exists or is being written, EnvironmentProblem if writing fails.
     """
     check_links(target.parent)
@@ -63,7 +63,7 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
 
 
 def _lock(descriptor: int, target: Path) -> None:
-    """Lock, or raise UsageError if another process holds the lock. On a file system without locks, none does."""
+    """Take the lock, or raise UsageError if another process holds it. A file system without locks is not protected."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -82,7 +82,7 @@ def _remove_content(folder: Path) -> None:
 
 
 def check_free(target: Path) -> None:
-    """Raise UsageError if ``target`` exists; an empty folder is used."""
+    """Raise UsageError if ``target`` exists, unless it is an empty folder."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UsageError("this already exists", where=str(target), do="choose a new folder, or remove this one")
 

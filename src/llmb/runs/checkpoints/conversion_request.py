@@ -16,12 +16,12 @@ ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFa
 """Errors that are passed from one process to the other."""
 
 FILE_BYTES = 10**9
-"""Size limit of a file of an imported checkpoint: the most that is lost when an import is killed."""
+"""Size limit of a file of an imported checkpoint: a killed import loses at most one file."""
 
 Checksums = dict[str, str]
-"""CRC-32 by the name of the file, as in ``checkpoint.json``."""
+"""CRC-32 by file name, as in ``checkpoint.json``."""
 OnProgress = Callable[[int, int], None]
-"""Called with the number of bytes done and in all."""
+"""Called with the bytes done and the total."""
 OnNote = Callable[[str], None]
 
 
@@ -67,7 +67,7 @@ class ExportJob(Record):
 class AdapterExportJob(Record):
     """Exports the adapters in ``checkpoint`` to peft's files in ``folder``, which exists and is empty.
 
-    model: the one that is adapted. base: its name or path, if it is known.
+    model: the adapted model. base: its name or path, if known.
     """
 
     kind: Literal["export adapters"] = "export adapters"
@@ -112,7 +112,7 @@ Job = Annotated[AnyJob, Field(discriminator="kind")]
 
 
 class ErrorRecord(Record):
-    """An LlmbError that is passed from one process to the other."""
+    """An LlmbError passed from one process to the other."""
 
     kind: str
     what: str
@@ -124,7 +124,7 @@ class ErrorRecord(Record):
 class ImportedWeights(Record):
     """The result of an import: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them.
 
-    lora: what imported adapters are.
+    lora: the description of imported adapters.
     """
 
     checksums: Checksums

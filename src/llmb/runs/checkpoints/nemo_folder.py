@@ -45,7 +45,7 @@ SAME: dict[str, Any] = {
     "num_moe_experts": None,
     "multi_latent_attention": False,
 }
-"""Settings that have the same value in every model that is read; settings that versions before them lack are these."""
+"""Settings that have the same value in every supported model; versions that lack a setting have this value."""
 
 
 def is_nemo_folder(path: Path) -> bool:
@@ -73,7 +73,7 @@ def read_nemo_folder(path: Path) -> WeightsFolder:
 
 
 def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
-    """Raise UsageError if its model is another one, or one that is not read from NeMo."""
+    """Raise UsageError if the folder holds another model, or one that is not supported for NeMo."""
     name, where = f"{model.model} {model.size}", str(folder.path / MODEL_FILE)
     if format_of(model).model_type != SUPPORTED or model.tied_embeddings:
         what = f"checkpoints of NeMo 2 are read for Llama 3 and 3.1 only, not for {name}"

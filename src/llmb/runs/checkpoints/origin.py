@@ -13,7 +13,7 @@ IDENTITY_DIGITS = 16
 
 
 class WeightsOrigin(Record):
-    """The weights before the first step of a training, also of one that was resumed later."""
+    """The weights before the first step of a training, including one that was resumed later."""
 
     kind: Literal["random", "checkpoint", "unknown"]
     """``unknown``: it resumes from imported weights, whose training is not recorded."""
@@ -50,7 +50,7 @@ class DataOrigin(Record):
 
     @property
     def short(self) -> str:
-        """Return the text for a column of a table."""
+        """Return the string for a table column."""
         return "synthetic" if self.kind == "synthetic" else self.name
 
 
@@ -69,12 +69,12 @@ class Origin(Record):
 
 
 def dataset_title(name: str, seq_len: int) -> str:
-    """Return text such as ``SQuAD packed 4096``."""
+    """Return a string such as ``SQuAD packed 4096``."""
     return f"{TITLES.get(name, name)} packed {seq_len}"
 
 
 def identity_of(crc32: Mapping[str, str] | None) -> str | None:
-    """Equal for files with equal checksums; None without checksums."""
+    """Return a digest that is equal for equal checksums; None without checksums."""
     if not crc32:
         return None
     listed = "".join(f"{name} {value}\n" for name, value in sorted(crc32.items()))

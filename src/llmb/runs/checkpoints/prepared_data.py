@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared data and checkpoints on disk, with the folder names of the reference documents; a packed dataset.
 
-A packed dataset has documents of tokens, put together into packs of at most ``seq_len`` places. Its folder holds
+A packed dataset has documents of tokens, combined into packs of at most ``seq_len`` places. Its folder holds
 ``dataset.json``, written last, and arrays that are mapped into memory, never read as a whole:
 
-- ``tokens.npy``: uint32 [tokens], all documents one after the other, those of a pack next to each other.
+- ``tokens.npy``: uint32 [tokens], all documents in sequence, those of a pack adjacent.
 - ``answers.npy``: bool [tokens], True for the tokens that the loss counts.
 - ``documents.npy``: int64 [documents + 1], the first token of each document, and the end of the last.
 - ``packs.npy``: int64 [packs + 1], the first document of each pack, and the end of the last.
 
 A document of n + 1 tokens takes n places: its first n tokens are inputs, each with the token after it as its label.
-Places of a pack that no document takes are padding, at its end.
+Unused places at the end of a pack are padding.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,12 +44,12 @@ class PreparedFolders:
 
     @property
     def hub(self) -> Path:
-        """The hub's cache."""
+        """Return the cache of the hub."""
         return self.path / "hub"
 
     @property
     def temporary(self) -> Path:
-        """Work in progress; unused once preparation has ended."""
+        """Return the folder for work in progress, which is unused once preparation has ended."""
         return self.path / "nemo_nlp_tmp"
 
     def dataset(self, name: str) -> Path:
@@ -57,7 +57,7 @@ class PreparedFolders:
         return self.datasets / name
 
     def packed(self, dataset: str, tokenizer: str, split: str, seq_len: int) -> Path:
-        """A packed dataset (see ``packed_dataset``). ``tokenizer`` is ``ORG/NAME`` or a name."""
+        """Return the folder of a packed dataset (see ``packed_dataset``). ``tokenizer`` is ``ORG/NAME`` or a name."""
         return self.dataset(dataset) / "packed" / tokenizer.replace("/", "--") / f"{split}_{seq_len}"
 
     def model(self, name: str) -> Path:
@@ -105,14 +105,14 @@ class PackedDataset(Record):
     seq_len: int
     documents: int
     left_out: int
-    """Samples that were left out, with more than ``seq_len`` places."""
+    """Number of omitted samples: those with more than ``seq_len`` places."""
     packing: Packer = "first-fit-shuffle"
     """The algorithm that combined documents into packs."""
     packs: int
     places: int
     counted_labels: int
     longest_document: int
-    """The length in places."""
+    """The length of the longest document, in places."""
     sum_of_squares: int
     """Sum of the squared lengths of all documents, in places."""
     files: dict[str, int]
@@ -135,7 +135,7 @@ class PackedDataset(Record):
 
     @property
     def fill(self) -> float:
-        """Fraction of the places of all packs that documents fill."""
+        """Return the fraction of the places of all packs that documents fill."""
         return self.places / (self.packs * self.seq_len)
 
 

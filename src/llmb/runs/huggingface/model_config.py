@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``config.json``: that of a model, and the differences of another one. Pure."""
+"""``config.json``: that of a model, and how another one differs. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -15,14 +15,14 @@ ACTIVATIONS: dict[Mlp, str] = {"swiglu": "silu", "squared-relu": "relu2"}
 TIED = "tie_word_embeddings"
 SILENT_EVERYWHERE = {"attention_bias": False, "mlp_bias": False, TIED: False}
 NULL_MEANS_NONE = ("attention_chunk_size",)
-"""Settings whose null is a value of its own; any other null means not specified."""
+"""Settings for which null is a value; for all others null means not specified."""
 OBJECTS = ("rope_scaling", "rope_parameters", "text_config")
 ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 HEADS = ("num_key_value_heads", "head_dim")
 LAYER_LISTS = ("moe_layers", "no_rope_layers", "layer_types", "attn_temperature_tuning")
 LONGEST_SHOWN = 200
 MOST_LAYERS = 1000
-"""Maximum number of layers whose settings are listed one by one; larger models differ anyway."""
+"""Maximum number of layers whose settings are listed one by one; larger models are rejected anyway."""
 COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 """Settings that act on weights, in every form; others are in ``formats.yaml``."""
 
@@ -88,9 +88,8 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
 
 
 def unknown_keys(model: Model, config: Config) -> Iterator[str]:
-    """Yield keys with values whose effect on the model is unknown; null is not specified.
-
-    Of a configuration without differences.
+    """Yield keys with values whose effect on the model is unknown; null means not specified. The configuration must
+    have no differences.
     """
     form = format_of(model)
     common = {key for ignored in common_settings().ignored for key in ignored.keys}
@@ -114,7 +113,7 @@ def _types(form: WeightsFormat) -> tuple[str | None, ...]:
 
 
 def _text_config(config: Config, form: WeightsFormat) -> Config:
-    """Return the settings of the text model, whose embedding the whole of a multimodal model may tie."""
+    """Return the settings of the text model, including whether the multimodal model ties its embedding."""
     if config.get("model_type") != form.multimodal_type:
         return config
     text = config.get("text_config") or {}
@@ -155,8 +154,8 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
     """Return settings that affect weights, normalized; None if the file does not specify them.
 
-    There are two if it has rotary settings both where transformers 5 writes them and where older versions did: it
-    depends on the version which of the two counts.
+    There are two readings if it has rotary settings in the places of both transformers 5 and older versions: the
+    version decides which of the two counts.
     """
     set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     values = {**SILENT_EVERYWHERE, **form.silent, **set_values}
@@ -181,7 +180,7 @@ def _has_full_attention(values: Config) -> bool:
 
 
 def _rotary_settings(values: Config, rotary: Config) -> dict[str, Any]:
-    """``rotary`` overrides the other settings, as in transformers 5."""
+    """Return the rotary settings; as in transformers 5, ``rotary`` overrides the others."""
     rope = dict(rotary)
     theta = rope.pop("rope_theta", values["rope_theta"])
     fraction = rope.pop("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
@@ -205,6 +204,6 @@ def _layer_settings(values: Config) -> dict[str, Any]:
 
 
 def _count(values: Config, name: str) -> int:
-    """Return 0 if the file has no whole number."""
+    """Return a whole number of the file; 0 if it is not one."""
     value = values.get(name)
     return value if isinstance(value, int) else 0

@@ -98,7 +98,7 @@ def _no_weights(path: Path) -> UsageError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read an object. Raises UsageError if there is no such file, or if it holds no JSON object."""
+    """Read a JSON object. Raises UsageError if there is no such file, or if it holds something else."""
     try:
         text = read_regular(path, MOST_JSON_BYTES)
         check_values(text)
@@ -154,7 +154,7 @@ def _linked(path: Path) -> str | None:
 
 
 def _recorded(folder: Path, name: str) -> str | None:
-    """Its lines are the commit, the checksum and the time of the download; files changed since then do not match."""
+    """Return the recorded checksum. The lines are commit, checksum and time of download; later changes do not match."""
     try:
         _, checksum, downloaded = (folder / LOCAL_METADATA / f"{name}.metadata").read_text().split()
         changed = (folder / name).stat().st_mtime > float(downloaded) + 1

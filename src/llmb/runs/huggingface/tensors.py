@@ -15,7 +15,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import ADAPTED, Lora, LoraTargets, Model, Record
 
 Parts = Mapping[str, object]
-"""Required values of a model's fields, by name; ``moe.router`` is the router of its experts, None if it has none."""
+"""Required values of a model's fields, by name; ``moe.router`` is its experts' router, None without experts."""
 
 
 def part(model: Model, name: str) -> object:
@@ -43,11 +43,11 @@ class WeightsFormat(Record):
     model_type: str
     model_class: str
     multimodal_type: str | None = None
-    """The type in ``config.json`` of a model that has this one as its text model."""
+    """The type in ``config.json`` of a multimodal model with this text model."""
     parts: dict[str, Any]
     equal: dict[str, str] = Field(default_factory=dict)
     needed: tuple[str, ...] = ()
-    """Parts that a model must have, with any values."""
+    """Parts that a model must have, whatever their values."""
     settings: dict[str, str]
     constants: dict[str, Any] = Field(default_factory=dict)
     silent: dict[str, Any]
@@ -55,13 +55,13 @@ class WeightsFormat(Record):
     unused: tuple[str, ...] = ()
     multimodal_keys: tuple[str, ...] = ()
     lists_layers: bool = False
-    """The configuration lists which layers have experts, and which rotary."""
+    """True if the configuration lists the layers that have experts, and those with rotary positions."""
     names: dict[str, str] = Field(default_factory=dict)
     expert_matrices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class IgnoredSettings(Record):
-    """Keys of ``config.json`` that change nothing in training, for one reason."""
+    """Keys of ``config.json`` that do not affect training, all for the same reason."""
 
     why: str
     keys: tuple[str, ...]
@@ -91,7 +91,7 @@ def common_settings() -> CommonSettings:
 
 
 def format_of(model: Model) -> WeightsFormat:
-    """Return the form. Raises UsageError for a model without one, with its differences from the nearest form."""
+    """Return the format. Raises UsageError for a model without one, with its differences from the nearest format."""
     problems = {form.model_class: list(obstacles(model, form)) for form in weights_formats()}
     fitting = next((form for form in weights_formats() if not problems[form.model_class]), None)
     if fitting is None:
@@ -127,7 +127,7 @@ HEAD = "lm_head."
 HEAD_WEIGHT = "lm_head.weight"
 DECODER = "model."
 LANGUAGE_MODEL = "language_model."
-"""Prefix of every name of the text model if a Llama 4 model has a vision part."""
+"""Prefix of every name of the text model if a Llama 4 model includes vision."""
 VISION = ("vision_model.", "multi_modal_projector.")
 ROTARY_TABLE = ".rotary_emb.inv_freq"
 """Computed from the configuration; old versions of transformers saved it."""
@@ -172,7 +172,7 @@ def matrices_of_expert(name: str, form: WeightsFormat) -> tuple[str, ...]:
 
 
 def stored_tensors(name: str, shape: Shape, form: WeightsFormat) -> dict[str, Shape]:
-    """The tensors that hold a parameter, with their shapes; those of experts in order, each [outputs, inputs]."""
+    """Return the tensors of a parameter with their shapes, experts in order, each [outputs, inputs]."""
     stored, matrices = hugging_face_name(name, form), matrices_of_expert(name, form)
     if not matrices:
         return {stored: hugging_face_shape(name, shape)}
@@ -184,9 +184,8 @@ def stored_tensors(name: str, shape: Shape, form: WeightsFormat) -> dict[str, Sh
 def match_tensors(
     parameters: Mapping[str, Shape], available: Mapping[str, StoredTensor], form: WeightsFormat, *, tied: bool = False
 ) -> Match:
-    """Find every parameter, given with its shape, among the stored tensors. None may be missing or unknown.
-
-    ``tied``: a head that is stored beside the embedding is not a parameter.
+    """Find every parameter, given with its shape, among the stored tensors. None may be missing or unknown. ``tied``: a
+    head stored in addition to the embedding is not a parameter.
     """
     multimodal = any(name.startswith(LANGUAGE_MODEL) for name in available)
     prefix = LANGUAGE_MODEL if multimodal else ""
@@ -338,7 +337,7 @@ def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
 
 
 def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
-    """The targets of exactly the layers of these names (``q_proj``); ``shared``: query, key and value have one A."""
+    """Return the targets that cover exactly these layers (``q_proj``); ``shared``: query, key and value share A."""
     names = set(layers)
     fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "qv", "attention", "all-linear")
     for targets in fitting if shared else fitting[1:]:
