@@ -2,8 +2,8 @@
 """Chooses the attention backend of a run: tries those of the device with the model's own attention and shapes.
 
 Every rank tries them at its own shapes, which differ with context parallelism and between pipeline stages; the first
-times them, and all use the fastest one there. The time depends only on shapes, so inputs are random. What a fused
-backend computes is compared with exact attention before it can be chosen: some are wrong at some shapes.
+times them, and all use the fastest one there. The time depends only on shapes, so inputs are random. The results of a
+fused backend are compared with exact attention before it can be chosen: some are wrong at some shapes.
 """
 
 import math
@@ -61,7 +61,7 @@ MOST_SCORES = 2**26
 """Maximum number of scores in memory at a time: in fp32, with their gradients, 1 GiB."""
 WARM_UPS, TIMED = 3, 10
 FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
-"""The errors that torch raises for inputs that a backend does not support, or for a missing backend."""
+"""The errors that torch raises for inputs that a backend does not support, or if a backend is missing."""
 
 
 class BackendTrial(NamedTuple):
@@ -71,7 +71,7 @@ class BackendTrial(NamedTuple):
     milliseconds: float | None
     distance: float | None
     wrong: str | None
-    """The result that is too inaccurate."""
+    """Name of the result that is too inaccurate."""
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def varlen_problem(plan: EnginePlan) -> str | None:
 
 
 def groups_heads_of_documents() -> bool:
-    """Return True if torch's kernel for documents takes fewer heads of keys than of queries; not in torch 2.11."""
+    """Return True if torch's kernel for documents supports fewer heads of keys than of queries; not in torch 2.11."""
     return "enable_gqa" in signature(varlen_attn).parameters
 
 
@@ -293,7 +293,7 @@ def forget_memory(device: torch.device) -> None:
 def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tensor, last_keys: Tensor) -> list[Tensor]:
     """Return the result and the gradients of query, key and value: [batch, queries or keys, heads, head_dim] fp32.
 
-    gradient: of the result. first_keys, last_keys: what each query attends to, [batch or 1, queries].
+    gradient: of the result. first_keys, last_keys: the range that each query attends to, [batch or 1, queries].
     """
     query, key, value, gradient = (part.detach().float() for part in (*heads, gradient))
     batch, queries, number, _ = query.shape
@@ -316,7 +316,7 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
 
 
 def distances_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """Return how far a kernel's result and gradients lie from the exact ones, relative to the norm of these."""
+    """Return the distances of a kernel's result and gradients from exact ones, relative to the exact ones' norm."""
     return [float((one.float() - other).norm() / other.norm()) for one, other in zip(results, exact, strict=True)]
 
 

@@ -131,13 +131,13 @@ def nccl_version() -> str:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that may affect a run's speed, except those that may hold a secret, and those of its store."""
+    """Return variables that may affect a run's speed, except those that may hold a secret, and the store's."""
     variables = sorted(without_secrets(environ).items())
     return {name: value for name, value in variables if name.startswith(RECORDED) and not name.startswith(STORE)}
 
 
 def active_ports(node: str, devices: Path = RDMA_DEVICES) -> tuple[RdmaPort, ...]:
-    """Ports of InfiniBand, RoCE and EFA cards visible to this process, by name; empty if the kernel shows none."""
+    """Return the InfiniBand, RoCE and EFA ports visible to this process, by name; empty if the kernel has none."""
     return tuple(_port(node, path) for path in sorted(devices.glob("*/ports/*")) if "ACTIVE" in (_text(path, "state")))
 
 

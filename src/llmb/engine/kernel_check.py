@@ -108,8 +108,8 @@ def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
 def difference_of(parts: Parts) -> float:
     """Return the largest difference between found and expected values, as a multiple of what rounding can explain.
 
-    That is one step of their format, at their own magnitude plus the mean square's root of all. fp32 is sums in another
-    order, or the largest of values in bf16.
+    That is one step of their format, at their own magnitude plus the root mean square of all. fp32 values are sums in
+    another order, or maxima of bf16 values.
     """
     multiples = []
     for ours, theirs in parts:

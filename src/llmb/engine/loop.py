@@ -178,9 +178,8 @@ def load_start(
 
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:
-    """Return True if a step's figures must be known before it continues.
-
-    A saved checkpoint must have finite values, and the step after a profile starts when the profile is written.
+    """Return True if a step's figures must be known before it continues. A saved checkpoint must have finite values,
+    and the step after a profile starts only once the profile is written.
     """
     profile_ends = plan.profile is not None and number == plan.profile.stop_step - 1
     return number == plan.last_step or plan.saves_after(number) or profile_ends

@@ -41,7 +41,7 @@ def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
 
 
 def _ask_for_network(folder: RunFolder) -> Path | None:
-    """A level set by the user stays, with its place; the lines needed here go to the same place."""
+    """Request network lines. A level and place set by the user stay; the lines needed here go to the same place."""
     level = nccl_setting(LEVEL).upper()
     if level not in (*BRIEF, *DETAILED):
         _log_to(network_log(folder, _rank()), ",".join(OF_NETWORK))
@@ -85,7 +85,7 @@ def nccl_setting(name: str, default: str = "") -> str:
 
 
 def _with(subsystems: str, more: Iterable[str]) -> str:
-    """A list that begins with ``^`` excludes its members."""
+    """Return the list with more members; a list that begins with ``^`` excludes its members."""
     listed = [name for name in subsystems.removeprefix("^").split(",") if name]
     names = {name.upper() for name in listed}
     if not subsystems.startswith("^"):

@@ -144,7 +144,7 @@ def trained_in(stage: TrainedStage, training: Training) -> Iterator[Trained]:
 
 
 def learning_rate(training: Training, step: int) -> float:
-    """Linear warm-up to the peak, then a cosine down to the minimum; steps count from 0."""
+    """Return the rate: linear warm-up to the peak, then a cosine down to the minimum; steps count from 0."""
     if step < training.warmup_steps:
         return training.peak_lr * (step + 1) / (training.warmup_steps + 1)
     span = max(1, training.decay_steps - training.warmup_steps)
@@ -166,9 +166,8 @@ def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
 
 
 def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return the norm over all ranks of gradients, of which so many ranks have the same, each counted once; 0-d fp64.
-
-    In fp64, because in fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
+    """Return the norm over all ranks, 0-d fp64; a gradient that several ranks hold counts once. In fp64, because in
+    fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
     """
     shared: dict[int, list[Tensor]] = defaultdict(list)
     for gradient, copies in gradients:

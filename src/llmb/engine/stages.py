@@ -90,7 +90,7 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
-    """``dtype``: of sums over ranks.
+    """Return the exchange. ``dtype``: of sums over ranks.
 
     Experts' gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from: their mean
     is over the same ranks.
@@ -209,7 +209,7 @@ def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
 
 
 def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:
-    """Some kernels return the gradient of a norm in fp32."""
+    """Round a gradient: some kernels return that of a norm in fp32."""
     return gradient if gradient.dtype is dtype else gradient.to(dtype).to(gradient.dtype)
 
 

@@ -61,7 +61,7 @@ class LayerTimes:
                 block.wrap("compute", partial(partial, self._timed, number))
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.spans: list[list[Span]] = [[] for _ in self.sizes]
 
     def _timed(self, stage: int, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -75,7 +75,7 @@ class LayerTimes:
 
 
 def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
-    """``began`` is the step's beginning. All events must have completed."""
+    """Return the seconds since ``began``, the start of the step. All events must have completed."""
     own = [ended.seconds_since(start) for spans in stages for start, ended in spans]
     first = [spans[0][0].seconds_since(began) for spans in stages if spans]
     waits = [later[0].seconds_since(earlier[1]) for spans in stages for earlier, later in pairwise(spans)]
@@ -121,7 +121,7 @@ class ExpertLoadCounter:
         return None if self.alone else load
 
     def write(self, path: Path) -> None:
-        """Each expert's fraction of the tokens of its layer, over all steps so far."""
+        """Write each expert's fraction of the tokens of its layer, over all steps so far."""
         counts = self.total[:, :-1]
         shares = {number: (row.double() / row.sum()).tolist() for number, row in enumerate(counts) if row.any()}
         write_atomically(path, json.dumps({"share_of_tokens": shares}) + "\n")
@@ -205,14 +205,14 @@ class StepReader:
         self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures") if exchanges else None
 
     def begin(self, number: int, *, saving: bool) -> None:
-        """A step begins at the end of the previous one, if that is still running. ``saving`` is as in ``Step``."""
+        """Begin a step, at the end of the previous one if that is still running. ``saving`` is as in ``Step``."""
         self.number, self.saving = number, saving
         self.pause_s = time.perf_counter() - self.read_s if self.read_s is not None else 0.0
         self.layers.begin()
         self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
 
     def end(self, loss: Tensor | None, norm: Tensor, data: StepData, fp8: Tensor | None = None) -> None:
-        """Called when the whole step is queued: this rank's loss, if any, the norm, 0-d fp64, and FP8 counts, [2]."""
+        """End a step, once it is queued: with this rank's loss, if any, the norm, 0-d fp64, and FP8 counts, [2]."""
         load = self.load.of_step()
         parts = [torch.zeros_like(norm) if loss is None else loss, norm]
         parts += [value for values in (load, fp8) if values is not None for value in values]

@@ -219,7 +219,7 @@ def token_keys(model: Decoder) -> TokenKeys | None:
 
 
 def freeze(model: Decoder, dtype: torch.dtype) -> None:
-    """No gradients, and so neither optimizer state nor fp32 master weights: parameters have the dtype of their use."""
+    """Freeze parameters: they have no gradients, optimizer state or fp32 master weights, but the dtype of their use."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.detach().to(dtype), requires_grad=False))

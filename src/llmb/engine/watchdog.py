@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watchdog: a thread in every rank that ends a run that hangs, and a rank whose launcher is gone.
+"""The watchdog: a thread in every rank that ends a run that hangs, and a rank whose launcher has ended.
 
-Ranks send heartbeats through the run's store. Of a rank that makes no progress they hold the collectives that it is in,
+Ranks send heartbeats through the run's store. For a rank that makes no progress they include its pending collectives,
 from PyTorch's flight recorder, and the code that its main thread is in. The recorder keeps the latest 2,000 collectives
 of every group in memory, by default and with gloo as with NCCL. It does not record gloo's sends and receives; for those
 the code that waits for them is reported.
@@ -85,7 +85,7 @@ def _members(group: str) -> list[int]:
 
 
 def main_thread_location() -> tuple[str | None, bool]:
-    """The project's line that the main thread is in, the function called there, and whether that communicates."""
+    """Return the project's line that the main thread is in, its function, and whether that communicates."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return None, False

@@ -64,7 +64,7 @@ def estimate_here(plan: Plan) -> MemoryUse | None:
 
 
 def clearly_fits(use: MemoryUse) -> bool:
-    """Return whether the ranks fit even if the estimate is ``DOUBT`` too low."""
+    """Return whether the ranks fit even if the estimate is too low by ``DOUBT``."""
     return use.capacity_gib is not None and use.needed_gib + DOUBT * use.fullest.peak_bytes / GIB <= use.capacity_gib
 
 
@@ -95,7 +95,7 @@ class _Bucket(NamedTuple):
 class _SentBlock(NamedTuple):
     """Memory of a block whose gradients are complete and being sent.
 
-    elements: number of its gradients; freed: of these, those whose memory is free after the copy. In bytes: saved, its
+    elements: number of its gradients; freed: those of them whose memory is freed after the copy. In bytes: saved, its
     activations; working, the extra of its backward pass; copied, all copies of gradients; copies, those that stay until
     the next block; arriving, the reduced shard.
     """
@@ -459,7 +459,7 @@ class _Rank:
         return max(at_end, first, key=_total)
 
     def at_update(self) -> dict[str, int]:
-        """Return the peak while parameters are updated one at a time: the kernel takes a copy in fp32 of a gradient."""
+        """Return the peak while parameters are updated one at a time: the kernel copies a gradient to fp32."""
         size = self.gradient_bytes if self.sharding == "none" else self.reduced_bytes
         if size == FP32 or self.sharding == "full" or self.plan.lora is not None:
             return {}

@@ -28,10 +28,10 @@ from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, PredictedStep, make_plan
 
 CHECKED_GPU = "h100"
-"""The only GPU type with published tables of pre-training."""
+"""The only GPU type with published pre-training tables."""
 
 LEAST_NVLINK_GB_S = 400
-"""Below the slowest NVLink between all GPUs of a node; PCI Express has 128."""
+"""Slower than any NVLink between all GPUs of a node; PCI Express has 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Scaling of predictions by a measurement, or none.
+    """Scales predictions by a measurement, or not at all.
 
     factor: multiplies predicted steps; computes: only their computation. machine: rates measured by kind. error: the
     name of an expected error in the catalogue.
@@ -69,7 +69,7 @@ class Prediction:
     terms: Mapping[str, float]
     calibration: Calibration
     errors: Mapping[str, ExpectedError]
-    """Expected errors by name: the step may be that much longer or shorter."""
+    """Expected errors by name: the fraction by which the step may be longer or shorter."""
 
     @cached_property
     def seconds(self) -> float:

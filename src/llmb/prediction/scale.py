@@ -109,7 +109,7 @@ def goodput(gpus: int, gpu_mtbf_h: float, save_s: float, restart_s: float) -> Go
 
 
 def joules_per_token(prediction: Prediction, gpu: Gpu) -> float | None:
-    """Return an upper bound, with all GPUs at their power limit, for GPUs alone. None if the limit is unknown."""
+    """Return an upper bound, with all GPUs at their power limit, and for GPUs only. None if the limit is unknown."""
     layout = prediction.plan.recipe.layout
     if gpu.tdp_w is None:
         return None

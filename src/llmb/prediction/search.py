@@ -30,7 +30,7 @@ NOT_DIVISIBLE = "do not divide"
 NO_MICRO_BATCHES = "have too few micro-batches for their pipeline"
 TOO_LARGE = "do not fit"
 SLOWER = "fit with less recomputed or sharded"
-"""Candidates that are not listed: a faster one with the same layout fits."""
+"""Candidates omitted because a faster one with the same layout fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def _with(plan: EnginePlan, layout: Layout, recompute: Recompute, sharding: DpSh
 
 
 def _change_layout(plan: EnginePlan, layout: Layout) -> EnginePlan:
-    """Change the layout. Whether logits are kept follows the default of the layout, unless the plan overrides it."""
+    """Change the layout. By default the new layout decides whether logits are kept, unless the plan overrides it."""
     recipe = plan.recipe.model_copy(update={"layout": layout})
     by_default = plan.keep_logits == keeps_logits(plan.recipe)
     keep = keeps_logits(recipe) if by_default else plan.keep_logits
@@ -203,9 +203,9 @@ def _change_layout(plan: EnginePlan, layout: Layout) -> EnginePlan:
 
 MOST_REMEDIES = 3
 MOST_CHANGES = 3
-"""Options that are changed together if fewer are not enough."""
+"""Maximum number of options that are changed together if fewer are not enough."""
 MOST_TP = 8
-"""Beyond this, tensor parallelism spans nodes."""
+"""Above this size, tensor parallelism spans nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ def _recomputed(mode: Recompute, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
-    """Increase sharding; None if it is as high already, or if no other rank has the parameters."""
+    """Increase sharding; None if it is already at its maximum, or if no other rank has the parameters."""
     now, layout = plan.parallelism.dp_sharding, plan.recipe.layout
     if now == "full" or now == sharding or max(layout.dp * layout.cp, layout.edp) == 1:
         return None

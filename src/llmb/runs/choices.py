@@ -331,7 +331,7 @@ class Choices(Record):
         return self.fp8_recipe or cast("Fp8Recipe", recipe.published_way("fp8_recipe") or "delayed")
 
     def balances_of(self, recipe: Recipe) -> bool:
-        """True also for a pretended rank that would drop no token: it cannot know the tokens that others would send."""
+        """Return True also for a pretended rank that would drop no token: it cannot know what others would send."""
         pretends = recipe.pretended_rank is not None and recipe.model.moe is not None
         return self.force_load_balancing or (pretends and self.capacity_factor_of(recipe) is None)
 

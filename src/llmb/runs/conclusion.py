@@ -142,7 +142,7 @@ def conclude(evidence: RunEvidence) -> Result:
 
 
 def _pretended(plan: Plan, result: Result) -> Result:
-    """Return ``result`` with a rank's steps in place of a run's, and their description: nothing else is known."""
+    """Return ``result`` with a rank's steps instead of a run's, and their description: nothing else is known."""
     layout, rank = plan.recipe.layout, plan.recipe.pretended_rank
     assert rank is not None, "it is pretended"
     why = Missing(f"{plan.recipe.pretended_text}: other ranks did nothing")
@@ -210,7 +210,7 @@ def _conclude(evidence: RunEvidence) -> Result:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """``nodes`` are all nodes of the run, if known, and ``count`` is the least possible number of them."""
+    """Report the machine. ``nodes``: all nodes of the run, if known; ``count``: their least possible number."""
     if isinstance(samples, Missing):
         return samples
     return read_or_missing("what the samplers counted", lambda: find_events(samples, nodes, count))
@@ -361,7 +361,7 @@ def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _wrong_order(numbers: Sequence[int]) -> Iterator[str]:
-    """``numbers``: those of all steps, and of the neighbors before the first and after the last."""
+    """Yield errors in the order of ``numbers``, those of all steps and the neighbors of the first and the last."""
     for before, number in pairwise(numbers):
         if number != before + 1:
             repeated = "was written twice" if number == before else f"is written after step {before}"

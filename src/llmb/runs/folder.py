@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run's folder: functions to write them, and to read them, as anything may have damaged them since."""
+"""The files of a run's folder, and functions that write and read them: anything may have damaged them since."""
 
 import errno
 import os

@@ -183,7 +183,7 @@ class ComputePath(Record):
     """Layers with the same input are multiplied as one matrix. Eager code would copy results and gradients to split
     them. FP8 joins its own; blocks that stay in bf16 are then bitwise equal, compiled or not."""
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
-    """The way of adding micro-batches' gradients: products of bf16 matrices, in bf16; autograd, in fp32; FSDP."""
+    """How micro-batches' gradients are summed: by products of bf16 matrices, in bf16; autograd, in fp32; FSDP."""
     overlaps_tp: bool
     """Gathers and scatters of the sequence overlap with products in the backward pass."""
     fuses_casts: bool

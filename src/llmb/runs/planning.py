@@ -257,7 +257,7 @@ def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: 
 
 
 def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialWeights:
-    """``name`` is the model's, by default that of the folder it was imported from, or of the run that saved it."""
+    """Return the weights. ``name`` is the model's, by default from the folder or run that they come from."""
     record = saved.record
     source = record.imported_from
     origin_name = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"

@@ -301,7 +301,7 @@ def _check_links(folder: RunFolder) -> None:
 
 
 def read_record(folder: RunFolder) -> RunRecord:
-    """Read the record. Raises BrokenRecord, or OSError if it cannot be read, or is another user's by way of a link."""
+    """Read the record. Raises BrokenRecord, or OSError if it is unreadable, or reached through another user's link."""
     _check_links(folder)
     return read_stored(folder.record, RunRecord)
 

@@ -82,7 +82,7 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
 
 
 def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) -> list[AnalyzedRun]:
-    """Add the figures of a log's recipe in the catalogue; for other logs, an MFU from the printed FLOP rate."""
+    """Add the figures of a log's recipe in the catalogue; for other logs, MFU from the printed FLOP rate."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:
@@ -96,7 +96,7 @@ def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) ->
 
 
 def if_possible(run: AnalyzedRun, catalogue: Catalogue) -> AnalyzedRun:
-    """Return a log's run unchanged; invalid if a GPU of its type cannot be that fast."""
+    """Return a log's run unchanged, or invalid if it is faster than a GPU of its type can be."""
     (found,) = with_catalogue_figures([run], catalogue)
     return run if found.status == run.status else run.invalid(found.outcome.reason)
 
@@ -139,7 +139,7 @@ def _recipes(
 
 
 def find_row(configuration: Mapping[str, Value], catalogue: Catalogue) -> PublishedFigure | None:
-    """Return the newest figure of a model that the catalogue does not describe, which is of a log's configuration."""
+    """Return the newest figure for a log's configuration if the catalogue does not describe the model."""
     key = tuple(configuration.get(name) for name in NEEDED)
     release = configuration.get("release")
     rows = [

@@ -54,15 +54,15 @@ CauseName = Literal[
 
 
 class CauseRule(Record):
-    """A cause. ``keys``: patterns of the keys whose difference from the reference makes it one."""
+    """A cause. ``keys``: patterns of keys that make it a cause if they differ from the reference."""
 
     name: CauseName
     title: str
     confirm: str
-    """A command that shows it; ``{run}`` is the run's folder, ``{command}`` the command that runs the recipe."""
+    """A command that confirms it; ``{run}`` is the run's folder, ``{command}`` the command that runs the recipe."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
-    """True if a difference changes the time of a step."""
+    """True if a difference changes the step time."""
     first: bool = False
     """True if the cause is listed before others, whatever their cost, because it may be behind each of them."""
 
@@ -101,7 +101,7 @@ class Work:
     comparable_layers: bool
     """True if layers of all ranks take the same time."""
     shared_by: int = 1
-    """Number of ranks that compute the same layers together, and so wait for each other within a layer."""
+    """Number of ranks that compute the same layers together, and therefore wait for each other within a layer."""
     recompute: str | None = None
     saves: bool = False
     """True if the run saves checkpoints while it trains."""
@@ -109,7 +109,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """A GPU with lowered clocks during a run. seconds: for how long; None if that was not counted."""
+    """A GPU whose clocks were lowered during a run. seconds: the duration; None if it was not counted."""
 
     gpu: str
     reason: str
@@ -133,7 +133,7 @@ class Evidence:
     """All facts about one run. ``steps`` are those of its window, in order, without profiled ones."""
 
     run: AnalyzedRun
-    """It has statistics."""
+    """A run with statistics."""
     steps: Sequence[Step] = ()
     work: Work | None = None
     """None for a run with only a log."""
@@ -193,7 +193,7 @@ def _fault(run: Evidence, key: str) -> CauseShare | None:
 
 
 def slow_rank(run: Evidence) -> CauseShare | Missing | None:
-    """All ranks wait for the rank whose own layers take longest."""
+    """Find the rank that all others wait for: the one whose own layers take longest."""
     work = run.work
     if work and work.ranks == 1:
         return None
@@ -223,7 +223,7 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
 
 
 def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
-    """Find it in a trace, else in the time around the layers of a forward pass, in which parameters are gathered."""
+    """Find it in a trace, or else in the time around the layers of a forward pass, in which parameters are gathered."""
     if run.work and run.work.ranks == 1:
         return None
     if run.trace:
@@ -365,7 +365,7 @@ def stalls(run: Evidence) -> CauseShare | Missing | None:
 
 
 def recomputation(run: Evidence) -> CauseShare | Missing | None:
-    """Full recomputation repeats the forward passes of all layers, whose time is measured."""
+    """Report full recomputation, which repeats the forward passes of all layers, whose time is measured."""
     work = run.work
     if work is None or work.recompute is None:
         return Missing("only the plans of llmb's own engine show what is recomputed")
@@ -383,7 +383,7 @@ def recomputation(run: Evidence) -> CauseShare | Missing | None:
 
 
 def throttled_clocks(run: Evidence) -> CauseShare | Missing | None:
-    """Find throttled GPUs. The share is an upper bound: throttled clocks are lower, not zero."""
+    """Find throttled GPUs. The share is an upper bound, because lowered clocks are not zero."""
     if run.work and not run.work.on_gpu:
         return None
     if run.throttled is None:
@@ -435,7 +435,7 @@ FINDERS: Mapping[CauseName, Finder] = {
 
 
 def _host_ahead(run: Evidence) -> list[float]:
-    """Return how far the host is ahead in each step; empty for a device without a queue."""
+    """Return the time by which the host is ahead in each step; empty for a device without a queue."""
     return [step.host_ahead_s for step in run.steps if step.host_ahead_s is not None]
 
 

@@ -53,7 +53,7 @@ class Row(Record):
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``."""
     smallest_visible_change_pct: float | None
-    """The smallest slow-down that these runs would have shown, in 80 of 100 cases; None without an interval."""
+    """The smallest slowdown that these runs would have shown in 80 of 100 cases; None without an interval."""
     noise_pct: float | None
     """Standard deviation between repeats; None if it is not known, and assumed for the interval."""
     earlier_runs: int
@@ -68,7 +68,7 @@ class Row(Record):
     tolerance_pct: float
     tolerance_source: str
     measure: Measure
-    """``gpu_time_per_token`` if a step is not the same work on both sides."""
+    """``gpu_time_per_token`` if the two sides do different work per step."""
     speed_up: float | None
     """The ratio of tokens per second and GPU, after to before."""
     scaling: Scaling | None
@@ -104,7 +104,7 @@ class Comparison(Record):
     """The worst of all rows."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
-    """Covers all runs of the rows, on either side; several values of one side are joined with commas."""
+    """Covers all runs of the rows on both sides; several values of one side are separated by commas."""
     unmatched: tuple[Unmatched, ...]
     left_out: tuple[LeftOutRun, ...]
 
@@ -254,7 +254,7 @@ def _work(configuration: Configuration, in_sequences: bool) -> float | None:
 
 
 def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | None]) -> str | None:
-    """Return why the two sides did not do the same work, in any measure."""
+    """Return why the two sides did not do the same work by any measure."""
     other = [one.key for one in changed if changes_work_per_token(one.key) and None not in (one.before, one.after)]
     if other:
         return f"a token is not the same work on both sides: {', '.join(other)} differs"
@@ -264,7 +264,7 @@ def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | 
 
 
 def _means(group: MatchedRuns, scale: float) -> list[RunMean]:
-    """``scale``: 1 for seconds per step, else 1 divided by a step's tokens per GPU."""
+    """Return the runs' means. ``scale`` is 1 for seconds per step, or else 1 divided by a step's tokens per GPU."""
     means = []
     for run in group.runs:
         assert run.step_time_s

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of one run count once: folders that were copied, moved or unpacked again, and logs with or without them.
 
-A run is known by the id that its record got when it began, and by its step times, which no two runs share to the last
-digit; a log without a record by its steps. Where copies differ, none of them counts, and every verdict on their recipe
-is open: the run that they are of may be the slow one.
+A run is identified by the id that its record got at the start, and by its step times, which no two runs share to the
+last digit; a log without a record by its steps. If copies differ, none of them counts, and every verdict on their
+recipe is open: the copied run may be the slow one.
 """
 
 import hashlib
@@ -44,10 +44,8 @@ def digest_of(*facts: object) -> str:
 
 
 def once_in(*found: RunSet) -> tuple[RunSet, ...]:
-    """Return each selection with every run once. Of a run with differing copies, one is kept as invalid, and the other
-    runs of the recipe carry the fault.
-
-    Logs are read where a run folder may be theirs.
+    """Return each selection with every run once. If copies of a run differ, one is kept as invalid, and the recipe's
+    other runs are marked with the fault. Logs are read if a run folder may be their own.
     """
     every = _known_as_one([run for one in found for run in one.runs])
     why_changed = _changed_copies(map(_place, every))
@@ -72,7 +70,7 @@ def _once(found: RunSet, why_changed: dict[str, str], doubtful: dict[tuple[objec
 
 
 def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:
-    """Mark a run as affected by differing copies: it is one of them, or another run of the same recipe."""
+    """Mark a run as affected by differing copies: it is one of them, or another run of the recipe."""
     known = replace(run, faults={**run.faults, CHANGED_COPY: (why,)}) if (why := doubtful.get(_recipe(run))) else run
     return known.invalid(why) if (why := why_changed.get(run.counted_as)) else known
 
@@ -122,7 +120,7 @@ def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
 
 
 def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Logs of run folders get the identity of their runs."""
+    """Return the runs; logs of run folders get the identity of their runs."""
     folders = [run for run in runs if run.record]
     if not folders or len(folders) == len(runs):
         return list(runs)

@@ -33,7 +33,7 @@ from llmb.verdict.causes import (
 from llmb.verdict.judge_run import Judged
 
 MOST_SHOWN = 4
-"""Differences of one cause."""
+"""Maximum number of differences to list for one cause."""
 
 
 class Cause(Record):
@@ -60,14 +60,14 @@ class UnknownCause(Record):
     title: str
     reason: str
     confirm: str
-    """The command that decides it."""
+    """The command that settles it."""
 
 
 class Explanation(Record):
-    """Possible causes of all others first, then by share, largest first; last those of unknown share."""
+    """Causes that may be behind all others first, then by share, largest first; those of unknown share last."""
 
     run: str
-    """Its folder, or its log."""
+    """The run's folder, or its log."""
     step_time_s: float
     reference_s: float | None
     """The step time of the reference for the same number of sequences; None without a reference."""
@@ -83,7 +83,7 @@ class Explanation(Record):
 
 
 Words = Mapping[str, str]
-"""Replacements in the commands that confirm causes: ``run``, ``command``, ..."""
+"""Values for the placeholders in the commands that confirm causes: ``run``, ``command``, ..."""
 
 
 def explain_evidence(run: Evidence, against: ReferenceEvidence | None, words: Words) -> Explanation:
@@ -149,7 +149,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
 
 
 def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
-    """Return ``item`` without the share that the baseline has as well."""
+    """Return ``item`` without the share that the baseline also has."""
     if other is None or other.share_s is None or item.share_s is None:
         return item
     note = f"the baseline has {other.share_s:.3f} s of it, which are not counted"
@@ -169,7 +169,7 @@ def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseS
 def _differing(
     differing: tuple[Condition, ...], found: Mapping[CauseName, CauseShare], rest_s: float
 ) -> dict[CauseName, CauseShare]:
-    """Attribute the rest of the gap to differences: all of it to a single cause, at most that to each of several."""
+    """Attribute the rest of the gap to differences: all of it to a single one, at most all of it to each of several."""
     rules = cause_rules()
     by_rule: dict[CauseName, list[Condition]] = {}
     for item in differing:
@@ -404,7 +404,7 @@ def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
 
 
 def _words(run: AnalyzedRun) -> dict[str, str]:
-    """Return the replacements in commands that confirm a cause. A run without a record has no recipe."""
+    """Return the values for placeholders in commands that confirm causes. A run without a record has no recipe."""
     recipe = run.recipe
     if recipe is None:
         unknown = {"workload": "WORKLOAD", "size": "SIZE", "gpu_type": "TYPE", "last_rank": "N"}

@@ -17,7 +17,7 @@ from llmb.base.shown_text import listed
 from llmb.base.statistics import student_t
 
 ERROR_RATE = 0.01
-"""Probability that any node without an effect is reported."""
+"""Probability of reporting any node that has no effect."""
 MOST_NAMED = 3
 
 
@@ -95,15 +95,15 @@ POWER = 0.8
 """Probability that the smallest change shows, and that the suggested number of runs settles it, if the estimates are
 right."""
 REPEATS = 3
-"""Suggested runs per group if the spread between runs is unknown."""
+"""Suggested number of runs per group if the spread between runs is unknown."""
 FEWEST_EARLIER = 3
-"""Minimum number of earlier runs to know the spread between repeats."""
+"""Minimum number of earlier runs from which the spread between repeats is known."""
 ASSUMED_SPREAD_PCT = 1.0
-"""Assumed standard deviation between repeats if it is unknown: chips of one type, and the same chip warm and
-cold, differ by as much."""
+"""Assumed standard deviation between repeats if it is unknown: chips of one type, or one chip when warm and when cold,
+differ by that much."""
 NORMAL_QUANTILE = 1.959963984540054
 SPREAD_POWER = 0.9
-"""Half of the chance of error in ``POWER`` is for the spread of the runs."""
+"""Half of the error probability in ``POWER`` is reserved for the spread of the runs."""
 POWER_QUANTILE = 0.8416212335729143
 """Normal quantile of ``POWER``."""
 SINGLE_RUNS = f"one run on each side: the spread of repeats is unknown, {ASSUMED_SPREAD_PCT:g} % is assumed"
@@ -112,7 +112,7 @@ NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 @dataclass(frozen=True, slots=True)
 class RunSpread:
-    """Spread of the logarithms of run means between repeats, from this many earlier runs."""
+    """Spread of the logarithms of run means between repeats, from that number of earlier runs."""
 
     spread: float
     runs: int
@@ -130,7 +130,7 @@ class GroupDifference:
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``; None if a run of a single step is compared with longer ones."""
     smallest_visible_change_pct: float | None
-    """The smallest slow-down that these runs would have shown, with probability ``POWER``; None without an interval."""
+    """The smallest slowdown that these runs would have shown, with probability ``POWER``; None without an interval."""
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if it is assumed: any decision is then soft."""
     node_effect: str | None
@@ -143,7 +143,7 @@ class GroupDifference:
 class Decision:
     verdict: DecisionName
     more_runs: int | None
-    """Runs of both groups, in equal parts if possible; None for a clear verdict, and if runs would not settle it."""
+    """Additional runs, in equal parts if possible; None for a clear verdict, and if runs would not settle it."""
     reason: str | None
 
 
@@ -175,9 +175,8 @@ def run_spread(means_s: Sequence[float]) -> RunSpread | None:
 def group_difference(
     before: Sequence[RunMean], after: Sequence[RunMean], known: RunSpread | None = None
 ) -> GroupDifference:
-    """``known`` is used if each side has a single run.
-
-    Raises ValueError for an empty group, or a mean that is not a number above 0.
+    """Return the difference; ``known`` is used if each side has a single run. Raises ValueError for an empty group, or
+    a mean that is not a number above 0.
     """
     if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after)):
         raise ValueError("groups of runs with step times above 0 are needed")
@@ -215,9 +214,9 @@ def smallest_change(half_width: float) -> float:
 def clear_decision(
     delta_pct: float, ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float
 ) -> DecisionName | None:
-    """``regressed`` and ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the interval
-    excludes that it is slower by more than the tolerance, and a change of the tolerance would have shown. Two groups
-    of the same distribution differ in less than 5 % of cases, for any tolerance.
+    """Return ``regressed`` or ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the
+    interval excludes that it is slower by more than the tolerance, and a change of the tolerance would have shown. Two
+    groups of the same distribution differ in less than 5 % of cases, for any tolerance.
     """
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:
@@ -287,7 +286,7 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
 
 
 def _spread_seen(freedom: int) -> float:
-    """Return the spread that so few runs show, relative to the true one; ``SPREAD_POWER`` of cases are below it."""
+    """Return the spread shown by this number of runs, relative to the true one; ``SPREAD_POWER`` of cases are less."""
     from scipy.special import chdtri
 
     return math.sqrt(float(chdtri(freedom, 1 - SPREAD_POWER)) / freedom)

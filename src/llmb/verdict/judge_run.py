@@ -36,7 +36,7 @@ from llmb.verdict.published_verdict import documented_steps, published_verdict, 
 NO_RECIPE = "the catalogue has no recipe with the layout of this log"
 LEAST_EARLIER = 2
 MOST_EARLIER = 10
-"""Older runs probably had other software, which would widen the spread."""
+"""Maximum number of earlier runs: older ones probably had other software, which would widen the spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Judged:
 
     @property
     def compared_s(self) -> float | None:
-        """The step time behind the difference: between groups of runs, the median."""
+        """The step time behind the difference; between groups of runs it is the median."""
         if self.times is None:
             return None
         counted = [run for run in self.runs if flaw_of(run) is None]
@@ -170,7 +170,7 @@ def judge_against(
 ) -> list[Judged]:
     """Judge each group of repeats against the most similar runs of ``baseline``.
 
-    ``source`` names the baseline, whose runs are all measurements.
+    ``source`` names the baseline, in which every run is a measurement.
     """
     groups = grouped(baseline)
     return [_against_nearest(repeats, groups, source, tolerance, earlier) for repeats in grouped(runs)]
@@ -216,7 +216,7 @@ def _baseline(group: Sequence[AnalyzedRun], source: str) -> Reference:
 
 
 def judge_acceptance(wanted: AcceptanceSet, runs: Sequence[AnalyzedRun]) -> list[Judged]:
-    """Return a verdict for each recipe of the set, in order; one without a run is inconclusive."""
+    """Return a verdict for each recipe of the set, in order; a recipe without a run is inconclusive."""
     return [
         _accepted(wanted, recipe, [run for run in runs if _is_of(run, wanted, recipe)]) for recipe in wanted.recipes
     ]
@@ -233,7 +233,7 @@ def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) ->
 
 
 def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[AnalyzedRun]) -> Judged:
-    """Judge the mean of the repeats that are most similar to the published run; of equally similar ones the last.
+    """Judge the mean of the repeats that are most similar to the published run, the last of several.
 
     If no run of the recipe is a measurement, the last run is judged.
     """
@@ -342,7 +342,7 @@ def _rounded(seconds: float) -> float:
 
 
 def _matters(key: str) -> bool:
-    """Return whether a condition is written: settings of nodes are too many for a file that users edit."""
+    """Return whether a condition is written: nodes have too many settings for a file that users edit."""
     return rule_of(key).differs != "ignored" and not key.startswith(PREFIXES)
 
 

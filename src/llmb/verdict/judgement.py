@@ -86,7 +86,7 @@ SPOILED = {
     UNLIKE_NODES: "nodes unlike each other in",
     ERROR_AT_END: "an error after the last step of",
 }
-"""Phrases for faults, followed by the run that had them."""
+"""Phrases for faults, followed by the affected run."""
 
 
 def headline(verdict: Verdict) -> str:
@@ -213,7 +213,7 @@ def _spoiled(title: str, condition: Condition, reference: str) -> str:
 
 
 def _of_one(text: str) -> str:
-    """Keep the part about the first of several runs; the table of conditions has the others."""
+    """Return the part about the first of several runs; the table of conditions has the others."""
     first, *others = text.split(BETWEEN_RUNS)
     return f"{first} (and {len(others)} more like it)" if others else first
 
@@ -304,7 +304,7 @@ def describe_runs(means_s: Sequence[float]) -> Statistics:
 def judge_against_figure(
     repeats: Sequence[AnalyzedRun], reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
 ) -> Verdict:
-    """Judge whether a run, or the mean of its repeats, is as fast as ``reference``; ``conditions`` differ."""
+    """Judge if a run, or the mean of its repeats, is as fast as ``reference``; ``conditions``: those that differ."""
     all_conditions = (*_disturbances(repeats), *conditions)
     other_steps = reference.window is None or any(condition.key == WINDOW for condition in conditions)
     alike = reference.kind == "published" and not other_steps
@@ -315,7 +315,7 @@ def judge_against_figure(
 def _finding_against_figure(
     times: Statistics | None, flaw: str | None, reference: Reference, tolerance: Tolerance, *, alike: bool
 ) -> Verdict:
-    """Judge without conditions. ``alike``: the figure is the same statistic of the same steps, perhaps one log line."""
+    """Judge regardless of conditions. ``alike``: same statistic of the same steps, perhaps a single log line."""
     if times is None:
         return Verdict(verdict="invalid", soft=False, reason=flaw)
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
@@ -333,7 +333,7 @@ def _finding_against_figure(
 
 
 def _said(found: Verdict) -> str | None:
-    """Return its reason, unless that only repeats that the verdict is not clear."""
+    """Return the reason, unless it only repeats that the verdict is not clear."""
     return None if found.reason == UNDECIDED else found.reason
 
 
@@ -385,7 +385,7 @@ def judge_against_runs(
 ) -> Verdict:
     """Judge whether ``runs``, repeats of each other, are as fast as those of ``baseline``, which is not empty.
 
-    ``reference`` describes the baseline. ``tolerance`` defaults to that for these nodes. ``known``: the spread of
+    ``reference`` describes the baseline. ``tolerance`` defaults to the one for these nodes. ``known``: the spread of
     earlier repeats, for a single run on each side.
     """
     valid = [run for run in runs if flaw_of(run) is None]
@@ -439,7 +439,7 @@ def means_of(runs: Iterable[AnalyzedRun]) -> list[RunMean]:
 def judgement(
     finding: Verdict, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance | None
 ) -> Verdict:
-    """Limit ``finding``, the verdict on the difference alone, to what the conditions allow."""
+    """Limit ``finding``, the verdict from the difference alone, to what the conditions allow."""
     verdict, reason = finding.verdict, finding.reason
     prevented = [condition for condition in conditions if condition.effect == "prevents"]
     if prevented and verdict != "invalid":

@@ -52,7 +52,7 @@ class Varied:
     patterns: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     first: str | None = None
-    """The key that ``order`` holds for."""
+    """The key whose ``order`` is used."""
     tolerance: Tolerance | None = None
     """None for the mode of repeats."""
 
@@ -60,13 +60,13 @@ class Varied:
         return any(fnmatchcase(key, pattern) for pattern in self.patterns)
 
     def place(self, configuration: dict[str, Value]) -> tuple[object, ...]:
-        """Sort the groups of one selection, the one that the others are compared with first."""
+        """Sort the groups of one selection; the others are compared with the first."""
         keys = sorted((key for key in configuration if key in self), key=lambda key: (key != self.first, key))
         return tuple(_place(configuration[key], self.order) for key in keys)
 
 
 def varied(names: Iterable[str], known_keys: Iterable[str]) -> Varied:
-    """``names`` are modes, or keys of some of the runs. Raises UsageError for any other."""
+    """Parse ``names``, which are modes, or keys of some of the runs. Raises UsageError for any other name."""
     modes = {mode.name: mode for mode in modes_file().modes}
     keys = set(known_keys)
     chosen = []
@@ -108,7 +108,7 @@ TITLE_KEYS = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "
 NAMES = ("experiment", ARGUMENTS)
 """Keys that replace an unknown recipe in titles: two sides that the user compares are assumed to have the same."""
 IDENTIFYING = ("workload", "size", "dtype", "layout.gpus")
-"""Keys that a run without a record must have for recorded runs of the same recipe to be found."""
+"""Keys that a run without a record must have so that recorded runs of the same recipe can be found."""
 Configuration = dict[str, Value]
 
 
@@ -160,7 +160,7 @@ def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], var
 
 
 def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Pair the first of the groups that are equal except for the keys that may vary with each other one."""
+    """Pair the first of the groups that differ only in keys that may vary with each of the others."""
     families: dict[tuple[tuple[str, Value], ...], list[MatchedRuns]] = defaultdict(list)
     for group in groups:
         families[tuple(sorted(_fixed(group.configuration, varied).items()))].append(group)

@@ -33,7 +33,7 @@ DEVICE = "hardware.device"
 
 
 def with_verdict(result: Result, record: RunRecord) -> Result:
-    """Return the result of a run with its verdict, or with the reason that there is none."""
+    """Return the result of a run with its verdict, or with the reason why there is none."""
     run = AnalyzedRun(
         id=record.id,
         path=Path(),
@@ -65,7 +65,7 @@ def published_verdict(
 def verdict_of_recipe(
     recipe: Recipe, repeats: Sequence[AnalyzedRun], stated: Values, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge any runs of ``recipe``, with their conditions as far as they are ``stated``."""
+    """Judge any runs of ``recipe``, with those of their conditions that are ``stated``."""
     figure = recipe.figure
     if figure is None:
         return Missing(f"no published figure: {recipe.expectations_reason}")
@@ -76,7 +76,7 @@ def verdict_of_recipe(
 def verdict_of_row(
     row: PublishedFigure, catalogue: Catalogue, run: AnalyzedRun, stated: Values, tolerance: Tolerance | None = None
 ) -> Verdict:
-    """Judge a log against a figure whose model the catalogue does not describe: it has sizes, and no recipe."""
+    """Judge a log against a figure for a model that the catalogue does not describe: it has sizes, but no recipe."""
     figure = row.expectation
     document = catalogue.documents[figure.release]
     entries = catalogue.publications(figure.release).conditions
@@ -134,7 +134,7 @@ def _with_estimate(condition: Condition, published: PublishedCondition | None) -
 
 
 def published_window(figure: Expectation) -> Window | None:
-    """Return the steps that a figure is the mean of; None if its document does not state them."""
+    """Return the steps that a figure averages; None if its document does not state them."""
     if figure.window is None:
         return None
     window = resolve_window(figure.window, DOCUMENTED_STEPS)
@@ -144,14 +144,14 @@ def published_window(figure: Expectation) -> Window | None:
 
 
 def documented_steps(recipe: Recipe, window: Window) -> str:
-    """Return the steps that a time of the document's own software is the mean of; it may print means of several."""
+    """Return the steps that a time of the document's own software averages: it may print means of several."""
     figure = recipe.figure
     published = published_window(figure) if figure and window.rule == recipe.documented_window else None
     return steps_text(published or window)
 
 
 def _interval(figure: Expectation, window: Window | None) -> tuple[float, float] | None:
-    """95 % confidence interval of a published mean, by the deviation of its steps, which documents give of all (n)."""
+    """Return the 95 % confidence interval of a published mean from the documented deviation of all n steps."""
     if figure.step_time_std_s is None or window is None or window.first == window.last:
         return None
     half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)
@@ -159,7 +159,7 @@ def _interval(figure: Expectation, window: Window | None) -> tuple[float, float]
 
 
 def _documented(run: AnalyzedRun, record: RunRecord) -> dict[str, Value]:
-    """Return all conditions of a run but its window, in the words of reference documents, which name some of them."""
+    """Return the conditions of a run except its window, in the words of the reference documents."""
     plan, vboost = record.plan, record.vboost
     engine = isinstance(plan, EnginePlan) and record.program == ENGINE and plan
     return {

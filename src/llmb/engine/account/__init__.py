@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory, FLOPs and collectives of one rank of a run, counted without the devices of the run."""
+"""The memory, FLOPs and collectives of one rank of a run, counted without the run's devices."""

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled blocks as graphs, and operators, that are counted and not run: FLOPs of products and of attention, bytes of
+"""Compiled blocks as graphs, and operators, that are counted but not run: FLOPs of products and of attention, bytes of
 collectives, with their group, and memory.
 
-torch counts its own products (``flop_registry``); it does not know the engine's, nor that a mask is causal: of causal
-attention the half is computed.
+torch counts its own products (``flop_registry``); it knows neither the engine's nor that a mask is causal: causal
+attention computes half.
 
 torch traces and partitions them as for Inductor, so that the same tensors are kept for the backward pass. A call then
-makes the results, and counts what the graph needs beside them: Inductor fuses what it can, so memory is taken by the
-results of products, attention, collectives and reductions, by what these read, and by the graph's own results.
-Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the torch code beside it: with
-``fuses``, only their results take memory, and are not recomputed.
+creates the results, and counts the graph's further needs: Inductor fuses what it can, so memory is taken by the results
+of products, attention, collectives and reductions, by what these read, and by the graph's own results. Functions of
+``engine.kernels``, which are one kernel each on a GPU, are traced as the torch code beside it: with ``fuses``, only
+their results take memory, and are not recomputed.
 """
 
 import operator
@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Return the dimensions of the layout by torch's names of their groups; of several with one group the first."""
+    """Return the layout's dimensions by torch's names for their groups; the first of several with one group."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -148,12 +148,12 @@ def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resu
 
 
 def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
-    """Groups divide the rows, or the dimension that is summed over."""
+    """Count the FLOPs: groups divide the rows, or the dimension that is summed over."""
     return 2 * rows.numel() * matrices.shape[-1]
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """query: [batch, queries, heads, head_dim]; numbers: see ``TokenSpan``."""
+    """Count the FLOPs. query: [batch, queries, heads, head_dim]; numbers: see ``TokenSpan``."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):
@@ -163,7 +163,7 @@ def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
 
 
 def _attention(products: int, query: Tensor, key: Tensor, *, causal: bool) -> int:
-    """query: [batch, heads, queries, head_dim]."""
+    """Count the FLOPs. query: [batch, heads, queries, head_dim]."""
     queries, keys = query.shape[2], key.shape[2]
     pairs = queries * (queries + 1) // 2 if causal and queries == keys else queries * keys
     return 2 * products * query.shape[0] * query.shape[1] * query.shape[3] * pairs
@@ -196,19 +196,19 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
 """FLOPs of each operator, from its arguments."""
 
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
-"""Calls an operator that changes arguments, and returns its results, then the changed arguments."""
+"""Calls an operator that changes its arguments; returns its results, followed by the changed arguments."""
 VIEW = torch.ops.aten._unsafe_view.default
-"""A view of a tensor with no other user, and therefore not declared as one."""
+"""A view of a tensor with no other user, which is therefore not declared as a view."""
 KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
 """Mark of a node within a kernel."""
 LONG_LIVED = ("primals", "tangents", "arg")
-"""Arguments with other owners while the graph runs; only the graph held the others."""
+"""Arguments that others also own while the graph runs; all other arguments are owned by the graph alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One compiled graph: a forward or a backward pass. added_bytes: by how much memory in use grows at most while it
+    """One compiled graph: a forward or a backward pass. added_bytes: the largest growth of memory in use while it
     runs."""
 
     backward: bool
@@ -234,7 +234,7 @@ PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         for each in (shard_gradients, fp8_shard_gradients, add_shard_product, cast_product)
     }
 )
-"""The code of operators that do several things, by operator."""
+"""The code of operators that consist of several steps, by operator."""
 Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
 """Receives each called graph, and creates its results."""
 
@@ -348,7 +348,7 @@ def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, .
 
 
 def needed_for(output: fx.Node) -> list[fx.Node]:
-    """Its operands and the tensors that they are views of, in the order of the graph."""
+    """Return its operands, and the tensors that they are views of, in the order of the graph."""
     needed, new = set[fx.Node](), list(output.all_input_nodes)
     while new:
         node = new.pop()
@@ -369,7 +369,7 @@ def makes_view(func: Any) -> bool:  # noqa: ANN401 (an operator)
 
 
 def alike(value: Any) -> Any:  # noqa: ANN401 (a tensor or a number)
-    """The compiler's symbols are meaningless outside their graph: return the numbers that they stand for."""
+    """Replace the compiler's symbols, which mean nothing outside their graph, by the numbers that they stand for."""
     if not isinstance(value, Tensor):
         return number_of(value) if isinstance(value, torch.SymInt) else value
     shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))
@@ -381,9 +381,9 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Return by how many bytes memory in use grows at most; results stay, arguments without other references are freed.
+    """Return the largest growth of memory in use, in bytes; results stay, arguments without other references are freed.
 
-    within: the most bytes that an operator has while it runs, where that is more than its results.
+    within: the most bytes that an operator has while it runs, if that exceeds its results.
     """
     reads = {node: frozenset(values_read(node, is_stored)) for node in nodes}
     last: dict[fx.Node, int] = {}
@@ -405,7 +405,7 @@ def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
 
 
 def is_stored(node: fx.Node) -> bool:
-    """Return True if its result takes memory, or would as the result of the graph."""
+    """Return True if the node's result takes memory, or would as a result of the graph."""
     if node.op != "call_function":
         return True
     if node.meta.get(FUSED) or is_view(node) or node.target is operator.getitem or not is_call(node):
@@ -450,7 +450,7 @@ MOVES = frozenset(
         torch.ops.prims.iota,
     }
 )
-"""Nodes computed where they are read, like all that are declared element-wise."""
+"""Nodes computed where they are read, like all those declared element-wise."""
 REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, aten.var_mean, aten.argmax})
 
 

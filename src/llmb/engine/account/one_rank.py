@@ -73,7 +73,7 @@ class _Storage:
 
 
 class LiveBytes:
-    """Every storage counts from ``add`` until it is freed, at its present size; an owner is any name."""
+    """Counts every storage from ``add`` until it is freed, at its current size; an owner is any name."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -85,7 +85,7 @@ class LiveBytes:
         return tensor.untyped_storage()._cdata in self._known
 
     def add(self, tensor: Tensor, owner: str) -> None:
-        """The storage of an unknown tensor."""
+        """Add the storage of a tensor that is not tracked yet."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         self._known[key] = _Storage(weakref.ref(storage, partial(self._freed, key)), owner, size)
@@ -109,7 +109,7 @@ class LiveBytes:
         return True
 
     def note_peak(self, more: Mapping[str, int] | None = None) -> None:
-        """Record the present use if it is the peak so far; ``more`` is in use apart from the storages."""
+        """Record the current use if it is the peak so far; ``more`` is in use in addition to the storages."""
         total = self.total + sum((more or {}).values())
         if total > self.peak.bytes:
             self.peak = Use(total, {owner: size for owner, size in (self.live + Counter(more)).items() if size})
@@ -185,9 +185,8 @@ class Ledger(TorchDispatchMode):
                     module.register_forward_pre_hook(self._gathered)
 
     def _gathered(self, module: nn.Module, _inputs: object) -> None:
-        """FSDP has replaced the module's parameters by gathered ones, and keeps them, with or without memory.
-
-        In a pipeline those of the blocks within are there before a stage's own.
+        """Notice gathered parameters: FSDP replaces a module's by them, and keeps them, with or without memory. In a
+        pipeline those of the inner blocks exist before a stage's own.
         """
         if module not in self.gathered:
             self._follow_parameters(module)
@@ -251,7 +250,7 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def called(self, graph: Graph, results: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """True while a compiled graph runs."""
+        """Receive a call of a compiled graph, and create its results."""
         self._note_resizes()
         self.flops += graph.flops
         self.collectives.extend(graph.collectives)
@@ -272,7 +271,7 @@ class Ledger(TorchDispatchMode):
         return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
-        """FSDP frees the parameters of a module together, and gathers them in their order."""
+        """Notice freed or gathered parameters, of which FSDP handles a module's together, in their order."""
         for tensors in self.gathered.values():
             ends = (*tensors[:1], *tensors[-1:])
             if sum(self.memory.resize(each.untyped_storage()) for each in ends):
@@ -291,7 +290,7 @@ class Ledger(TorchDispatchMode):
 
 
 def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Tensor:  # noqa: ANN401 (as torch declares it)
-    """torch computes it in fp32 too, on a CPU, but knows the shape of the result only in bf16."""
+    """Return a result of the right shape, which torch only infers in bf16; on a CPU it also multiplies in fp32."""
     groups = (len(offs),) if right.ndim == 2 else ()
     return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
@@ -338,7 +337,7 @@ class MessageKind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The use of one step: FLOPs by kind; messages and their bytes by kind and group, in the order of the first."""
+    """The counts of one step: FLOPs by kind; messages and their bytes by kind and group, in the order of the first."""
 
     peak: Counter[str]
     flops: Counter[str]

@@ -52,9 +52,9 @@ MOST_THREADS = 8
 
 
 def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
-    """A collective of all ranks. ``on_block`` is called for every few MiB read.
+    """Verify the files. A collective of all ranks. ``on_block`` is called for every few MiB read.
 
-    Raises UsageError, on all ranks, with the files whose content is not what was saved.
+    Raises UsageError, on all ranks, with the files whose content has changed.
     """
     began = time.perf_counter()
     if not wanted:
@@ -164,7 +164,7 @@ def load_state(
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
     """Read the tensors of every stage, by name; return them all. A collective.
 
-    Of those with a place, the elements that are there.
+    For tensors with a place, only those elements.
 
     Raises UsageError if a tensor is missing or cannot be read.
     """

@@ -76,7 +76,7 @@ class ChecksumFileSystem(FileSystem):
 
 
 class Writer(FileSystemWriter):
-    """Write, or raise the error of the operating system: torch.save hides a full disk behind one of file positions.
+    """Write, or raise the error of the operating system: torch.save reports a full disk as an error of file positions.
 
     The metadata that a save returns lists the written tensors: torch 2.11 adds them only to a copy of it. On the
     coordinator, ``checksums`` are those of all ranks' files, by name, once the save is finished.
@@ -186,8 +186,8 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
     """Write the record of the checkpoint that all ranks wrote, and rename its folder.
 
-    ``checksums`` are those of the files in ``weights``, by name; ``base`` are the frozen weights of adapters. The
-    content of every file is on disk before. Raises OSError, also if files of other ranks are not visible here.
+    ``checksums`` are those of the files in ``weights``, by name; ``base`` are the frozen weights of adapters. All files
+    are on disk by then. Raises OSError, also if files of other ranks are not visible here.
     """
     partial = partial_path(path)
     sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
@@ -326,7 +326,7 @@ class Saver:
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """Plan the writes of each rank: one rank writes shared values. 512 ranks with 170,000 pieces take 10 s."""
+        """Plan the writes of each rank; one rank writes shared values. 512 ranks with 170,000 pieces take 10 s."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

@@ -208,7 +208,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random(state: dict[str, Tensor], device: torch.device) -> None:
-    """All ranks seed their generators with the same value, so one state is valid for all of them."""
+    """Restore the random state: all ranks use the same seed, so one state is valid for all of them."""
     torch.set_rng_state(state[f"{RANDOM}cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state[f"{RANDOM}cuda"], device)

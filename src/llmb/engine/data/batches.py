@@ -52,9 +52,8 @@ class TrainingData(Protocol):
 
 
 def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
-    """The numbers of the samples in every micro-batch of a rank.
-
-    All ranks together train on the GBS samples from ``first_sample`` on, whatever the layout.
+    """Return the numbers of the samples in every micro-batch of a rank. Together, all ranks train on the GBS samples
+    from ``first_sample`` on, whatever the layout.
     """
     for index in range(layout.ga):
         first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
@@ -114,10 +113,8 @@ STEPS_AHEAD = 1
 
 
 class Figures(NamedTuple):
-    """Sums over the samples of a step. ``tokens`` are places that documents take.
-
-    sum_of_squares is of the documents' lengths, chunked_sum_of_squares of those of their attention chunks; 0 if
-    sequences are not packed.
+    """Sums over the samples of a step. ``tokens`` are the places that documents fill. sum_of_squares: of document
+    lengths; chunked_sum_of_squares: of the lengths of their attention chunks; 0 if sequences are not packed.
     """
 
     tokens: int
@@ -196,7 +193,7 @@ def document_lengths(starts: Tensor) -> Tensor:
 
 
 class Loader:
-    """Prepares the steps ``first`` to ``last`` in a thread, at most ``STEPS_AHEAD`` and the one in work ahead.
+    """Prepares the steps ``first`` to ``last`` in a thread, at most ``STEPS_AHEAD`` and the current one ahead.
 
     An error in the thread is raised by ``step``. The thread ends with the context.
     """

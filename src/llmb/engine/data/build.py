@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a run: random tokens, or packed documents in an order that is computed place by place.
 
-Before the first step, a packed dataset is checked: it has to be what the plan says, and to fit the run.
+Before the first step, a packed dataset is checked: it must match the plan and fit the run.
 """
 
 import hashlib

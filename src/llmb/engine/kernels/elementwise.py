@@ -44,7 +44,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Cast [rows, columns], or each of several stacked matrices, which share the largest value."""
+    """Cast [rows, columns], or each of several stacked matrices, which share one largest value."""
     if has_kernel(values):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -165,8 +165,7 @@ def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
 
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """``cast_both_ways`` of the gradient of a product, from those of its rotated heads; it is not stored in bf16.
-
+    """Return ``cast_both_ways`` of a product's gradient, from that of its rotated heads, without storing it in bf16.
     The product has one row for each token, with the heads of the queries, of the keys and of the values side by side.
     """
     if has_kernel(gradients.query):

@@ -178,7 +178,7 @@ def _grid(rows: int, columns: int, matrices: int = 1) -> tuple[int, int]:
 def _launch_cast(
     kernel, source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor, activation: str
 ) -> None:
-    """kernel: ``cast_kernel``, wrapped if the compiler may capture the launch."""
+    """Launch ``kernel``: ``cast_kernel``, wrapped if the compiler may capture the launch."""
     rows, columns = values.shape[-2:]
     if not values.numel():
         return
@@ -222,7 +222,7 @@ def _rows_contiguous(matrix: Tensor) -> Tensor:
 
 @triton_op("llmb::cast_both_ways", mutates_args={})
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """values: [rows, columns] or [matrices, rows, columns]; scale: 0-d."""
+    """Cast both ways. values: [rows, columns] or [matrices, rows, columns]; scale: 0-d."""
     source = _rows_contiguous(values)
     casts = empty_casts(source, tuple(source.shape), dtype)
     _launch_cast(wrap_triton(cast_kernel), source, scale, *casts, "none")
@@ -240,7 +240,7 @@ def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor,
 
 @triton_op("llmb::cast_activated", mutates_args={})
 def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """inputs: [rows, features], or [rows, 2 * features] with gate and up."""
+    """Cast activated inputs: [rows, features], or [rows, 2 * features] with gate and up."""
     source = _rows_contiguous(inputs)
     rows, columns = source.shape
     casts = empty_casts(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
@@ -252,7 +252,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """gradient: [rows, features]; inputs and results: likewise, or [rows, 2 * features] with gate and up."""
+    """Cast the gradient. gradient: [rows, features]; inputs and results: the same, or [rows, 2 * features]."""
     source, gradient_rows = _rows_contiguous(inputs), _rows_contiguous(gradient)
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = gradient_rows.shape

@@ -107,7 +107,7 @@ def _store_both(
     LARGEST,
     INTERLEAVED: tl.constexpr,
 ):
-    """Casts of the first and the second elements of pairs, of the head whose columns have this beginning."""
+    """Store casts of the first and the second elements of pairs, for the head that begins at this column."""
     if INTERLEAVED:
         pair = begin + first
         _store_pairs(one, two, scale, values, transposed, row, pair, values_row, transposed_row, live, LARGEST)

@@ -53,7 +53,7 @@ class Kernel(NamedTuple):
 def span_attention(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[TokenSpan], kernel: str, scale: float | None = None
 ) -> Tensor:
-    """[batch, queries or keys, heads, head_dim]; together the spans cover all queries. kernel: a key of ``KERNELS``.
+    """Attend: [batch, queries or keys, heads, head_dim]; the spans cover all queries. kernel: a key of ``KERNELS``.
 
     scale: the factor of the scores, by default 1 / sqrt(head_dim of the queries).
     """

@@ -43,7 +43,7 @@ class Adapter(nn.Module):
 
 
 class FusedAdapter(nn.Module):
-    """The adapter of several layers with the same input as if they were one: they share A, and have their rows of B."""
+    """The joint adapter of several layers with the same input: they share A, and have separate rows of B."""
 
     def __init__(self, layers: dict[str, nn.Linear], lora: Lora) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class TokenKeys:
         self.value: Tensor | None = None
 
     def set(self, samples: range, positions: Tensor, seq_len: int) -> None:
-        """``samples``: numbers within the training. ``positions``: this rank's positions of a sequence, [seq]."""
+        """Set keys. ``samples``: numbers within the training. ``positions``: this rank's in a sequence, [seq]."""
         numbers = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(-1) * seq_len + positions
         keys = mixed(numbers) + (numbers >> 32)
         if self.value is None or self.value.shape != keys.shape:

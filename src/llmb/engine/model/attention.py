@@ -34,12 +34,12 @@ class Reach(NamedTuple):
     window: int | None = None
 
     def first_keys(self, places: Tensor, starts: Tensor) -> Tensor:
-        """The first key of the queries at ``places``, whose documents begin at ``starts``; the last is their own."""
+        """Return the first key of queries at ``places`` in documents from ``starts``; the last key is their own."""
         first = starts if self.chunk is None else places - (places - starts) % self.chunk
         return first if self.window is None else torch.maximum(first, places - self.window + 1)
 
     def within(self, seq_len: int) -> "Reach":
-        """Return the reach without the limits that no query of ``seq_len`` tokens gets to."""
+        """Return the reach without limits that no query of ``seq_len`` tokens reaches."""
         return Reach(*(None if limit is None or seq_len <= limit else limit for limit in self))
 
 
@@ -88,7 +88,7 @@ def chunks_of(model: Model) -> Reach:
 
 
 def _segments(first_keys: Tensor, queries: range) -> Segments:
-    """``first_keys``: [batch, seq], the first key that each query sees."""
+    """Return the segments; ``first_keys``: [batch, seq], the first key that each query sees."""
     batch, seq_len = first_keys.shape
     own = first_keys[:, queries.start : queries.stop]
     begins = torch.ones_like(own, dtype=torch.bool)
@@ -233,7 +233,7 @@ def attend_segments(
 
 
 def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
-    """Variable-length flash attention. Its causal mask is aligned at the last query and the last key of a segment."""
+    """Run variable-length flash attention, its causal mask aligned at the last query and key of a segment."""
     lengths = (segments.queries, segments.keys, options.longest, options.longest)
     # torch 2.11 has no grouped heads here, nor an option for them.
     kernel = varlen_attn if query.shape[1] == key.shape[1] else partial(varlen_attn, enable_gqa=True)
@@ -273,7 +273,7 @@ class CausalAttention(nn.Module):
         self.scale = scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        """key, value: with the places of ``query``, or of the full sequence."""
+        """Attend. key, value: at the places of ``query``, or of the full sequence."""
         if isinstance(documents, DocumentSegments):
             return self.by_document(query, key, value, documents)
         if documents is not None or self.reach.within(key.shape[1]).window is not None:
@@ -311,7 +311,7 @@ class CausalAttention(nn.Module):
 
     @staticmethod
     def chunks(heads: Tensor, size: int) -> Tensor:
-        """[batch, seq, heads, head_dim] to [batch * chunks, size, heads, head_dim]."""
+        """Reshape [batch, seq, heads, head_dim] to [batch * chunks, size, heads, head_dim]."""
         padding = -heads.shape[1] % size
         padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
         return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)

@@ -136,7 +136,7 @@ class Decoder(nn.Module):
         return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Computed once for the positions that all micro-batches share, which are one tensor."""
+        """Return the rotations, computed once for the positions that all micro-batches share, which are one tensor."""
         if self.tables is None or self.tables.positions is not positions:
             self.tables = rotary_tables(self.model, positions)
         return self.tables
@@ -221,7 +221,7 @@ def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> 
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:
-    """Smaller for matrices that add to the residual stream, whose variance grows with depth (GPT-2)."""
+    """Return the deviation, smaller for matrices that add to the residual stream, which grows with depth (GPT-2)."""
     if is_of_adapter(name):
         return adapter_deviation(name, shape)
     adds_to_residual = not {"o_proj", "down_proj"}.isdisjoint(name.split("."))

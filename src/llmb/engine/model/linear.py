@@ -98,7 +98,7 @@ def multiply_shard(shard: Tensor, weights: Sequence[Tensor], group: Group) -> tu
 def _gradients(
     gradients: list[Tensor], shard: Tensor, weights: list[Tensor], name: str, size: int, rank: int
 ) -> list[Tensor]:
-    """Return the gradients of ``shard`` and of each of the weights, from those of the products."""
+    """Return the gradients of ``shard`` and of each of the weights, given those of the products."""
 
     def to_weights(whole: Tensor) -> list[Tensor]:
         return [gradient.flatten(0, -2).t() @ whole.flatten(0, -2) for gradient in gradients]
@@ -200,7 +200,7 @@ def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor)
 def _add_shard_product(
     total: Tensor, is_empty: Tensor, gradient: Tensor, shard: Tensor, weight: Tensor, name: str, size: int, rank: int
 ) -> Tensor:
-    """``add_product`` of the whole sequence; returns the gradient of ``shard``."""
+    """Do ``add_product`` with the whole sequence; return the gradient of ``shard``."""
 
     def to_weight(whole: Tensor) -> None:
         add_product(total, is_empty, gradient.flatten(0, -2), whole.flatten(0, -2))
@@ -285,7 +285,7 @@ class Linear(nn.Linear):
 
 
 def multiply(hidden: Tensor, weight: Tensor, group: Group | None) -> Tensor:
-    """[..., outputs]. group: see ``Linear``."""
+    """Return the products, [..., outputs]. group: see ``Linear``."""
     return functional.linear(hidden, weight) if group is None else multiply_shard(hidden, [weight], group)[0]
 
 

@@ -89,7 +89,7 @@ def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor
 
 
 def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """``to_gradient`` bit by bit, in operations that each pass over memory: an eighth of the time on a CPU."""
+    """Do the same as ``to_gradient``, bitwise, in separate passes over memory: an eighth of the time on a CPU."""
     into = logits if logits.dtype == log_sums.dtype else None
     gradient = torch.sub(logits, log_sums.unsqueeze(-1), out=into).exp_()
     of_label = (places < 0).float() - 1
@@ -147,7 +147,7 @@ class Head(Linear):
         self.smallest_bytes: float = SMALLEST_BYTES
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Tensor | float | None = None) -> Tensor:
-        """[batch, seq, hidden] to [batch, seq, vocab]; with labels, [batch, seq], to the loss, 0-d fp32.
+        """Map [batch, seq, hidden] to [batch, seq, vocab]; with labels, [batch, seq], to the loss, 0-d fp32.
 
         The loss is the sum over counted positions, divided by ``count`` or by their number.
         """
@@ -220,7 +220,7 @@ def _total(losses: Tensor, shares: Tensor) -> Tensor:
 
 
 def within(places: Tensor, columns: int) -> Tensor:
-    """Returns -1 for places outside these columns."""
+    """Return the places, with -1 for those outside these columns."""
     return places.masked_fill((places < 0) | (places >= columns), -1)
 
 
@@ -228,7 +228,7 @@ def within(places: Tensor, columns: int) -> Tensor:
 def _from_columns(
     head: Head, hidden: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor, weight: Tensor
 ) -> Tensor:
-    """Compute the weight's gradient from recomputed logits, some columns at a time."""
+    """Compute the weight's gradient from recomputed logits, a range of columns at a time."""
     rows, columns = len(hidden), len(weight)
     length = chunk_length(columns, rows, hidden.itemsize, chunk_bytes(rows, columns, head.smallest_bytes))
     sliced = chunk_length(rows, length, 4, slice_bytes(rows, columns))

@@ -39,7 +39,7 @@ class Router(nn.Module):
         return self.score(logits.gather(-1, chosen).float()).to(tokens.dtype), chosen
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Expert numbers, [n, top_k], from [n, experts]."""
+        """Return expert numbers, [n, top_k], from logits, [n, experts]."""
         return logits.topk(self.top_k, dim=-1).indices
 
 
@@ -95,7 +95,7 @@ def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """[n, 2 * features] to [n, features]."""
+    """Map [n, 2 * features] to [n, features]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
@@ -148,7 +148,7 @@ def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = Fa
     The gradient is a permutation, too. Autograd, which does not know that, would add each row to one of zeros.
 
     has_gaps: some rows go nowhere and some come from nowhere, which are zeros. order: [m] of 0 to n, the number of
-    rows, for zeros; inverse: [n] of 0 to m likewise.
+    rows, for zeros; inverse: [n] of 0 to m, in the same way.
     """
     permuted: Tensor = _Arrange.apply(rows, order, inverse, has_gaps)
     return permuted

@@ -31,7 +31,7 @@ def pretend_others(plan: EnginePlan) -> Ranks:
 
 
 def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
-    """Works once in a process: torch caches meshes, and treats equal ones as the same. Their groups stay."""
+    """Return the lone rank. Works once per process: torch caches meshes, and treats equal ones as the same."""
     recipe = plan.recipe
     dist.init_process_group("fake", rank=rank, world_size=recipe.layout.gpus, store=FakeStore())
     replicas = plan.parallelism.replicas(recipe.layout)

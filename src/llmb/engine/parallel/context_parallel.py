@@ -65,7 +65,7 @@ class ContextParallelAttention(nn.Module):
         self.core = SpanAttention(group, seq_len, reach, scale)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        """[batch, seq_len / ranks, heads, head_dim] in and out."""
+        """Attend: [batch, seq_len / ranks, heads, head_dim] in and out."""
         rows, sizes = (
             torch.cat((key.flatten(2), value.flatten(2)), dim=2),
             [part[0, 0].numel() for part in (key, value)],
@@ -110,7 +110,7 @@ class SpanAttention(CausalAttention):
         return torch.cat(outputs, dim=1)
 
     def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Leave out the keys that come after all queries of a part."""
+        """Omit the keys that come after all queries of a part."""
         parts = zip(query.chunk(len(self.ranges), 1), mask.chunk(len(self.ranges), 2), self.ranges, strict=True)
         outputs = [
             self._attend(part, key[:, : own.stop], value[:, : own.stop], of_part[..., : own.stop])

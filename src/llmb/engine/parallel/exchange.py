@@ -168,8 +168,8 @@ class Bucket:
 class Unit:
     """Buckets that are reduced together: those of a block, or those that a stage has outside of blocks.
 
-    sums: of products, which become gradients. passes: how many backward passes its gradients still lack; None once they
-    are on their way.
+    sums: of products, which become gradients. passes: the number of backward passes still to come; None once the
+    gradients are being sent.
     """
 
     buckets: Sequence[Bucket]

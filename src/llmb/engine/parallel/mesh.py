@@ -144,7 +144,7 @@ def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
 def arrange(
     rank: int, device: torch.device, layout: Layout, replicas: Replicas, *, experts: bool = True, alone: bool = False
 ) -> Ranks:
-    """This rank's position among ``layout.gpus`` connected ranks; without ``experts`` nothing is connected for them."""
+    """Return this rank's position among ``layout.gpus`` ranks; without ``experts`` no groups are made for them."""
     groups = Groups()
     sizes = {name: getattr(layout, name) for name in DIMENSIONS}
     mesh = groups.mesh(device, sizes)

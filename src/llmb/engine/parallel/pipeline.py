@@ -105,7 +105,7 @@ def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
 
 
 def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
-    """This rank's stages, in the order in which a token passes them; without pipeline parallelism the full model."""
+    """Return this rank's stages, in the order in which a token passes them; without a pipeline the full model."""
     layers = stage_layers(layout)
     return [
         Decoder(model, layers[index], embedding=index == 0, head=index == len(layers) - 1)
@@ -124,7 +124,7 @@ class Lanes(NamedTuple):
 
 
 def lane(stage: int, ranks: int) -> int:
-    """Between a stage and the next one. A rank has different lanes to its two neighbors."""
+    """Return the lane between a stage and the next one. A rank's lanes to its two neighbors differ."""
     sender = stage % ranks
     return 2 if ranks % 2 and sender == ranks - 1 else sender % 2
 
@@ -268,7 +268,7 @@ class Pipeline:
 
 
 def _shapes(stage: Decoder, layout: Layout, new_hidden: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """Inputs and outputs of a stage for one micro-batch, so that no forward pass is needed to infer their shapes."""
+    """Return the inputs and outputs of a stage for a micro-batch: no forward pass is needed to infer shapes."""
     hidden = new_hidden(requires_grad=True)
     loss = torch.empty((), device=hidden.device, requires_grad=True)
     tokens = torch.empty(layout.mbs, layout.seq_len // layout.cp, dtype=torch.int64, device=hidden.device)

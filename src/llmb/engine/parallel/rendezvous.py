@@ -163,7 +163,7 @@ class Hosts:
     """Groups that exchange values of all ranks on their hosts: within each node, between the first ranks of nodes, and
     back.
 
-    One group of all ranks would connect each with every other one, and pass the values on as often as there are ranks.
+    One group of all ranks would connect each with every other one, and pass the values on once per rank.
     """
 
     def __init__(

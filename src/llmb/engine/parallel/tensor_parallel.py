@@ -97,7 +97,7 @@ class VocabularyShard(Vocabulary):
         self.first = group.rank * size // group.size
 
     def combine(self, log_sums: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """One collective. The label is in one rank's shard; the others have 0 for its logit."""
+        """Combine by one collective. The label is in one rank's shard; the others have 0 for its logit."""
         gathered = all_gather(torch.stack((log_sums, label)).unsqueeze(0), 0, self.group)
         return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)
 
@@ -124,7 +124,7 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
 
 
 def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
-    """Gathers, reduces and scatters where a part sharded by features begins or ends with ``module``."""
+    """Gather, or reduce and scatter, where a part sharded by features begins or ends with ``module``."""
     name, (group, sequence_parallel) = path.rpartition(".")[2], boundary
     if isinstance(module, Norm | Bias):
         # Ranks see different heads, whatever tokens they see.

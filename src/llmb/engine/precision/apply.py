@@ -178,9 +178,8 @@ def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:
 
 @contextmanager
 def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
-    """Around the passes of a step: largest values of weights before, scales of all tensors after.
-
-    Frozen weights are measured once, and what is cast of them is kept.
+    """Measure weights before the passes of a step, and set the scales of all tensors after them. Frozen weights are
+    measured once, and their casts are kept.
     """
     layers = fp8_layers(stage.model for stage in stages)
     if not layers:
@@ -209,7 +208,7 @@ def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
 
 
 def rank_weights(stages: Sequence[TrainedStage], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
-    """The weights of layers; this rank's part if ranks update parts, because the others may still be in transit."""
+    """Return the layers' weights; only this rank's part if ranks update parts: others may still be in transit."""
     held: dict[Tensor, RankPart | None] = {each.parameter: each.part for one in stages for each in one.held()}
     weights: list[Tensor] = []
     for weight in (layer.weight for layer in layers):

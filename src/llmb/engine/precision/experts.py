@@ -82,7 +82,7 @@ def _(rows, _rows_inverse, gradients, _gradients_inverse, counts, _product_dtype
 
 
 def _multiply_into(result: Tensor, left: Scaled, right: Scaled, *, fast: bool, product_dtype: str) -> None:
-    """``multiply`` with operands that may be columns of larger matrices: copies them only if necessary."""
+    """Do ``multiply`` with operands that may be columns of larger matrices: copies them only if necessary."""
     column_major = right.values.t()
     if product_dtype == "fp8" and result.numel() and all(map(_fits, (left.values, column_major, result))):
         torch._scaled_mm(
@@ -127,13 +127,13 @@ class Fp8Stack(Fp8Matrix):
         return self.matrices()
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """[n, inputs] of all experts, in order, to [n, outputs]; counts: rows of each."""
+        """Map [n, inputs] of all experts, in order, to [n, outputs]; counts: rows of each."""
         probe = self.layer_scales.probe
         product: Tensor = _Fp8GroupedProduct.apply(rows, self.matrix(), probe, self, counts)
         return product
 
     def cast(self, rows: Tensor, which: int, *, transposes: bool) -> Cast:
-        """An input or a gradient, rows of all experts."""
+        """Cast an input or a gradient, with the rows of all experts."""
         scales = self.layer_scales
         return cast_tensor(rows, which, scales.factors[which], delayed=scales.delayed, transposes=transposes)
 
@@ -143,7 +143,7 @@ class Fp8Stack(Fp8Matrix):
         return result
 
     def weight_gradient(self, rows: Tensor, inverse: Tensor, gradient: Cast, counts: list[int]) -> Tensor:
-        """rows: the input in FP8, transposed, with 1 over its scale."""
+        """Return the weights' gradient. rows: the input in FP8, transposed, with 1 over its scale."""
         assert gradient.transposed is not None
         result: Tensor = expert_weight_gradients(
             rows, inverse, gradient.transposed, gradient.inverse, counts, self.product_dtype

@@ -162,7 +162,7 @@ def load_saved(ctx: Fp8Context) -> Saved:
 
 
 def backward(ctx: Fp8Context, saved: Saved, gradient: Cast) -> Gradients:
-    """dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
+    """Return dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
     kind, rows, transposed = ctx.kind, saved.rows, gradient.transposed
     (scale, inverse), factor, _ = saved.factors
     has_gradient, _ = needed_gradients(ctx)
@@ -256,12 +256,12 @@ def _(*arguments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_bytes(rows: Tensor, batch: int) -> Tensor:
-    """[rows, columns] in FP8, which not every collective supports, as [batch, seq, columns]."""
+    """Return [rows, columns] in FP8, which not every collective supports, as bytes: [batch, seq, columns]."""
     return torch.unflatten(rows.view(torch.uint8), 0, (batch, -1))
 
 
 def as_rows(whole: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the inverse."""
+    """Return the inverse of ``as_bytes``."""
     return whole.flatten(0, 1).view(dtype)
 
 
@@ -271,7 +271,7 @@ def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:
 
 
 def without_values(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Stands for a result that is only cast: it has a gradient, but no memory."""
+    """Return a placeholder for a result that is only cast: it has a gradient, but no memory."""
     return like.new_zeros(()).expand(shape)
 
 
@@ -282,7 +282,7 @@ def without_gradients(ctx: FunctionCtx, *outputs: Tensor) -> None:
 
 
 class ProductFunction(torch.autograd.Function):
-    """[rows, sum of outputs]."""
+    """The product: [rows, sum of outputs]."""
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> Tensor:  # noqa: ANN401 (torch's interface)
@@ -451,13 +451,13 @@ def operands(
 
 
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
-    """[..., sum of outputs]."""
+    """Return the product: [..., sum of outputs]."""
     product: Tensor = apply_to(ProductFunction, operands(layer, hidden))
     return as_sequences(product, hidden)
 
 
 def as_sequences(rows: Tensor, hidden: Tensor | CastInput) -> Tensor:
-    """[..., seq, columns] with the shape of ``hidden``; ``rows`` may have whole sequences instead of shards."""
+    """Return [..., seq, columns] with the shape of ``hidden``; ``rows`` may have whole sequences instead of shards."""
     shape = hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
     return torch.unflatten(rows, 0, (*shape[:-2], -1))
 

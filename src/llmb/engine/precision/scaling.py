@@ -135,7 +135,7 @@ def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductD
 
 
 def _padded(matrix: Tensor, *, rows: int = 0) -> Tensor:
-    """Zero-pads the columns, and the rows if given, to multiples of ``ALIGNED``."""
+    """Zero-pad the columns, and the rows if given, to multiples of ``ALIGNED``."""
     missing = (-matrix.shape[1] % ALIGNED, -rows % ALIGNED)
     if not any(missing):
         return matrix
@@ -201,7 +201,7 @@ class Scales:
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
-        """After a step, with ``amax`` of all ranks: updates counts and, if delayed, the scales of the next step.
+        """After a step, with ``amax`` of all ranks, update counts and, if delayed, the scales of the next step.
 
         The scale follows from the largest value of the history, a ring buffer. Tensors of layers that share scales
         count as one.

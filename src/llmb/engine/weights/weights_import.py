@@ -84,7 +84,7 @@ def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
 
 
 def _read_header(folder: Path, file: str) -> dict[str, StoredTensor]:
-    """The library compares the header with the size of the file."""
+    """Read the header, which the library compares with the size of the file."""
     try:
         with safe_open(folder / file, framework="pt") as content:
             parts = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118 (the library's file has no other iterator)
@@ -164,7 +164,7 @@ class NemoParameters:
     last: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
 
     def read(self, chunk: Chunk) -> Tensor:
-        """Rows of a parameter, in its stored dtype. Raises UsageError if they are not finite or cannot be read."""
+        """Return rows of a parameter in its stored dtype. Raises UsageError if not finite, or unreadable."""
         source = self.sources[chunk.name]
         rows = self._part(self._tensor(source.name, source.layer), source.part)[chunk.first : chunk.end].clone()
         if not_finite(rows):
@@ -402,7 +402,7 @@ def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
-    """Return rows of a parameter; ``matrices`` tensors, [outputs, inputs], make a row where experts have their own."""
+    """Return rows of a parameter; ``matrices`` tensors, [outputs, inputs], form a row if experts are separate."""
     if not matrices:
         return files.rows(sources[0], chunk.first, chunk.end)
     return torch.stack(

@@ -61,7 +61,7 @@ class PreparedFolders:
         return self.dataset(dataset) / "packed" / tokenizer.replace("/", "--") / f"{split}_{seq_len}"
 
     def model(self, name: str) -> Path:
-        """A checkpoint of llmb: ``checkpoint.json``, ``weights/``, ``context/``. ``name`` is ``ORG/NAME`` or a name."""
+        """Return the folder of a checkpoint of llmb. ``name`` is ``ORG/NAME`` or a name."""
         return self.models / name
 
 

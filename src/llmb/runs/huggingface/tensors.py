@@ -102,7 +102,7 @@ def format_of(model: Model) -> WeightsFormat:
 
 
 def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
-    """Fields that the form does not name must have their default, so that a new part is not overlooked."""
+    """Yield fields that the format does not name but that differ from the default: no new part may be overlooked."""
     yield from part_differences(model, form.parts)
     names = {name.partition(".")[0] for name in (*IN_EVERY_FORM, *form.parts, *form.equal, *form.settings.values())}
     for name, field in Model.model_fields.items():
@@ -160,7 +160,7 @@ def hugging_face_name(name: str, form: WeightsFormat) -> str:
 
 
 def hugging_face_shape(name: str, shape: Shape) -> Shape:
-    """Gate and up of stacked experts are stored in one dimension, gate first: [experts, hidden, 2 x ffn]."""
+    """Return the shape with gate and up of stacked experts in one dimension, gate first: [experts, hidden, 2 x ffn]."""
     if name.endswith(".experts.gate_up_proj"):
         return (*shape[:-2], shape[-2] * shape[-1])
     return shape
