@@ -159,7 +159,7 @@ def submit(
     workload_argument: Annotated[str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.")] = None,
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Workload; see 'llmb list'.")] = None,
     size: Annotated[
-        str | None, typer.Option("-s", "--size", help="Model size. Default: MODEL_SIZE, or the documents' only one.")
+        str | None, typer.Option("-s", "--size", help="Model size. Default: MODEL_SIZE, or the only documented one.")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,

@@ -49,7 +49,7 @@ class Fp8Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step. Memory is that of the rank with the most; step times differ between ranks by their waiting.
+    """One training step. Memory is of the rank that uses the most; step times differ between ranks only by waiting.
     For a pretended rank, all figures, even tokens, are its own, and there is no loss or gradient norm.
     """
 

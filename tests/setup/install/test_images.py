@@ -150,7 +150,7 @@ def test_a_file_that_the_runtime_starts_is_taken_where_it_lies(imported: Import,
     assert imported(small, force=True) == ImportedImage(path=small, bytes=small.stat().st_size, made=False)
     for runtime, name in (("apptainer", "small.sqsh"), ("pyxis", "llmb.tar")):
         (tmp_path / "llmb.tar").write_text("layers")
-        with pytest.raises(UsageError, match="cannot start such a file"):
+        with pytest.raises(UsageError, match="cannot run a file of this type"):
             imported(tmp_path / name, runtime)
     small.write_bytes(b"")
     with pytest.raises(UsageError, match="it is empty"):

@@ -86,7 +86,7 @@ def test_a_torch_for_no_gpu_is_refused_where_gpus_train(small_python: Path) -> N
 
 def test_a_python_of_another_llmb_is_refused(small_python: Path) -> None:
     small_python.write_text(small_python.read_text().replace('"llmb": "', '"llmb": "9'))
-    with pytest.raises(EnvironmentProblem, match="this Python has llmb 9"):
+    with pytest.raises(EnvironmentProblem, match="that Python has llmb 9"):
         proven(small_python, Answers(gpu_type="cpu"))
 
 

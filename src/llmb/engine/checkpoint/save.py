@@ -88,7 +88,7 @@ class Writer(FileSystemWriter):
         self.checksums: dict[str, str] = {}
 
     def storage_meta(self) -> StorageMeta:
-        """Omit the folder, whose type has another name in the pickles of another version of Python."""
+        """Omit the folder: its type is pickled under a different name in other Python versions."""
         return StorageMeta(save_id=self.save_id)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:

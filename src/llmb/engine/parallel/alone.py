@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a layout without the others: its collectives complete at once.
 
-torch's fake process group copies a rank's own values to where those of the others would be. The rank then computes what
-it would compute among others, and nothing that it computes means anything.
+torch's fake process group copies a rank's own values to where those of the others would be. The rank then does the
+same work as in the full layout, but the values that it computes are meaningless.
 """
 
 import warnings

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rendezvous of a run's processes, and their communication on the host: the store, and groups of gloo.
+"""The rendezvous of a run's processes, and their communication on the host: the store, and gloo groups.
 
 The store: on one node it is a file that only its user can open. On several, rank 0 listens at the address that the
-batch script chose, on that address only; keys begin with an id of the job, so that ranks of two jobs never take each
-other's.
+batch script chose, on that address only; keys begin with an id of the job, so that ranks of two jobs never read
+each other's keys.
 
-Gloo has one thread per process group, and is registered with torch as a backend of its own. ``ProcessGroupGloo`` runs
-two threads per group, which race: each assigns the name of the collective that it has completed to one string of the
-group, without a lock (torch 2.11 and 2.13). Names beyond 15 characters live on the heap, so that all-gather and
-reduce-scatter in turn on one group, as tensor parallelism with sequence parallelism does them, write into freed memory
-and abort the process now and then. A group's collectives come one after the other in any case, so that one thread costs
-nothing that a step would show.
+Here gloo gets one thread per process group, and is registered with torch as a backend of its own. ``ProcessGroupGloo``
+runs two threads per group, which race: each assigns the name of the collective that it has completed to one string of
+the group, without a lock (torch 2.11 and 2.13). Names longer than 15 characters live on the heap, so alternating
+all-gathers and reduce-scatters on one group, as tensor parallelism with sequence parallelism issues them, write to
+freed memory and abort the process now and then. A group's collectives come one after the other anyway, so a single
+thread has no measurable cost per step.
 
 The groups of a process also share one device per network interface, where torch makes a device for each group: a device
 has a thread of its own that wakes up 100 times a second, and a process can have some ten groups.

@@ -31,8 +31,8 @@ NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
 def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | None = None) -> Result:
     """Finish the record of a run: conclude it, add NCCL's report of its network, judge it, and link its files.
 
-    The record has the result before it is judged. ``spec`` is that of a job whose document may have other names for its
-    files; None makes no links. Raises OSError as ``conclude_run``.
+    The record has the result before it is judged. ``spec`` is of a job whose document may name its files
+    differently; if None, no links are made. Raises OSError, as ``conclude_run`` does.
     """
     concluded = conclude_run(folder, record, end)
     write_record(folder, concluded)

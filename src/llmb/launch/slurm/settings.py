@@ -179,7 +179,7 @@ class PartitionSettings(Record):
 
 
 class SlurmSettings(Record):
-    """The cluster's defaults for requests of jobs."""
+    """The cluster's defaults for job requests."""
 
     account: str | None = None
     partition: str | None = None

@@ -154,8 +154,8 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
     """Return settings that affect weights, normalized; None if the file does not specify them.
 
-    There are two readings if it has rotary settings in the places of both transformers 5 and older versions: the
-    version decides which of the two counts.
+    There are two readings if it has rotary settings both where transformers 5 keeps them and where older versions do:
+    the version decides which of the two counts.
     """
     set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     values = {**SILENT_EVERYWHERE, **form.silent, **set_values}

@@ -123,7 +123,7 @@ def _check_file(source: Path, runtime: str) -> None:
     endings = (SUFFIXES[runtime], *([ARCHIVE] if runtime == "apptainer" else []))
     if source.suffix not in endings:
         do = f"use a file that ends in {' or '.join(endings)}, or the image's name in a registry"
-        raise UsageError(f"{runtime} cannot start such a file", where=str(source), do=do)
+        raise UsageError(f"{runtime} cannot run a file of this type", where=str(source), do=do)
 
 
 def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None:

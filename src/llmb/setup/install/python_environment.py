@@ -289,7 +289,7 @@ def proven(python: Path, answers: Answers) -> PythonContents:
     if contents.llmb != llmb.__version__:
         do = f"install llmb {llmb.__version__} there, or use the llmb of that Python"
         raise EnvironmentProblem(
-            f"this Python has llmb {contents.llmb}, but this is {llmb.__version__}", where=str(python), do=do
+            f"that Python has llmb {contents.llmb}, but this is {llmb.__version__}", where=str(python), do=do
         )
     if answers.has_gpus and contents.torch and contents.cuda is None:
         do = "choose another build, such as --torch cu128"

@@ -402,7 +402,7 @@ def check_base(base: SavedCheckpoint, model: Model) -> None:
         raise UsageError("the base contains only adapters", where=str(base.path), do="pass a checkpoint with weights")
     if differences := list(model_differences(model, base.record.model)):
         raise UsageError(
-            f"the base is another model than {model.model} {model.size}:{itemized(differences)}", where=str(base.path)
+            f"the base is a model other than {model.model} {model.size}:{itemized(differences)}", where=str(base.path)
         )
 
 

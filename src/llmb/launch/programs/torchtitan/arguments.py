@@ -152,7 +152,7 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
         problems = [*_sharding_problems(plan), *_layout_problems(plan), *_fp8_problems(plan)]
     if problems:
         what = f"{NAME} {RELEASE} cannot run this:{itemized(problems)}"
-        raise UsageError(what, do="omit --framework: the engine is llmb's own")
+        raise UsageError(what, do="omit --framework to use llmb's own engine")
     data = DataOrigin(kind="synthetic", name=recipe.training.data)
     origin = Origin(weights=WeightsOrigin(kind="random"), data=data)
     return plan.model_copy(update={"declared_origin": origin, "predicted": predicted_step(catalogue, plan)})
