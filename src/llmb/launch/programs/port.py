@@ -120,7 +120,7 @@ PROGRAMS = {
     "engine": ("llmb.launch.programs.engine.program", "EngineProgram"),
     "reference_suite": ("llmb.launch.programs.reference_suite", "ReferenceSuite"),
     "megatron_bridge": ("llmb.launch.programs.megatron_bridge.program", "MegatronBridge"),
-    "torchtitan": ("llmb.launch.programs.torchtitan.program", "Torchtitan"),
+    "torchtitan": ("llmb.launch.programs.torchtitan.titan", "Torchtitan"),
 }
 
 

@@ -33,7 +33,7 @@ def asked(command: str, options: str, *more: str) -> Result:
 def test_arguments_are_as_kept(path: Path) -> None:
     options, *kept = path.read_text().splitlines()
     plan = json.loads(asked("run", options, "--json").stdout)
-    place = plan["command"].index("llmb.launch.programs.torchtitan.worker")
+    place = plan["command"].index("llmb.launch.programs.torchtitan.titan_worker")
     arguments = [word.replace(plan["command"][place + 1], "RUN") for word in plan["command"][place + 2 :]]
     if os.environ.get("LLMB_GOLDEN"):
         path.write_text("\n".join([options, *arguments]) + "\n")

@@ -33,7 +33,7 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
 
-WORKER = "llmb.launch.programs.torchtitan.worker"
+WORKER = "llmb.launch.programs.torchtitan.titan_worker"
 VARIABLES: dict[Device, dict[str, str]] = {
     "cpu": {"PYTHONUNBUFFERED": "1", "GOMP_SPINCOUNT": "10000"},
     "cuda": {"PYTHONUNBUFFERED": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"},

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that is started once per rank: torchtitan's trainer with a recipe's model, on llmb's synthetic tokens.
 
-``python -m llmb.launch.programs.torchtitan.worker RUN_FOLDER ARGUMENTS...``; the arguments are those of
+``python -m llmb.launch.programs.torchtitan.titan_worker RUN_FOLDER ARGUMENTS...``; the arguments are those of
 ``torchtitan.train``. The ranks meet as those of llmb's engine do, and train on the same samples.
 """
 
