@@ -67,7 +67,7 @@ def test_a_tolerance_is_the_entrys_or_the_files_or_the_default(tmp_path: Path) -
     assert file.tolerance_of(second) == (4.0, f"{file.path}:4")
     assert file.tolerance_of(first) == (2.0, f"{file.path}: tolerance_pct")
     plain = expectations(tmp_path, FILE.partition("\n")[2])
-    assert plain.tolerance_of(plain.entries[0]).source.startswith("without a tolerance")
+    assert plain.tolerance_of(plain.entries[0]).source.startswith("if the file has none")
 
 
 def test_an_entry_is_a_reference(tmp_path: Path) -> None:
