@@ -46,7 +46,7 @@ class BridgeErratum(Record):
     note: str
 
 
-class BridgeFile(Record):
+class BridgeTablesFile(Record):
     """``megatron_bridge.yaml``."""
 
     releases: tuple[str, ...]
@@ -124,7 +124,7 @@ class PublishedFigure:
 class BridgeTables:
     """All rows, in the order of the file."""
 
-    file: BridgeFile
+    file: BridgeTablesFile
     rows: tuple[BridgeRow, ...]
     documents: Mapping[str, Document]
 
@@ -241,4 +241,4 @@ def is_bridge(release: str) -> bool:
 def read_bridge_tables(root: Path, documents: Mapping[str, Document]) -> BridgeTables:
     with (root / "megatron_bridge.csv").open(newline="") as stream:
         rows = tuple(BridgeRow.model_validate(row) for row in csv.DictReader(stream))
-    return BridgeTables(read_file(root / "megatron_bridge.yaml", BridgeFile), rows, documents)
+    return BridgeTables(read_file(root / "megatron_bridge.yaml", BridgeTablesFile), rows, documents)
