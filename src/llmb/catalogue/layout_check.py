@@ -29,24 +29,29 @@ def stage_layers(layout: Layout) -> list[range]:
 
 def stage_counts(layout: Layout) -> list[int] | None:
     """Return the numbers of layers of the stages; None for the uneven split of another program."""
-    counts = [len(stage) for stage in stage_layers(layout)]
-    return counts if sum(counts) == layout.layers else None
+    divides = layout.has_custom_split or layout.pipeline_layers % (layout.pp * layout.vp) == 0
+    return [len(stage) for stage in stage_layers(layout)] if divides else None
 
 
 def stage_sizes(layout: Layout) -> list[int]:
     """Return the number of layers of every stage, in the order in which a token passes them.
 
     There are PP x VP stages of equal size, except for a first and a last stage whose size the layout may give. If the
-    recipe counts the embedding and the loss as layers, the first and the last stage have one layer less.
+    recipe counts the embedding and the loss as layers, the first and the last stage have one layer less. The remainder
+    of a number that does not divide, which only other programs split, is on stages after the first.
     """
     stages = layout.pp * layout.vp
     if layout.pipeline_layers != layout.layers:
-        equal = layout.pipeline_layers // stages
-        return [equal - 1, *[equal] * (stages - 2), equal - 1]
+        first_stage, *middle, last_stage = _split(layout.pipeline_layers, stages)
+        return [first_stage - 1, *middle, last_stage - 1]
     first, last = end_stage_sizes(layout)
     equal_stages = stages - len(first) - len(last)
-    rest = layout.layers - sum(first) - sum(last)
-    return [*first, *[rest // max(1, equal_stages)] * equal_stages, *last]
+    return [*first, *_split(layout.layers - sum(first) - sum(last), equal_stages), *last]
+
+
+def _split(layers: int, stages: int) -> list[int]:
+    equal, rest = divmod(layers, max(1, stages))
+    return [equal + (0 < stage <= rest) for stage in range(stages)]
 
 
 def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:

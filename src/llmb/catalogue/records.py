@@ -219,6 +219,11 @@ class LatentAttention(Record):
     """Elements of a query and key head without a rotary embedding; ``head_dim`` counts these and the rotated ones."""
     value_head_dim: Size
 
+    @property
+    def key_value_dim(self) -> int:
+        """Return the elements of a key and value head that are projected from a latent vector."""
+        return self.nope_head_dim + self.value_head_dim
+
 
 class SlidingWindow(Record):
     """Attention to the last ``tokens`` tokens, in the first of every ``every`` layers."""
@@ -320,6 +325,19 @@ class Model(Record):
             raise ValueError("feed-forward layers beside experts have no biases")
         return self
 
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """Return the parts that llmb's engine does not have."""
+        return self.other_parts.names if self.other_parts else ()
+
+    @property
+    def latent_attention(self) -> LatentAttention | None:
+        return self.other_parts.latent_attention if self.other_parts else None
+
+    @property
+    def multi_token_layers(self) -> int:
+        return self.other_parts.multi_token_layers if self.other_parts else 0
+
     def is_moe_layer(self, layer: int) -> bool:
         if self.moe is None or (self.other_parts and layer < self.other_parts.dense_layers):
             return False
@@ -327,6 +345,8 @@ class Model(Record):
 
     def is_global_layer(self, layer: int) -> bool:
         """Return True for a layer with full causal attention."""
+        if self.other_parts and (window := self.other_parts.sliding_window):
+            return layer % window.every != 0
         return self.chunked_attention is None or (layer + 1) % self.chunked_attention.global_every == 0
 
 
@@ -528,8 +548,15 @@ class Recipe(Record):
     @property
     def engine_problem(self) -> str | None:
         """Name what llmb's own engine lacks to train the recipe, and programs that have it; None if nothing."""
-        parts = self.model.other_parts
-        lacks = (*(() if self.dtype in ENGINE_DTYPES else (self.dtype.value,)), *(parts.names if parts else ()))
+        return self._problem_without(*self.model.other_names)
+
+    @property
+    def dtype_problem(self) -> str | None:
+        """Return the part of ``engine_problem`` that also prevents predictions."""
+        return self._problem_without()
+
+    def _problem_without(self, *parts: str) -> str | None:
+        lacks = (*(() if self.dtype in ENGINE_DTYPES else (self.dtype.value,)), *parts)
         programs = "Megatron-Bridge and the reference suite train this recipe, and llmb judges their logs"
         return f"llmb's engine has no {' and no '.join(lacks)}: {programs}" if lacks else None
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmb.catalogue.published import PublishedFlops
-from llmb.catalogue.records import ADAPTED, Convention, LatentAttention, Lora, Mlp, Model, Packing, Recipe
+from llmb.catalogue.records import ADAPTED, Convention, Lora, Mlp, Model, Packing, Recipe
 
 MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 """Matrices of a feed-forward layer."""
@@ -56,21 +56,17 @@ def _linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 def _attention(model: Model) -> int:
     per_head_norms = 2 * model.head_dim if model.qk_norm else 0
-    latent = latent_attention(model)
+    latent = model.latent_attention
     norms = latent.query_rank + latent.key_value_rank if latent else per_head_norms
     sinks = model.attention_heads if model.other_parts and model.other_parts.attention_sinks else 0
     return _attention_matrices(model) + norms + sinks + _biases(model)
 
 
-def latent_attention(model: Model) -> LatentAttention | None:
-    return model.other_parts.latent_attention if model.other_parts else None
-
-
 def _attention_matrices(model: Model) -> int:
-    if latent := latent_attention(model):
+    if latent := model.latent_attention:
         heads, rotary = model.attention_heads, model.head_dim - latent.nope_head_dim
         queries = latent.query_rank * (model.hidden_size + heads * model.head_dim)
-        keys_and_values = latent.key_value_rank * heads * (latent.nope_head_dim + latent.value_head_dim)
+        keys_and_values = latent.key_value_rank * heads * latent.key_value_dim
         compressed = model.hidden_size * (latent.key_value_rank + rotary)
         return queries + compressed + keys_and_values + heads * latent.value_head_dim * model.hidden_size
     return 2 * model.hidden_size * model.head_dim * (model.attention_heads + model.kv_heads)
@@ -152,12 +148,13 @@ def model_flops(
     passes = FROZEN_PASSES if frozen else PASSES
     head = model.hidden_size * model.vocab_size
     weights = sum(_layer_weights(model, layer) for layer in range(model.layers)) + head
-    scores = sum(_layer_square(model, layer, seq_len, packing) for layer in range(model.layers))
-    for _ in range(model.other_parts.multi_token_layers if model.other_parts else 0):
+    squares = [attention_square(model, attends_all, seq_len, packing) for attends_all in (False, True)]
+    scores = sum(squares[model.is_global_layer(layer)] for layer in range(model.layers))
+    for _ in range(model.multi_token_layers):
         last = model.layers - 1
         weights += _layer_weights(model, last) + 2 * model.hidden_size**2 + head
-        scores += _layer_square(model, last, seq_len, packing)
-    latent = latent_attention(model)
+        scores += squares[model.is_global_layer(last)]
+    latent = model.latent_attention
     width = model.attention_heads * ((model.head_dim + latent.value_head_dim) / 2 if latent else model.head_dim)
     return passes * 2 * weights * tokens + PASSES * 4 * width * scores * (0.5 if causal else 1.0)
 
@@ -182,9 +179,11 @@ def _layer_weights(model: Model, layer: int) -> int:
 
 
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
-    """Return the pairs of positions that a layer with global or chunked attention compares in a sequence, without
-    subtracting the causal half."""
-    chunked = model.chunked_attention
+    """Return the pairs of positions that a layer compares in a sequence, without subtracting the causal half. Unless it
+    attends to all positions, its attention is limited to chunks or to a window."""
+    window, chunked = model.other_parts and model.other_parts.sliding_window, model.chunked_attention
+    if window and not attends_all and seq_len > window.tokens:
+        return 2 * seq_len * window.tokens - window.tokens**2
     if packing:
         chunked_sum = packing.chunked_sum_of_squares
         return packing.sum_of_squares if chunked_sum is None or attends_all else chunked_sum
@@ -192,14 +191,6 @@ def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Pac
         return seq_len**2
     chunks, rest = divmod(seq_len, chunked.chunk_size)
     return chunks * chunked.chunk_size**2 + rest**2
-
-
-def _layer_square(model: Model, layer: int, seq_len: int, packing: Packing | None) -> float:
-    """Return the pairs of positions of one layer, whose attention may be limited to a window."""
-    window = model.other_parts.sliding_window if model.other_parts else None
-    if window and layer % window.every == 0 and seq_len > window.tokens:
-        return 2 * seq_len * window.tokens - window.tokens**2
-    return attention_square(model, model.is_global_layer(layer), seq_len, packing)
 
 
 SECONDS_PER_DAY = 86_400

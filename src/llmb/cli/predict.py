@@ -184,7 +184,7 @@ def _print(recipe: Recipe, found: Shown, *, json: bool) -> None:
 
 def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
     _check_gpu(recipe, catalogue)
-    return settle_sharding(make_plan(recipe, choices, device="cuda"), choices.parallelism)
+    return settle_sharding(make_plan(recipe, choices, device="cuda", trains=False), choices.parallelism)
 
 
 def _check_gpu(recipe: Recipe, catalogue: Catalogue) -> None:
@@ -387,9 +387,12 @@ def count_memory(
     """Count, or estimate, the memory of a recipe's ranks. Raises UsageError."""
     catalogue = Catalogue()
     recipe = resolve(catalogue, request)
-    plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda")
+    plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", trains=False)
     plan = settle_sharding(plan, choices.parallelism)
     ranks = ranks_to_count(recipe.layout, rank, all_stages=all_stages)
+    if not estimated and (names := recipe.model.other_names):
+        on_message(f"llmb's engine has no {' and no '.join(names)}: the memory is estimated")
+        estimated = True
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, on_message)
     found = remedies(plan, partial(predicted_seconds, catalogue)) if use.fits is False else []
     return RunMemory(recipe, use, found)

@@ -45,6 +45,8 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
     if why := why_not_estimated(plan):
         raise UsageError(why, do="omit --estimate to count the engine's own step instead")
     plan, assumptions = countable(plan)
+    if names := plan.recipe.model.other_names:
+        assumptions = (*assumptions, f"{', '.join(names)}: in memory as llmb's engine would hold them, unmeasured")
     layout = plan.recipe.layout
     sizes, layers = Sizes(plan), stage_layers(layout)
     found = [
@@ -118,6 +120,8 @@ class _Rank:
         numbers = rank_stages(layout, pp_rank)
         self.layout = layout
         self.stages = [list(layers[number]) for number in numbers]
+        if numbers[-1] == len(layers) - 1:
+            self.stages[-1] += [layout.layers - 1] * plan.recipe.model.multi_token_layers
         self.layers = [layer for stage in self.stages for layer in stage]
         self.is_first, self.is_last = numbers[0] == 0, numbers[-1] == len(layers) - 1
         shared = sizes.is_shared
@@ -137,7 +141,8 @@ class _Rank:
     def last_table(self) -> int:
         """Count the elements of the output table and the norm before it."""
         tied = self.is_first and self.plan.recipe.model.tied_embeddings
-        return self.is_last * (self.sizes.norm + (0 if tied else self.sizes.vocabulary * self.sizes.hidden))
+        table = self.sizes.multi_token(self.layout.pp) + (0 if tied else self.sizes.vocabulary * self.sizes.hidden)
+        return self.is_last * (self.sizes.norm + table)
 
     def experts(self, layers: Sequence[int]) -> int:
         each = self.sizes.expert_matrices()

@@ -101,6 +101,7 @@ _UNCHECKED = {
     "bench": "rates from llmb bench: no published step comes from a node that was measured this way",
     "gpu": "this GPU type: rates are estimated from those of H100",
     "platform": "AMD's GPUs, and nodes in which NVLink does not connect all GPUs: rates are those of H100",
+    "parts": "parts of the model that llmb's engine lacks: published steps took 33 % less to 101 % more than predicted",
     "experts": "experts: tokens are assumed to be evenly distributed, and messages not to overlap with computation",
     "adapters": "adapters",
 }
@@ -188,9 +189,9 @@ def _error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> Sequen
         names.append("gpu" if gpu.vendor == "nvidia" and joined else "platform")
     # A run of the same recipe has the same experts and adapters.
     if calibration.error != "recipe":
-        names += [
-            name for name, has in (("experts", plan.recipe.model.moe), ("adapters", plan.lora)) if has is not None
-        ]
+        model = plan.recipe.model
+        parts = (("experts", model.moe), ("adapters", plan.lora), ("parts", model.other_parts))
+        names += [name for name, has in parts if has is not None]
     return names
 
 
@@ -223,7 +224,7 @@ def predict_rows(
             values["scale"] = _whole("scale", values["scale"])
         if missing := [name for name in ("workload", "size") if name not in values]:
             raise UsageError(f"{missing[0]} is missing")
-        return make_plan(resolve(catalogue, Request(**values)), Choices(), device="cuda")
+        return make_plan(resolve(catalogue, Request(**values)), Choices(), device="cuda", trains=False)
 
     caches: dict[tuple[object, ...], StepCache] = {}
     for line, row in enumerate(rows, start=2):

@@ -104,7 +104,7 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
     """Return the plan of a recipe without parallelism; the recipe's layout may be invalid."""
     alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
-    plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda")
+    plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda", trains=False)
     return plan.model_copy(update={"parallelism": choices.parallelism.settled(alone)})
 
 
@@ -113,7 +113,7 @@ def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Ca
     own = choices.model_copy(update={"recompute": "none", "parallelism": Parallelism()})
     if problems := check_layout(recipe.model, recipe.layout) or [*own.parallelism.problems(recipe.layout)]:
         return Missing("; ".join(problems))
-    plan = settle_sharding(make_plan(recipe, own, device="cuda"), own.parallelism)
+    plan = settle_sharding(make_plan(recipe, own, device="cuda", trains=False), own.parallelism)
     return Candidate(predicted(plan), estimate(plan))
 
 
@@ -160,18 +160,18 @@ def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dic
     free = {"tp": (1, 2, 4, 8), "pp": stages, "cp": CONTEXT, "mbs": MICRO_BATCHES, "ep": experts}
     for sizes in product(*(_values(constraints, name, values) for name, values in free.items())):
         chosen = dict(zip(free, sizes, strict=True), sequence_parallel=True)
-        for split in _splits(base.layers, chosen["pp"], constraints):
+        for split in _splits(base.layers, chosen["pp"], constraints, uneven=model.other_parts is not None):
             for etp in _values(constraints, "etp", {1, chosen["tp"]} if model.moe else (1,)):
                 yield {**chosen, "etp": etp, **split}
 
 
-def _splits(layers: int, pp: int, constraints: Constraints) -> Iterator[dict[str, Any]]:
+def _splits(layers: int, pp: int, constraints: Constraints, *, uneven: bool) -> Iterator[dict[str, Any]]:
     """Yield virtual stages that divide the layers. The first and the last stage may have one layer less, for the
-    embedding and the loss, or the number that the constraints set."""
+    embedding and the loss, or the number that the constraints set; ``uneven``: the layers need not divide."""
     ends: dict[str, Any] = {"counts_embedding_and_loss": False, **{name: constraints.get(name) for name in ENDS}}
     has_own = any(name in constraints for name in ENDS)
-    if pp == 1 or has_own or layers % pp == 0:
-        stages = [1] if pp == 1 else _divisors(layers if has_own else layers // pp)
+    if pp == 1 or has_own or layers % pp == 0 or (uneven and pp <= layers):
+        stages = [1] if pp == 1 or layers % pp else _divisors(layers if has_own else layers // pp)
         yield from ({"vp": vp, **ends} for vp in _values(constraints, "vp", stages))
     if pp > 1 and not has_own and (layers + 2) % pp == 0:
         for vp in _values(constraints, "vp", _divisors((layers + 2) // pp)):

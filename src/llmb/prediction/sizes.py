@@ -38,7 +38,13 @@ def block_products(
     """
     part, tokens, hidden = rank_model(model, layout), layout.mbs * layout.seq_len // layout.cp, model.hidden_size
     queries, keys = part.attention_heads * model.head_dim, part.kv_heads * model.head_dim
-    yield Product("qkv", tokens, hidden, queries + 2 * keys)
+    if latent := model.latent_attention:
+        yield Product("latents", tokens // layout.tp, hidden, latent_features(model))
+        yield Product("query", tokens, latent.query_rank, queries)
+        yield Product("key_value", tokens, latent.key_value_rank, part.attention_heads * latent.key_value_dim)
+        queries = part.attention_heads * latent.value_head_dim
+    else:
+        yield Product("qkv", tokens, hidden, queries + 2 * keys)
     yield Product("attention_output", tokens, queries, hidden)
     moe = part.moe if experts else None
     if moe is None:
@@ -48,6 +54,12 @@ def block_products(
     yield from _feed_forward("expert_", model, rows, moe.ffn_hidden_size, moe.experts)
     if moe.shared_ffn_hidden_size:
         yield from _feed_forward("shared_", model, tokens, moe.shared_ffn_hidden_size)
+
+
+def latent_features(model: Model) -> int:
+    """Return the features of the latent vectors of a token, which every rank has; 0 without latent attention."""
+    latent = model.latent_attention
+    return latent.query_rank + latent.key_value_rank + model.head_dim - latent.nope_head_dim if latent else 0
 
 
 def _feed_forward(prefix: str, model: Model, rows: int, features: int, together: int = 1) -> Iterator[Product]:
@@ -70,7 +82,8 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 
 
 class Sizes:
-    """Sizes on one rank. tokens: of a micro-batch; shard: of these, between layers; query, key: features of heads."""
+    """Sizes on one rank. tokens: of a micro-batch; shard: of these, between layers; query, key, value: features of
+    heads; attended: of the output of attention. Biases and single values of a head are not counted."""
 
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
@@ -81,7 +94,12 @@ class Sizes:
         self.tokens = layout.mbs * layout.seq_len // layout.cp
         self.shard = self.tokens // layout.tp
         self.query = part.attention_heads * model.head_dim
-        self.key = part.kv_heads * model.head_dim
+        self.key = self.value = part.kv_heads * model.head_dim
+        self.attended = self.query
+        self.latents = latent_features(model)
+        if latent := model.latent_attention:
+            self.key = self.query
+            self.value = self.attended = part.attention_heads * latent.value_head_dim
         self.vocabulary = part.vocab_size
         self.norm = model.hidden_size * (2 if model.norm == "layernorm1p" else 1)
         self.products = MATRICES[model.mlp] - 1
@@ -93,10 +111,20 @@ class Sizes:
         return self.model.moe is None and self.plan.fp8_recipe != "current" and not self.model.chunked_attention
 
     def attention_matrices(self) -> int:
+        if latent := self.model.latent_attention:
+            heads = latent.query_rank * self.query
+            heads += latent.key_value_rank * self.part.attention_heads * latent.key_value_dim
+            return self.hidden * (self.latents + self.attended) + heads
         return 2 * self.hidden * (self.query + self.key)
 
     def dense_matrices(self, features: int) -> int:
         return (self.products + 1) * self.hidden * features
+
+    def multi_token(self, stages: int) -> int:
+        """Count the elements, outside of blocks, that predict further tokens: a matrix for the hidden state joined with
+        the embedding, of which the last of several stages has a copy."""
+        table = self.vocabulary * self.hidden if self.model.multi_token_layers and stages > 1 else 0
+        return self.model.multi_token_layers * 2 * self.hidden**2 + table
 
     def expert_matrices(self) -> int:
         moe = self.part.moe
@@ -141,8 +169,10 @@ class Sizes:
         """Return the bytes that a block saves unless it is recomputed in full."""
         between = BF16 * self.hidden * self.shard
         fp8, trained = self.computes_fp8(layer), self.plan.lora is None
-        attended = self.query * self.tokens
-        heads = BF16 * (attended + 2 * self.key * self.tokens * self.layout.cp)
+        attended = self.attended * self.tokens
+        heads = BF16 * self.tokens * (self.query + (self.key + self.value) * self.layout.cp) + BF16 * (
+            self.latents * self.shard
+        )
         sums = FP32 * self.tokens * self.query // self.model.head_dim
         if self.keeps_gathered(layer):
             again = BF16 * self.tokens * (self.query if self.layout.cp > 1 else self.key)

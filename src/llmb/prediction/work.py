@@ -113,7 +113,8 @@ class RankWork:
     @property
     def _layers_differ(self) -> bool:
         model = self.model
-        return bool(model.moe or model.chunked_attention or self.plan.fp8_recipe == "current")
+        windows = model.other_parts and model.other_parts.sliding_window
+        return bool(model.moe or model.chunked_attention or windows or self.plan.fp8_recipe == "current")
 
     @cached_property
     def stages(self) -> list[tuple[tuple[LayerKind, int], ...]]:
@@ -124,7 +125,8 @@ class RankWork:
             return [((kind, sum(sizes[rank::pp])),) for rank in range(pp)]
         layers = stage_layers(self.layout)
         kinds = [self.kind(layer) for layer in range(self.layout.layers)]
-        counted = (Counter(kinds[layer] for stage in layers[rank::pp] for layer in stage) for rank in range(pp))
+        counted = [Counter(kinds[layer] for stage in layers[rank::pp] for layer in stage) for rank in range(pp)]
+        counted[-1][kinds[-1]] += self.model.multi_token_layers
         return [tuple(each.items()) for each in counted]
 
     def kind(self, layer: int) -> LayerKind:
@@ -184,7 +186,7 @@ class RankWork:
         """Return the FLOPs of the forward pass: scores and sums of values, of the causal half."""
         recipe, layout = self.plan.recipe, self.layout
         pairs = attention_square(self.model, kind.attends_all, layout.seq_len, recipe.packing) / 2
-        return 4.0 * self.sizes.query * pairs * layout.mbs / layout.cp
+        return 2.0 * (self.sizes.query + self.sizes.attended) * pairs * layout.mbs / layout.cp
 
     def _moved(self, kind: LayerKind, *, again: bool) -> float:
         """Return the bytes of norms, residual sums, rotary embeddings and activations; their backward passes read the
@@ -222,8 +224,8 @@ class RankWork:
         sizes = self.sizes
         inner = self._activated(kind)
         ends = 2 * sizes.hidden * sizes.shard
-        inputs = ends + sizes.query * sizes.tokens + inner
-        gradients = ends + (sizes.query + 2 * sizes.key) * sizes.tokens + sizes.products * inner
+        inputs = ends + sizes.attended * sizes.tokens + inner
+        gradients = ends + (sizes.query + sizes.key + sizes.value) * sizes.tokens + sizes.products * inner
         gathered = 2 * 4 * sizes.hidden * sizes.tokens if self.layout.tp > 1 else 0
         return 4.0 * (inputs + gradients) + gathered
 
@@ -242,7 +244,7 @@ class RankWork:
         elif layout.tp > 1:
             yield Messages("all_reduce", "tp", 2 * (passes + 1), whole)
         if layout.cp > 1:
-            keys = float(2 * BF16 * sizes.key * sizes.tokens * layout.cp)
+            keys = float(BF16 * (sizes.key + sizes.value) * sizes.tokens * layout.cp)
             yield Messages("all_gather", "cp", passes, keys)
             yield Messages("reduce_scatter", "cp", 1, keys)
         if kind.experts:
@@ -269,11 +271,12 @@ class RankWork:
 
     def last(self) -> Amounts:
         """Return the work of the head and the loss: products and logits in bf16, and fp32 logits in the loss."""
-        sizes = self.sizes
+        sizes, further = self.sizes, self.model.multi_token_layers
         messages = self._end_messages() if self.layout.sequence_shards > 1 else ()
+        joined = Product("multi_token", sizes.shard, 2 * sizes.hidden, sizes.hidden)
         return Amounts(
-            {"bf16": sum(self._of_head)},
-            moved=float((2 * BF16 + 3 * FP32) * sizes.tokens * sizes.vocabulary),
+            {"bf16": sum(self._of_head) * (1 + further) + further * sum(self._passes(joined, "bf16"))},
+            moved=float((2 * BF16 + 3 * FP32) * sizes.tokens * sizes.vocabulary * (1 + further)),
             messages=messages,
         )
 
@@ -300,7 +303,7 @@ class RankWork:
             return sum(count for _, count in kinds) * sizes.adapters(), 0
         tables = sizes.vocabulary * sizes.hidden
         ends = (rank == 0) + (rank == self.layout.pp - 1 and not (rank == 0 and self.model.tied_embeddings))
-        dense = ends * tables + (rank == self.layout.pp - 1) * sizes.norm
+        dense = ends * tables + (rank == self.layout.pp - 1) * (sizes.norm + sizes.multi_token(self.layout.pp))
         for kind, count in kinds:
             layer = self.examples[kind]
             dense += count * (sizes.matrices(layer) + sizes.others(layer))

@@ -346,9 +346,13 @@ class Choices(Record):
         """True also with an interval, which includes a checkpoint at the end."""
         return self.save_checkpoint or self.checkpoint_interval is not None
 
-    def problems(self, recipe: Recipe, device: Device, resumed: Lora | None = None) -> Iterator[str]:
-        """Yield problems of training ``recipe`` like this on ``device``; ``resumed``: a checkpoint's adapters."""
-        yield from filter(None, (recipe.engine_problem, *limit_problems(self)))
+    def problems(
+        self, recipe: Recipe, device: Device, resumed: Lora | None = None, *, trains: bool = True
+    ) -> Iterator[str]:
+        """Yield problems of training ``recipe`` like this on ``device``, or unless it ``trains`` of predicting that;
+        ``resumed``: a checkpoint's adapters."""
+        lacks = recipe.engine_problem if trains else recipe.dtype_problem
+        yield from filter(None, (lacks, *limit_problems(self)))
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device):
             yield problem

@@ -237,8 +237,10 @@ def make_plan(
     device: Device,
     checkpoint: SavedCheckpoint | None = None,
     inputs: TrainingInputs | None = None,
+    trains: bool = True,
 ) -> EnginePlan:
-    """Make a plan, and check that the engine can train ``recipe`` this way.
+    """Make a plan, and check that the engine can train ``recipe`` this way. Unless it ``trains``, the plan is for a
+    prediction, and the model may have parts that the engine lacks.
 
     A run that resumes from a checkpoint takes seed and training (optimizer, schedule, data) from there, except what is
     chosen here and what an imported checkpoint lacks. Gradients are reduced as the recipe specifies, and in fp32 if the
@@ -252,7 +254,7 @@ def make_plan(
     """
     saved, ready = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
     training = chosen_training(recipe, choices, saved)
-    problems = list(choices.problems(recipe, device, saved.lora if saved else None))
+    problems = list(choices.problems(recipe, device, saved.lora if saved else None, trains=trains))
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices, saved))
     packs = training.document_tokens is None and (ready.packing or recipe.packing)
