@@ -152,8 +152,8 @@ def dead(_seen: Tensor, _key: Tensor) -> Tensor:
 
 
 WRONG = {
-    "result": (lambda seen, _key: 1.1 * seen, "its result differs by 10 % from exact attention, 0.1 % are allowed"),
-    "gradient": (wrong_gradient, "its gradient of keys differs by 10 % from exact attention, 0.1 % are allowed"),
+    "result": (lambda seen, _key: 1.1 * seen, "its result differs by 10 % from exact attention; the limit is 0.1 %"),
+    "gradient": (wrong_gradient, "its gradient of keys differs by 10 % from exact attention; the limit is 0.1 %"),
     "not finite": (lambda seen, _key: seen * math.inf, "its result is not finite"),
 }
 

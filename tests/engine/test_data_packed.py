@@ -200,7 +200,7 @@ def prepare_again(folder: Path) -> None:
         (lambda folder: np.save(folder / PACKS, np.zeros(13)), "packs.npy holds float64 .*, not a list of int64"),
         (swap_packs, "packs.npy does not divide the documents"),
         (shorten_documents, "documents.npy does not divide the tokens"),
-        (overfill, "a pack takes more than 128 places"),
+        (overfill, "a pack has more than 128 tokens"),
         (prepare_again, "it was prepared again since the run was planned"),
     ],
 )
@@ -222,8 +222,8 @@ def test_damage_is_found_before_the_first_step(
 def test_a_dataset_for_another_layout_or_model_is_refused(tiny_plan: MakePlan, tmp_path: Path) -> None:
     other = packed_data.small_dataset(tmp_path / "other", seq_len=64, vocab_size=5000)
     assert list(dataset_problems(with_dataset(tiny_plan(), other))) == [
-        "it is packed to sequences of 64 tokens, and the layout has sequences of 128",
-        "the vocabulary of its tokenizer, llmb/tiny, has 5000 tokens, and the model's has 1024",
+        "it is packed to sequences of 64 tokens, but the layout has sequences of 128",
+        "the vocabulary of its tokenizer, llmb/tiny, has 5000 tokens, but the model's has 1024",
     ]
 
 

@@ -137,10 +137,10 @@ def test_a_wrong_result_is_told_from_a_rounded_one() -> None:
 
     assert problem(rounded) is None
     rounded[1] = (1.03 * exact[1]).bfloat16()
-    assert problem(rounded) == ("its gradient of queries differs by 3 % from exact attention, 2 % are allowed")
+    assert problem(rounded) == ("its gradient of queries differs by 3 % from exact attention; the limit is 2 %")
     rounded[1] = exact[1].bfloat16()
     rounded[3][7] = math.nan
     assert problem(rounded) == "its gradient of values is not finite"
     assert problem([part * 1.002 for part in exact]) == (
-        "its result differs by 0.2 % from exact attention, 0.1 % are allowed"
+        "its result differs by 0.2 % from exact attention; the limit is 0.1 %"
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the attention backend of a run: tries those of the device with the model's own attention and shapes.
 
-Every rank tries them at its own shapes, which differ with context parallelism and between pipeline stages; the first
-times them, and all use the fastest one there. The time depends only on shapes, so inputs are random. The results of a
-fused backend are compared with exact attention before it can be chosen: some are wrong at some shapes.
+Every rank tries them at its own shapes, which differ with context parallelism and between pipeline stages. The first
+rank times them, and all ranks use its fastest one. The time depends only on shapes, so inputs are random. The results
+of a fused backend are compared with exact attention before it can be chosen: some are wrong at some shapes.
 """
 
 import math
@@ -56,7 +56,7 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
 )
 RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of values")
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
-"""The largest distance, relative to the norm of the exact values. Rounding in bf16 alone yields 0.003 of it."""
+"""The largest distance from exact results that is tolerated, relative to their norm; rounding to bf16 causes 0.003."""
 MOST_SCORES = 2**26
 """Maximum number of scores in memory at a time: in fp32, with their gradients, 1 GiB."""
 WARM_UPS, TIMED = 3, 10
@@ -65,8 +65,8 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 
 
 class BackendTrial(NamedTuple):
-    """The trial of one layer of each kind: the time of all layers, None if not timed, and the largest distance of any
-    result from exact attention, None if not compared; NaN for a result that is not finite."""
+    """A trial of one layer of each kind. milliseconds: extrapolated to all layers; None if not timed. distance: the
+    largest one of a result from exact attention, relative to its norm; None if not compared."""
 
     milliseconds: float | None
     distance: float | None
@@ -92,7 +92,7 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
 
 @contextmanager
 def flash_attention_3() -> Iterator[None]:
-    """Use FlashAttention 3 for torch's flash attention, or raise one of ``FAILURES``."""
+    """Use FlashAttention 3 as torch's flash attention in this context, or raise one of ``FAILURES``."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that kernels are replaced
         nn.attention.activate_flash_attention_impl("FA3")
     try:
@@ -102,7 +102,7 @@ def flash_attention_3() -> Iterator[None]:
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
-    """Set up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks if none can be used."""
+    """Set up ``stages`` for the best backend; raise UsageError on all ranks if none works. A collective."""
     cores = attention_cores(stages)
     attempted = partial(attempt, cores, plan, ranks)
     packed = first_documents(plan) is not None
@@ -141,7 +141,7 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Run one layer of each kind; its time counts for all layers of its kind."""
+    """Run one layer of each kind, and multiply its time by the number of layers of that kind."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()
@@ -165,13 +165,13 @@ def try_layers(
 
 
 Measure = Callable[[bool], BackendTrial]
-"""Computes attention, with or without repeated heads."""
+"""Runs a trial of attention, with repeated heads if the argument is True."""
 
 
 def try_kernel(
     backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool, timed: bool
 ) -> list[Trial]:
-    """Try the heads as they are, and grouped ones also repeated if that is needed, or may be faster."""
+    """Try the heads as they are; if ``grouped``, also try repeated heads if that fails, or to compare times."""
     trial = try_heads(backend, measure, ranks, repeats_heads=False)
     if not grouped or (trial.problem is None and not timed):
         return [trial]
@@ -180,7 +180,7 @@ def try_kernel(
 
 
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
-    """Return the trial of all ranks, a collective; without ranks that of this process."""
+    """Return the trial of all ranks, as a collective; without ``ranks``, return that of this process."""
     own, refusal = BackendTrial(None, None, None), None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -207,7 +207,7 @@ def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, 
 
 
 def varlen_problem(plan: EnginePlan) -> str | None:
-    """Return why documents cannot be computed without masks, whatever their lengths; None if they can."""
+    """Return why variable-length attention cannot be used; None if it can."""
     if first_documents(plan) is None:
         return "sequences are not packed from documents"
     if plan.device == "cpu" and plan.compiled:
@@ -216,7 +216,7 @@ def varlen_problem(plan: EnginePlan) -> str | None:
 
 
 def groups_heads_of_documents() -> bool:
-    """Return True if torch's kernel for documents supports fewer heads of keys than of queries; not in torch 2.11."""
+    """Return True if torch's variable-length attention supports fewer key than query heads; torch 2.11's does not."""
     return "enable_gqa" in signature(varlen_attn).parameters
 
 
@@ -241,7 +241,7 @@ def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Ten
 
 
 def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents | None:
-    """Return documents of the first micro-batch; None if sequences are not packed."""
+    """Return the documents of the first micro-batch, as segments or masks; None if sequences are not packed."""
     layout, device = plan.recipe.layout, ranks.device
     model = rank_model(plan.recipe.model, layout)
     starts = first_documents(plan)
@@ -272,7 +272,7 @@ def forward_and_backward(
 
 
 def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of several passes in sequence, after warm-up passes."""
+    """Return the median time of a pass in milliseconds, after warm-up passes."""
     for _ in range(WARM_UPS):
         once()
     moments = [Moment(device)]
@@ -284,7 +284,7 @@ def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float
 
 
 def forget_memory(device: torch.device) -> None:
-    """Free the memory of the trials, which the run does not need."""
+    """Free the GPU memory that the trials leave cached, and reset the peak."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -316,7 +316,7 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
 
 
 def distances_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """Return the distances of a kernel's result and gradients from exact ones, relative to the exact ones' norm."""
+    """Return the distances of a kernel's result and gradients from the exact ones, relative to the exact norms."""
     return [float((one.float() - other).norm() / other.norm()) for one, other in zip(results, exact, strict=True)]
 
 
@@ -326,5 +326,5 @@ def accuracy_problem(distances: Sequence[float], bound: float) -> str | None:
         if not math.isfinite(distance):
             return f"its {name} is not finite"
         if distance > bound:
-            return f"its {name} differs by {100 * distance:.2g} % from exact attention, {100 * bound:g} % are allowed"
+            return f"its {name} differs by {100 * distance:.2g} % from exact attention; the limit is {100 * bound:g} %"
     return None

@@ -60,7 +60,7 @@ def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group)
 def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
     """Begin ``all_to_all``; the result is for ``finish_all_to_all`` alone.
 
-    What is computed between the two, and later its gradient, does not wait for the exchange.
+    Computation between the two, and its backward pass, does not wait for the exchange.
     """
     started: Tensor = _StartAllToAll.apply(rows, sent, received, group)
     return started
@@ -169,9 +169,9 @@ class _StartAllToAll(torch.autograd.Function):
 
 
 class _FinishAllToAll(torch.autograd.Function):
-    """The context of ``_StartAllToAll`` is the node of its result; without gradients there is none.
+    """Passes the gradient to ``_StartAllToAll`` through that function's context: the ``grad_fn`` of its result, if any.
 
-    It gets the gradient by that, as autograd would refuse one with another number of rows.
+    Autograd would reject a gradient with a different number of rows.
     """
 
     @staticmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The differences between CPU and GPU: backend, clock, memory, name."""
+"""Functions that hide the differences between CPUs and GPUs: clock, memory, name."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ class Memory:
 
 
 class Moment:
-    """Record when all work queued on the device so far is done; without a queue, now."""
+    """The moment when all work queued on a GPU so far is done; on a CPU, the moment of creation."""
 
     def __init__(self, device: torch.device) -> None:
         self.time_s = time.perf_counter()
@@ -45,7 +45,7 @@ class Moment:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until all queued work is done."""
+    """Wait until all work queued on a GPU is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

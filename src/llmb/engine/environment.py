@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware and software of the workers, for the record."""
+"""Describes the hardware and software of the workers for the record of a run."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, Rdma
 
 RECORDED = (*SPEED_PREFIXES, "LLMB_", "SLURM_")
 QUERY_S = 20.0
-"""The time limit of nvidia-smi, which waits for the driver without persistence mode."""
+"""Time limit of nvidia-smi in seconds; without persistence mode it waits for the driver to load."""
 RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -63,12 +63,12 @@ def describe_environment(ranks: Ranks) -> Environment:
 
 
 def gpus_after(ranks: Ranks) -> tuple[GpuState, ...] | None:
-    """Return the present state of the run's GPUs. A collective on GPUs."""
+    """Return the current state of the run's GPUs; None if none are known. A collective on GPUs."""
     return _gpus_of_run(ranks).gpus or None
 
 
 def cudnn_text(version: int | None) -> str | None:
-    """Format a version as in cuDNN's release notes, such as 9.10.2; its number has other digits since version 9."""
+    """Format cuDNN's version number as in its release notes, such as 9.10.2; its encoding changed with version 9."""
     if version is None:
         return None
     major, rest = divmod(version, 10_000 if version >= 90_000 else 1000)
@@ -114,7 +114,7 @@ def cudnn_version() -> str | None:
 
 
 def assembler_version(device: torch.device) -> str | None:
-    """Return the version of the assembler for Triton's kernels, such as 12.8.93; None without Triton."""
+    """Return the version of the ptxas that assembles Triton's kernels, such as 12.8.93; None if it is unknown."""
     if find_spec("triton") is None:
         return None
     from triton import knobs
@@ -131,13 +131,13 @@ def nccl_version() -> str:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that may affect a run's speed, except those that may hold a secret, and the store's."""
+    """Return the environment variables that may affect a run's speed, except secrets and those of the store."""
     variables = sorted(without_secrets(environ).items())
     return {name: value for name, value in variables if name.startswith(RECORDED) and not name.startswith(STORE)}
 
 
 def active_ports(node: str, devices: Path = RDMA_DEVICES) -> tuple[RdmaPort, ...]:
-    """Return the InfiniBand, RoCE and EFA ports visible to this process, by name; empty if the kernel has none."""
+    """Return the active InfiniBand, RoCE and EFA ports that this process can see, sorted by name."""
     return tuple(_port(node, path) for path in sorted(devices.glob("*/ports/*")) if "ACTIVE" in (_text(path, "state")))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first program of an externally started rank: it gets the folder from rank 0, and becomes the worker.
+"""The program that another launcher starts for each rank: it gets the run folder from rank 0 and becomes the worker.
 
-The worker's command line names the folder, by which samples distinguish the run's own processes from others.
+The worker's command line contains the folder, so that the sampler can recognize the processes of the run.
 """
 
 import os

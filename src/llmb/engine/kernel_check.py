@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the engine's kernels with torch's code for the same operations, at the start of a run and at its shapes.
 
-Assemblers have lost values of kernels that are right (``elementwise.cast_activation_gradient`` names one). Which ones
-depends on the GPU, the shapes and the assembler's version, so a test elsewhere cannot exclude it. Attention by spans is
-compared by ``attention_backend``, which skips it if it is wrong; for these kernels a run has no alternative.
+Some assemblers miscompile correct kernels (for an example see ``elementwise.cast_activation_gradient``). Which kernels
+depends on the GPU, the shapes and the assembler's version, so tests on other machines cannot exclude it. Span attention
+is checked by ``attention_backend``, which skips it if it is wrong; for the kernels here a run has no alternative.
 """
 
 import math
@@ -29,17 +29,17 @@ from llmb.runs.plan import EnginePlan
 
 Shape = tuple[int, ...]
 Parts = Iterator[tuple[Tensor, Tensor]]
-"""Yield the results of a kernel and of torch in parts, so that few are in memory as fp32 at a time."""
+"""The results of a kernel and of torch, in parts, so that few are in memory as fp32 at a time."""
 MOST_VALUES = 2**26
 """Maximum number of values in a part."""
 MOST_EXPERTS = 2
-"""Maximum number of matrices of a stack to compare: each is cast like any other."""
+"""Maximum number of matrices of a stack to compare: all are cast in the same way."""
 SCALE = 100.0
-"""With this scale, casts of normally distributed values clamp a few to the range of e4m3, and round a few."""
+"""With this scale, casts to e4m3 clamp a few of many normally distributed values, and round the others."""
 
 
 class KernelTrial(NamedTuple):
-    """One kernel at one shape; ``parts`` computes with random values."""
+    """One kernel at one shape; ``parts`` computes its results and torch's from random values."""
 
     kernel: str
     shape: Shape
@@ -47,10 +47,10 @@ class KernelTrial(NamedTuple):
 
 
 class RankShapes(NamedTuple):
-    """Shapes of what one rank casts for a micro-batch.
+    """Shapes of the tensors that one rank casts for a micro-batch.
 
-    cast: inputs and weights. joined: rows of the weights that are cast into one matrix. activated: results of
-    activations. heads: batch, positions, heads of queries and of keys.
+    cast: of inputs and weights. joined: rows of the weights that are cast into one matrix. activated: of the results
+    of activations. heads: batch, positions, query heads, key heads.
     """
 
     rows: int
@@ -62,7 +62,7 @@ class RankShapes(NamedTuple):
 
 
 class Values:
-    """Random tensors on a device, the same in every run."""
+    """Draws random bf16 tensors on a device, the same ones for every run with this seed."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
@@ -76,7 +76,7 @@ class Values:
 
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
-    """Return the results of the first rank, and wrong ones of others; empty without kernels. A collective."""
+    """Return all checks of the first rank and the failed ones of others; none on a CPU or without FP8. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():
@@ -90,7 +90,7 @@ def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
 
 
 def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
-    """Raise EnvironmentProblem if a kernel computes something else."""
+    """Raise EnvironmentProblem if a check has failed."""
     wrong = [
         f"{each.kernel}, {'x'.join(map(str, each.shape))}, on rank {each.rank}: "
         + ("not finite" if each.difference is None else f"{each.difference:.3g} times the error that rounding explains")
@@ -100,16 +100,16 @@ def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
     if wrong:
         raise EnvironmentProblem(
             f"{len(wrong)} kernels are wrong at the shapes of this run:{itemized(wrong)}",
-            do=f"assemble them by another version of ptxas than {ptxas or 'this one'}, which TRITON_PTXAS_PATH names "
-            "(from compute capability 10.0 on TRITON_PTXAS_BLACKWELL_PATH)",
+            do="set TRITON_PTXAS_PATH (from compute capability 10.0 on, TRITON_PTXAS_BLACKWELL_PATH) to the path of "
+            f"another version of ptxas than {ptxas or 'this one'}",
         )
 
 
 def difference_of(parts: Parts) -> float:
-    """Return the largest difference between found and expected values, as a multiple of what rounding can explain.
+    """Return the largest difference between actual and expected values, as a multiple of what rounding can explain.
 
-    That is one step of their format, at their own magnitude plus the root mean square of all. fp32 values are sums in
-    another order, or maxima of bf16 values.
+    That is the format's epsilon times the sum of the value's magnitude and the root mean square of all. For fp32 it is
+    the epsilon of bf16: these values are sums in another order, or maxima of bf16 values.
     """
     multiples = []
     for ours, theirs in parts:
@@ -171,7 +171,7 @@ def cast_parts(values: Values, shape: Shape, dtype: torch.dtype) -> Parts:
 
 
 def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
-    """Return a cast of the bf16 tensor in ``stored``, [rows, columns] or several such."""
+    """Yield parts of ``casts`` and of torch's casts of ``stored``, a bf16 matrix, or a stack of matrices."""
     yield casts[2], elementwise.largest_value(stored)
     columns = stored.shape[-1]
     for values, transposed, source in zip(
@@ -185,7 +185,7 @@ def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
 
 
 def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
-    """Return the weights of several layers, cast into one matrix."""
+    """Yield parts of the weights of several layers that are cast into one matrix; ``parts`` are their rows."""
     rows, scale = sum(parts), values.number(SCALE)
     whole = torch.empty((rows, columns), dtype=FORMATS[WEIGHT], device=values.device)
     transposed, amax = whole.new_empty((columns, rows)), values.number(0.0)

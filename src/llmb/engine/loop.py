@@ -48,7 +48,7 @@ class Reporter:
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
         self.plan = plan
-        # A restarted run has its earlier steps there.
+        # The file of a restarted run has its earlier steps.
         self.stream = folder.steps.open("a", buffering=1)
         ranks = plan.processes
         self.rank_times = RankTimesFile(folder.rank_times, plan.last_step + 1, ranks) if ranks > 1 else None
@@ -97,7 +97,7 @@ STEPS_BETWEEN_COLLECTIONS = 100
 
 
 def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
-    """Train ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
+    """Train for ``plan.steps`` steps, or until a loss or gradient norm is not finite."""
     exact_fp32()
     check_dataset(plan, ranks)
     check_weights(plan)
@@ -178,8 +178,8 @@ def load_start(
 
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:
-    """Return True if a step's figures must be known before it continues. A saved checkpoint must have finite values,
-    and the step after a profile starts only once the profile is written.
+    """Return True if all values must be read after this step: the last one, one that is followed by a checkpoint, which
+    is saved only if they are finite, and the last profiled one.
     """
     profile_ends = plan.profile is not None and number == plan.profile.stop_step - 1
     return number == plan.last_step or plan.saves_after(number) or profile_ends
@@ -191,7 +191,7 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
 
 
 def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int, ranks: Ranks) -> Tensor | None:
-    """Accumulate the gradients of a step's micro-batches; return this rank's mean loss, if it has one."""
+    """Accumulate the gradients of a step's micro-batches; return this rank's mean loss, or None if it has none."""
     layout = plan.recipe.layout
     count: Tensor | float = layout.mbs * layout.seq_len / layout.cp
     if data.batches[0].starts is not None:
@@ -211,7 +211,7 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
 
 
 def reduce_gradients(stages: Stages) -> None:
-    """Reduce at the end of a step's passes, over all ranks that have the same parameters."""
+    """Finish reducing gradients over all ranks with the same parameters, after the passes of a step."""
     for gradients in (each for stage in stages for each in stage.gradient_sums):
         gradients.give()
     if reduction := stages[0].reduction:
@@ -223,7 +223,7 @@ def reduce_gradients(stages: Stages) -> None:
 def with_token_keys(
     batches: Iterable[MicroBatch], stages: Stages, plan: EnginePlan, number: int, ranks: Ranks
 ) -> Iterator[MicroBatch]:
-    """Yield a step's micro-batches one by one; before each, dropout gets its tokens."""
+    """Yield a step's micro-batches; before each, set the keys of its tokens for dropout."""
     layout = plan.recipe.layout
     keys = token_keys(stages[0].model) if plan.lora else None
     if keys is None:
@@ -250,7 +250,7 @@ def update(stages: Stages, optimizers: Sequence[AdamW], training: Training, numb
 def do_step(
     number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[AdamW], source: StepSource, ranks: Ranks
 ) -> tuple[Tensor | None, Tensor, StepData]:
-    """Return this rank's loss, if it has one, the gradient norm, and the data. Does not wait for the device."""
+    """Run a step; return this rank's loss, if any, the gradient norm and the data, without waiting for the device."""
     data = source.step(number)
     loss = add_gradients(passes, plan, data, number, ranks)
     return loss, update(passes.stages, optimizers, plan.recipe.training, number), data
@@ -267,7 +267,7 @@ def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bo
 
 
 def collect_garbage(number: int) -> None:
-    """Run Python's garbage collector at the same step on all ranks: a pause of one rank stalls all others."""
+    """Collect garbage after a fixed number of steps, on all ranks together: a pause of one rank stalls the others."""
     gc.disable()
     if number % STEPS_BETWEEN_COLLECTIONS == 0:
         gc.collect()

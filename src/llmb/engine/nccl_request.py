@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes NCCL, which reads its variables when it is first used, log what is needed, beside what the user wants logged.
+"""Sets the variables that make NCCL log what llmb needs, in addition to what the user wants; NCCL reads them once.
 
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 """
@@ -26,9 +26,9 @@ DETAILED = ("INFO", "ABORT", "TRACE")
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
-    """Request all collectives and communicators of this rank with ``--nccl-trace``; of a node's first rank the network.
+    """Make NCCL log this rank's collectives with ``--nccl-trace``, and its network on the first rank of each node.
 
-    Returns the user's own file if NCCL's lines go there.
+    Return the user's own log file if NCCL writes there, else None.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The first rank of one of several nodes.
@@ -41,7 +41,7 @@ def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
 
 
 def _ask_for_network(folder: RunFolder) -> Path | None:
-    """Request network lines. A level and place set by the user stay; the lines needed here go to the same place."""
+    """Make NCCL log the network, to the user's file if the user has set a level; return that file, if any."""
     level = nccl_setting(LEVEL).upper()
     if level not in (*BRIEF, *DETAILED):
         _log_to(network_log(folder, _rank()), ",".join(OF_NETWORK))
@@ -53,7 +53,7 @@ def _ask_for_network(folder: RunFolder) -> Path | None:
     if level == "VERSION":  # for which NCCL opens no file
         os.environ[FILE] = ""
     pattern = nccl_setting(FILE)
-    # Place holders of NCCL: the host's name without its domain, and the process.
+    # NCCL's placeholders: the host name without its domain, and the process ID.
     named = pattern.replace("%h", socket.gethostname().partition(".")[0]).replace("%p", str(os.getpid()))
     return Path(named.replace("%%", "%")) if pattern else None
 
@@ -68,7 +68,7 @@ def _rank() -> int:
 
 
 def nccl_setting(name: str, default: str = "") -> str:
-    """Look up a setting as NCCL does: a variable, else a line of its configuration files."""
+    """Look up a setting as NCCL does: in the environment, then in its configuration files."""
     if name in os.environ:
         return os.environ[name]
     own = os.environ.get("NCCL_CONF_FILE") or Path(os.environ.get("HOME", "/"), ".nccl.conf")
@@ -85,7 +85,7 @@ def nccl_setting(name: str, default: str = "") -> str:
 
 
 def _with(subsystems: str, more: Iterable[str]) -> str:
-    """Return the list with more members; a list that begins with ``^`` excludes its members."""
+    """Return the list of subsystems with ``more`` enabled; a list that begins with ``^`` excludes its members."""
     listed = [name for name in subsystems.removeprefix("^").split(",") if name]
     names = {name.upper() for name in listed}
     if not subsystems.startswith("^"):
@@ -95,7 +95,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copy NCCL's output from the user's own file, which may be on a disk of this node. A failure is only reported."""
+    """Copy NCCL's lines from the user's log, which may be on a local disk, to the run folder; only report a failure."""
     if log is None:
         return
     kept = network_log(folder, _rank())

@@ -25,8 +25,8 @@ RUN, MOST_RUNS = 2**18, 64
 class Trained:
     """A parameter and the tensors that its update writes; all tensors but ``steps`` are sharded alike.
 
-    part: the elements of it that this rank updates; None for all of its shard. master: fp32 values, the parameter's own
-    or what it is rounded from. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the
+    part: the elements that this rank updates; None for its whole shard. master: fp32 values: the parameter itself, or
+    what it is rounded from. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the
     device. copies: the number of ranks that do the same update, or None for the replica of another stage's embedding.
     """
 
@@ -45,7 +45,7 @@ class Trained:
 
     @property
     def weight(self) -> Tensor | None:
-        """The tensor with the rounded master."""
+        """The tensor that the master is rounded to; None if the parameter itself is the master."""
         if self.part is not None:
             return self.part.weight
         return None if self.master is self.parameter else local_tensor(self.parameter)
@@ -63,9 +63,9 @@ class Trained:
 
 
 class AdamW:
-    """AdamW by torch's own kernel. ``divisor``, 0-d fp32 on the device, divides gradients.
+    """AdamW with torch's fused kernel. Gradients are divided by ``divisor``, 0-d fp32 on the device.
 
-    ``state`` has what torch's AdamW has, under the same names.
+    ``state`` has the entries that the state of torch's AdamW has, under the same names.
     """
 
     def __init__(self, trained: Sequence[Trained], training: Training, device: torch.device) -> None:
@@ -82,15 +82,15 @@ class AdamW:
         if due:
             torch._foreach_add_([each.steps for each in due], 1)
         if not self.divisor.is_cpu or any(each.tensors()[1].dtype != torch.float32 for each in due):
-            for each in due:  # the copy in fp32 that the kernel needs of a gradient in bf16 exists for one at a time
+            for each in due:  # one by one, so that only one bf16 gradient at a time has the fp32 copy for the kernel
                 self.update([each], each.weight_decay)
             return
-        for decay in {each.weight_decay for each in due}:  # one call for many: the time of small models goes into calls
+        for decay in {each.weight_decay for each in due}:  # one call for many: small models spend their time in calls
             self.update([each for each in due if each.weight_decay == decay], decay)
 
     def update(self, trained: Sequence[Trained], weight_decay: float) -> None:
         masters, gradients, first, second = zip(*(each.tensors() for each in trained), strict=True)
-        # The kernel takes one place for all of them: others would be updated with values of their neighbors.
+        # The kernel uses the same offsets for all four; with other strides it would mix up elements.
         assert all(part.is_contiguous() for parts in (masters, gradients, first, second) for part in parts)
         steps = [each.steps for each in trained]
         if not self.divisor.is_cpu:
@@ -122,7 +122,7 @@ class AdamW:
 
 
 def build_optimizer(stage: TrainedStage, training: Training) -> AdamW:
-    """Optimize all parameters that are not frozen, with weight decay of matrices, not of norm weights and biases."""
+    """Return the optimizer of all trained parameters; matrices have weight decay, norm weights and biases do not."""
     return AdamW(list(trained_in(stage, training)), training, next(stage.model.parameters()).device)
 
 
@@ -144,7 +144,7 @@ def trained_in(stage: TrainedStage, training: Training) -> Iterator[Trained]:
 
 
 def learning_rate(training: Training, step: int) -> float:
-    """Return the rate: linear warm-up to the peak, then a cosine down to the minimum; steps count from 0."""
+    """Return the rate of a step, counted from 0: linear warm-up to the peak, then cosine decay to the minimum."""
     if step < training.warmup_steps:
         return training.peak_lr * (step + 1) / (training.warmup_steps + 1)
     span = max(1, training.decay_steps - training.warmup_steps)
@@ -153,9 +153,9 @@ def learning_rate(training: Training, step: int) -> float:
 
 
 def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
-    """Clip the gradients of all ranks to ``largest_norm``, by scaling in the next step. A collective.
+    """Make the next step of ``optimizers`` clip the gradients of all ranks to ``largest_norm``. A collective.
 
-    Returns the norm before clipping, 0-d fp64.
+    Return the norm before clipping, 0-d fp64.
     """
     trained = [each for optimizer in optimizers for each in optimizer.trained]
     norm = gradient_norm([(one.gradient, one.copies) for one in trained if one.gradient is not None and one.copies])
@@ -166,8 +166,8 @@ def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
 
 
 def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return the norm over all ranks, 0-d fp64; a gradient that several ranks hold counts once. In fp64, because in
-    fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
+    """Return the norm over all ranks, 0-d fp64; a gradient that several ranks hold counts once. In fp32, the fifth
+    digit of a large gradient's sum of squares would depend on how it is sharded.
     """
     shared: dict[int, list[Tensor]] = defaultdict(list)
     for gradient, copies in gradients:
@@ -185,8 +185,8 @@ def squared_norm(gradients: list[Tensor]) -> Tensor:
         return torch.stack(torch._foreach_norm(gradients, 2.0, torch.float64)).square().sum()
     sums = []
     for values in (gradient.flatten() for gradient in gradients):
-        # A CPU converts parts to fp64 one by one, in memory that stays in its cache; few of a large tensor. BLAS takes
-        # half of the time of torch's own norm.
+        # On a CPU, convert chunks that fit in the cache to fp64 one by one, at most MOST_RUNS of a tensor. BLAS takes
+        # half as long as torch's own norm.
         for run in values.chunk(max(1, min(MOST_RUNS, values.numel() // RUN))):
             exact = run.double()
             sums.append(torch.dot(exact, exact))
@@ -194,7 +194,7 @@ def squared_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def ranks_with_a_copy(tensor: Tensor) -> int:
-    """Return the number of ranks of its mesh that hold the same shard of a tensor."""
+    """Return the number of ranks that hold the same shard of a DTensor; 1 for any other tensor."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)

@@ -27,7 +27,7 @@ from llmb.runs.trace_reports import nccl_log, profile_file
 
 
 class StepProfiler:
-    """Enter ``step`` around each training step."""
+    """Profiles this rank's steps; ``step`` has to be entered around each training step."""
 
     def __init__(self, plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
         self.plan = plan
@@ -44,7 +44,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Record a step. If it raises, the recording is left open; the process ends then."""
+        """Record a step if the plan profiles it. If the step raises, the recording stays open: the process ends."""
         wanted = self.plan.profile
         if self.nccl_log:
             with self.nccl_log.step(number):
@@ -67,7 +67,7 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Stop the recording if there is one; all ranks wait, or the next step would be slow for some of them."""
+        """Stop the recording, if any, and wait for all ranks: otherwise some would be slow in the next step."""
         if not self.recording:
             return
         self.recording = False
@@ -117,9 +117,9 @@ class TorchRecorder:
 
 
 def pack(whole: Path, packed: Path) -> None:
-    """Compress a trace. Raises OSError if there is none: torch reports no error if it could not write it."""
+    """Compress a trace; raise OSError if it is missing or empty: torch reports no error if it cannot write it."""
     if not whole.exists() or not whole.stat().st_size:
-        raise OSError(errno.EIO, "torch wrote no trace; is its disk full? TMPDIR sets another", str(whole.parent))
+        raise OSError(errno.EIO, "torch wrote no trace; if its disk is full, set TMPDIR", str(whole.parent))
     with whole.open("rb") as source, gzip.open(packed, "wb") as target:
         shutil.copyfileobj(source, target)
 
@@ -135,9 +135,9 @@ class NsysRecorder:
 
 
 class NcclTrace:
-    """NCCL's log of this rank, with its size at the beginning and end of each step: NCCL does not know the steps.
+    """Records the size of this rank's NCCL log at the beginning and end of each step: its lines contain no steps.
 
-    NCCL writes a collective's line when it is called, on the calling thread, and flushes each line.
+    NCCL writes and flushes a line when a collective is called, on the calling thread.
     """
 
     def __init__(self, log: Path) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This rank's stages of the model, ready to train: transformed, with memory, and with initial weights.
+"""Prepares this rank's stages of the model for training: transforms them, allocates memory, sets initial weights.
 
-Parameters that a rank holds whole are views into flat buffers, in the dtype that blocks compute in.
+Parameters that a rank holds whole are views into flat buffers, in the compute dtype of the blocks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,7 +62,7 @@ def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDU
 
 
 def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> list[TrainedStage]:
-    """Put stages that have only shapes on the device, in place, without values."""
+    """Allocate uninitialized parameters for stages on the meta device, and set up how their gradients are summed."""
     path, several, stages = plan.compute_path, plan.recipe.layout.ga > 1, list(map(TrainedStage, models))
     if path.shards_parameters:
         for model in models:
@@ -83,21 +83,21 @@ def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> li
 
 
 class Exchange(NamedTuple):
-    """True if routed experts are held by other ranks than everything else."""
+    """The ranks that hold the same parameters: of everything but routed experts, and of routed experts."""
 
     dense: Peers
     experts: Peers
 
 
 def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
-    """Return the exchange. ``dtype``: of sums over ranks.
+    """Return the ranks to exchange with. ``dtype``: of gradients that are summed over ranks.
 
-    Experts' gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from: their mean
-    is over the same ranks.
+    An expert's gradient already sums over tokens of all ranks of a pipeline stage, so its mean is over as many ranks as
+    that of other parameters.
     """
 
     def group(mesh: DeviceMesh, dim: int) -> Group | None:
-        """Return None for one rank."""
+        """Return this rank's group along ``dim``; None if it has a single rank."""
         if mesh.size(dim) == 1:
             return None
         return Group(mesh.get_group(dim).group_name, mesh.size(dim), mesh.get_local_rank(dim))
@@ -112,14 +112,14 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
 def place_parameters(
     stages: Sequence[TrainedStage], dtype: torch.dtype, device: torch.device, exchange: Exchange | None = None
 ) -> None:
-    """Give the parameters of ``stages``, which are on the meta device, memory without values, in place.
+    """Allocate uninitialized memory for the parameters of ``stages``, which are on the meta device, in place.
 
-    Trained parameters get ``dtype`` and, if that is not fp32, fp32 masters of the same shape; frozen ones keep theirs.
-    Each dtype has a buffer for each of both, with the parameters in the order of their names: the weights of layers
-    that follow each other are one matrix. A tensor-parallel parameter's local shard is a view.
+    Trained parameters get ``dtype`` and, unless that is fp32, fp32 masters; frozen ones keep their dtype. The trained
+    and the frozen parameters of each dtype share a buffer, in the order of the model, so that the weights of adjacent
+    layers form one matrix. Of a tensor-parallel parameter, the local shard is in the buffer.
 
-    With an ``exchange``, ranks with the same parameters have a buffer for each block, its experts, and what is in no
-    block. If each of them updates a piece, it has masters only of that.
+    With an ``exchange``, each block, its routed experts and the parameters outside of blocks have separate buffers. If
+    each rank updates only a piece of a buffer, its ``Bucket`` holds the masters of that piece.
     """
     for stage in stages:
         placed: dict[nn.Parameter, nn.Parameter] = {}
@@ -140,7 +140,7 @@ def place_parameters(
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters with separate buffers: their block, if any, and the ranks that also hold them."""
+    """Parameters with buffers of their own. layer: their block, if any. peers: the ranks that hold them, if several."""
 
     layer: str | None
     peers: Peers | None
@@ -164,7 +164,7 @@ def parameter_groups(stage: Decoder, exchange: Exchange | None) -> Iterator[Para
 
 
 def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[torch.dtype, bool], list[nn.Parameter]]:
-    """Group the parameters by dtype, and by whether they are trained, which makes it ``dtype``."""
+    """Group the parameters by dtype and by whether they are trained; ``dtype`` is that of trained ones."""
     groups: dict[tuple[torch.dtype, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
         trained = parameter.requires_grad
@@ -179,16 +179,16 @@ def empty(parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.
 
 @torch.no_grad()
 def views(parameters: Sequence[nn.Parameter], flat: Tensor) -> list[Tensor]:
-    """Return a tensor for each of the parameters, sharded like it; their local shards are adjacent in ``flat``."""
+    """Return a tensor for each parameter, sharded like it; the local shards are adjacent views of ``flat``."""
     shapes = [local_tensor(parameter).shape for parameter in parameters]
     parts = map(Tensor.view, split_flat(flat, sizes_of(parameters)), shapes)
     return [sharded_like(*each) for each in zip(parameters, parts, strict=True)]
 
 
 def adjacent_weights(layers: Sequence[Linear]) -> Tensor:
-    """Return the local shards of the weights of adjacent layers as one matrix, [sum of outputs, inputs].
+    """Return a view of the local shards of the layers' weights as one matrix, [sum of outputs, inputs].
 
-    A view. Raises ValueError if the layers do not follow each other.
+    Raise ValueError if the weights are not adjacent in memory.
     """
     parts = [local_tensor(layer.weight.detach()) for layer in layers]
     for part, following in pairwise(parts):
@@ -199,7 +199,7 @@ def adjacent_weights(layers: Sequence[Linear]) -> Tensor:
 
 
 def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
-    """Sum gradients of micro-batches in fp32 though they are computed in bf16, as FSDP does for sharded parameters."""
+    """Sum the bf16 gradients of micro-batches in fp32, as FSDP does for sharded parameters."""
     for parameter in trained_parameters(stages):
         if parameter.dtype is torch.float32:  # hooks would do nothing, for some microseconds each
             continue
@@ -209,12 +209,12 @@ def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
 
 
 def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:
-    """Round a gradient: some kernels return that of a norm in fp32."""
+    """Round a gradient to ``dtype`` and keep its own dtype: some kernels return the gradient of a norm in fp32."""
     return gradient if gradient.dtype is dtype else gradient.to(dtype).to(gradient.dtype)
 
 
 def _to_fp32(parameter: Tensor) -> None:
-    """Run after the first micro-batch; the others are added in place."""
+    """Convert the gradient after the first micro-batch; autograd adds the others in place."""
     assert parameter.grad is not None
     if parameter.grad.dtype is not torch.float32:
         parameter.grad = parameter.grad.float()
@@ -225,10 +225,10 @@ def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def sum_in_products(stages: Iterable[TrainedStage]) -> None:
-    """Make the products of the backward pass add to the gradients of matrices, instead of autograd, in place.
+    """Make the products of the backward pass add to the gradients of matrices in place, instead of autograd.
 
-    For parameters with memory in the dtype that their gradients are summed in; not for replicas, of which each rank has
-    a partial sum.
+    The parameters must have the dtype in which their gradients are summed. Replicated weights are skipped: each rank
+    has only a partial sum of their gradient.
     """
     for stage in stages:
         for owner, layers in products(stage.model):
@@ -240,9 +240,9 @@ def sum_in_products(stages: Iterable[TrainedStage]) -> None:
 
 
 def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
-    """Yield each module that multiplies by one matrix, and the layers that it multiplies for.
+    """Yield each ``Joined`` or ``Linear`` that multiplies by one matrix, and the layers with their weights in it.
 
-    Omits adjacent layers that gather their common input.
+    Omit joined layers that are multiplied separately after gathering their input.
     """
     joined = [each for each in joined_layers(stage) if all(map(is_plain, each.layers))]
     parts = {layer for each in joined if each.weight is not None or each.group is not None for layer in each.layers}
@@ -255,7 +255,7 @@ def is_replicated(weight: Tensor) -> bool:
 
 
 def overlap_exchange(stages: Sequence[TrainedStage]) -> None:
-    """Make blocks send their gradients, and wait for other ranks' updates, when a pass reaches them."""
+    """Make blocks send their gradients in the backward pass, and await other ranks' updates in the forward pass."""
     reduction = Reduction()
     for stage in stages:
         stage.reduction = reduction

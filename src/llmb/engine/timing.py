@@ -2,15 +2,14 @@
 """Times and values of steps, read late enough that the device need not wait for the host.
 
 A GPU works through a queue that the host fills. If the host waits for a loss, the queue runs empty. The values of a
-step are therefore read after the next step is queued. Without a queue they are read immediately.
+step are therefore read after the next step is queued. On a CPU, which has no queue, they are read immediately.
 
-A rank that is slower than others cannot be recognized by the times of its steps: all ranks wait for it in every
-collective. So each rank also times how long it computes in the forward passes of its layers, and how long it waits for
-them to begin. Sharded parameters are gathered between layers, so that a layer's own time is the rank's own, except
-where its computation is itself parallel (tensor, context, expert). Only a step's first micro-batch is timed: two
-moments a layer.
+Step times do not show which rank is slow: all ranks wait for it in every collective. So each rank also times the
+forward passes of its layers, and the gaps before and between them. Sharded parameters are gathered in those gaps, so
+the time of a layer depends on this rank alone, except with tensor, context or expert parallelism, which communicate
+within layers. Only a step's first micro-batch is timed, by two events per layer.
 
-The load of experts is counted with them.
+The module also counts the tokens of each expert.
 """
 
 import json
@@ -43,14 +42,14 @@ Span = tuple[Moment, Moment]
 
 
 class LayerSeconds(NamedTuple):
-    """One rank in one step. layer_s: mean of its layers. outside_s: before the first, and in gaps of a stage."""
+    """Forward times of a rank in a step. layer_s: mean per layer. outside_s: before the first, and between layers."""
 
     layer_s: float
     outside_s: float
 
 
 class LayerTimes:
-    """Times the layers of ``stages`` by wrapping their forward passes, after all other wrappers."""
+    """Times the layers of ``stages``; to be created last, so that it wraps all other wrappers of forward passes."""
 
     def __init__(self, stages: Sequence[Decoder], device: torch.device) -> None:
         self.device = device
@@ -61,7 +60,7 @@ class LayerTimes:
                 block.wrap("compute", partial(partial, self._timed, number))
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step: discard the times of the previous one."""
         self.spans: list[list[Span]] = [[] for _ in self.sizes]
 
     def _timed(self, stage: int, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -75,7 +74,7 @@ class LayerTimes:
 
 
 def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
-    """Return the seconds since ``began``, the start of the step. All events must have completed."""
+    """Return the forward times of a step that began at ``began``; all moments must have passed on the device."""
     own = [ended.seconds_since(start) for spans in stages for start, ended in spans]
     first = [spans[0][0].seconds_since(began) for spans in stages if spans]
     waits = [later[0].seconds_since(earlier[1]) for spans in stages for earlier, later in pairwise(spans)]
@@ -83,15 +82,15 @@ def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
 
 
 class ExpertLoadCounter:
-    """Counts the tokens of all ranks that choose each routed expert: by step, and for a file of the run.
+    """Counts the tokens of all ranks that choose each routed expert, per step and over all steps.
 
-    Every rank has one, and calls it after the same steps.
+    Every rank must have one and call it after the same steps.
     """
 
     def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
         model, self.alone = stages[0].model, ranks.alone
         experts = model.moe.experts if model.moe else 0
-        # The last column has those that are dropped, of all experts.
+        # The last column counts the dropped tokens of all experts.
         self.columns = torch.zeros(model.layers, experts + 1, dtype=torch.int64, device=ranks.device)
         self.total = torch.zeros_like(self.columns)
         for stage in stages:
@@ -101,7 +100,7 @@ class ExpertLoadCounter:
     def _count(
         self, number: int, layer: MoELayer, _router: Router, _inputs: object, choice: tuple[Tensor, Tensor]
     ) -> None:
-        """Return the choices of this rank's tokens; with recomputation each counts twice."""
+        """Add the choices of this rank's tokens; with recomputation each counts twice."""
         _, chosen = choice
         counts = count_choices(chosen, layer.moe.experts)
         self.columns[number, :-1] += counts
@@ -110,8 +109,8 @@ class ExpertLoadCounter:
             self.columns[number, -1] += (counts - capacity).clamp(min=0).sum()
 
     def of_step(self) -> Tensor | None:
-        """``summary`` of the load since the last call, over all ranks; None for a model without experts, and for a
-        rank that is alone."""
+        """Return the ``summary`` of the load since the last call, over all ranks; None for a model without experts or
+        a rank that is alone."""
         if self.columns.shape[1] == 1:
             return None
         dist.all_reduce(self.columns)
@@ -121,16 +120,16 @@ class ExpertLoadCounter:
         return None if self.alone else load
 
     def write(self, path: Path) -> None:
-        """Write each expert's fraction of the tokens of its layer, over all steps so far."""
+        """Write each expert's fraction of the choices in its layer, over all steps so far, as JSON to ``path``."""
         counts = self.total[:, :-1]
         shares = {number: (row.double() / row.sum()).tolist() for number, row in enumerate(counts) if row.any()}
         write_atomically(path, json.dumps({"share_of_tokens": shares}) + "\n")
 
 
 def summary(counts: Tensor, dropped: Tensor) -> Tensor:
-    """The fields of ``ExpertLoad``, [3] fp64, from tokens per expert, [layers, experts], and those dropped, [layers].
+    """Return the fields of ``ExpertLoad``, [3] fp64. counts: tokens per expert, [layers, experts]. dropped: [layers].
 
-    Layers without tokens are left out. The result stays on the device.
+    Layers without tokens are ignored. The result stays on the device.
     """
     used = counts.any(-1)
     rows = counts.double()
@@ -144,8 +143,8 @@ def summary(counts: Tensor, dropped: Tensor) -> Tensor:
 class PendingStep:
     """A step that the device may still be working on. ``values`` are valid once ``ended`` has passed.
 
-    values: this rank's loss (0 without one) and the gradient norm, then, if there are any, the load of experts and the
-    counts of FP8.
+    values: this rank's loss (0 if it has none) and the gradient norm, then the load of experts and the FP8 counts of a
+    run with experts or FP8.
     """
 
     number: int
@@ -162,7 +161,7 @@ class PendingStep:
 
 
 class RankStep(NamedTuple):
-    """A rank's figures of a step for the others. loss: 0 where ``has_loss`` is. The fields of ``Figures`` are last."""
+    """One rank's values of a step, to exchange with others. loss: 0 if ``has_loss`` is 0. The last are ``Figures``."""
 
     has_loss: float
     loss: float
@@ -181,7 +180,7 @@ class RankStep(NamedTuple):
 
 
 class CompleteStep(NamedTuple):
-    """A step over all ranks. memory: this rank's. layer_s: of every rank."""
+    """A step with the values of all ranks. memory: of this rank. layer_s: of each rank."""
 
     step: Step
     memory: Memory
@@ -189,7 +188,7 @@ class CompleteStep(NamedTuple):
 
 
 class StepReader:
-    """Called when a step begins and ends; returns a step once its values are known. All ranks make the same calls."""
+    """Records when steps begin and end, and reads their values later. All ranks must make the same calls."""
 
     def __init__(self, plan: Plan, ranks: Ranks, load: ExpertLoadCounter, layers: LayerTimes) -> None:
         self.plan = plan
@@ -212,7 +211,7 @@ class StepReader:
         self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
 
     def end(self, loss: Tensor | None, norm: Tensor, data: StepData, fp8: Tensor | None = None) -> None:
-        """End a step, once it is queued: with this rank's loss, if any, the norm, 0-d fp64, and FP8 counts, [2]."""
+        """End a queued step. loss: this rank's, if any. norm: of gradients, 0-d fp64. fp8: ``fp8_counts``, [2]."""
         load = self.load.of_step()
         parts = [torch.zeros_like(norm) if loss is None else loss, norm]
         parts += [value for values in (load, fp8) if values is not None for value in values]
@@ -224,14 +223,14 @@ class StepReader:
         )
 
     def read(self, *, all_steps: bool) -> Iterator[CompleteStep]:
-        """Yield the steps to read now: ``all_steps``, or those that need no wait."""
+        """Yield all pending steps or, without ``all_steps``, those that can be read without stalling the device."""
         left = 1 if self.queues and not all_steps else 0
         while len(self.pending) > left:
             yield self._read(self.pending.popleft())
         self.read_s = time.perf_counter()
 
     def _read(self, pending: PendingStep) -> CompleteStep:
-        """Return one step over all existing ranks; every rank gets the same."""
+        """Return a step with the values of all existing ranks: every rank returns the same step."""
         asked_s = time.perf_counter()
         pending.ended.wait()
         seen_s = time.time()

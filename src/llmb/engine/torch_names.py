@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The private names of torch that llmb uses; any version of torch may rename or remove them.
 
-A program checks them before it imports the modules that need them. All are there in the versions of ``TRIED``.
+A program checks them before it imports the modules that need them. The versions in ``TRIED`` have all of them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from llmb.base.errors import EnvironmentProblem
 
 
 def _names(module: str, names: str) -> Iterator[str]:
-    """Return full names, from the last parts of those of a module."""
+    """Return the full names of a module's ``names``, which are separated by spaces."""
     return (f"{module}.{name}" for name in names.split())
 
 
@@ -59,7 +59,7 @@ ACCOUNT = (
     *_names("torch.ops.aten.mm.default", "_overloadpacket _schema"),
     *_names("torch.utils._python_dispatch", "TorchDispatchMode"),
 )
-"""Additional names for counting a rank."""
+"""Additional names for counting the memory, FLOPs and collectives of a rank."""
 WEIGHTS = ("torch.distributed.checkpoint.utils._create_file_view",)
 """Additional names for converting weights."""
 BENCH = ("torch.cuda._sleep",)
@@ -67,7 +67,7 @@ BENCH = ("torch.cuda._sleep",)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise EnvironmentProblem with those that this torch lacks."""
+    """Raise EnvironmentProblem if the installed torch lacks one of ``names``."""
     if missing := list(missing_names(names)):
         raise EnvironmentProblem(
             f"torch {torch.__version__} lacks functions that llmb uses: {', '.join(missing)}",
@@ -85,7 +85,7 @@ def missing_names(names: Iterable[str]) -> Iterator[str]:
 
 
 def resolve_name(name: str) -> object:
-    """Return the object of a name with dots. Raises ImportError or AttributeError if there is none."""
+    """Return the object of a name with dots. Raise ImportError or AttributeError if there is none."""
     first, *rest = name.split(".")
     path = first
     owner: object = import_module(first)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transformations of a model before training, in the one order that works, with the reason for each place in it."""
+"""The transformations of a model before training, in the only order that works; comments explain the order."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,13 +62,14 @@ SAVED = frozenset(
 )
 """The operators whose results ``selective`` saves for the backward pass: the most expensive ones for their size.
 
-What is reduced and scattered is a fraction of the products that are summed. An exchange of rows is kept as what waits
-for it is: begun again, nothing would wait for it."""
+The result of a reduce-scatter is a fraction of the size of the products that it sums. An all-to-all is saved because
+its wait is: if it were recomputed, nothing would wait for it."""
 
 
 def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend: CompilerBackend) -> None:
-    """Change this rank's stages in place as the plan requires. They are on the meta device: afterwards only this
-    rank's shards are materialized. Raises EnvironmentProblem if a GPU has no FP8.
+    """Transform this rank's stages, which are on the meta device, in place as the plan requires.
+
+    Raise EnvironmentProblem if the plan requires FP8 that the GPU does not support.
     """
     layout, path = plan.recipe.layout, plan.compute_path
     for stage in stages:
@@ -108,7 +109,7 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
 
 
 def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
-    """Give every expert the same number of tokens, or an equal share of a rank's tokens times a factor, if planned."""
+    """Set the capacity factor of MoE layers and, if the plan forces load balancing, make their routers round-robin."""
     for layer in stage.moe_layers().values():
         layer.capacity_factor = plan.capacity_factor
         if plan.force_load_balancing:
@@ -118,8 +119,8 @@ def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
 def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
     """Compile the forward pass of every block, and the part of the loss between its matrix products.
 
-    Blocks of the same kind share their code. Of experts only the activation is compiled, whose number of rows depends
-    on the tokens.
+    Blocks of the same kind share their code. Of routed experts only the activation is compiled, for any number of rows:
+    that depends on the tokens.
     """
     compiled = partial(torch.compile, dynamic=False, backend=backend)
     for block in model.blocks():
@@ -137,7 +138,7 @@ def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
 
 
 def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-    """Pass micro-batches on; their segments, whose number differs, do not make blocks compile again."""
+    """Yield the micro-batches with the number of segments marked as dynamic, so that blocks are compiled only once."""
     for batch in batches:
         if batch.segments is not None:
             for part in {*batch.segments.document, *batch.segments.chunk}:
@@ -148,9 +149,9 @@ def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]
 
 
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
-    """Every block keeps only its input (``full``), or also results of matrix products and attention (``selective``).
+    """Make every block save only its input (``full``), or also results of ``SAVED`` operators (``selective``).
 
-    ``by_part`` treats the parts of a block that are compiled separately as blocks.
+    ``by_part`` does so for each separately compiled part of a MoE block instead of the whole block.
     """
     if mode == "none":
         return
@@ -165,7 +166,7 @@ def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], 
 def hide_gathering(model: Decoder) -> None:
     """Hide from ``selective`` what FSDP does before and after a module inside a block, such as routed experts.
 
-    Recomputation has to run the same operations as the forward pass, but parameters may already be gathered then.
+    Recomputation has to run the same operations as the forward pass, but by then parameters may already be gathered.
     """
     for block in model.blocks():
         for module in [part for part in block.modules() if part is not block and isinstance(part, FSDPModule)]:
@@ -188,9 +189,9 @@ def _policy(context: object, op: object, *args: object, **kwargs: object) -> Che
 
 
 def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:
-    """Freeze all parameters of ``model``, which are then held in ``dtype``, and add fp32 adapters.
+    """Freeze all parameters of ``model`` and convert them to ``dtype``; add fp32 adapters.
 
-    In place, before parameters are sharded or have values.
+    This works in place, and only before parameters are sharded or have values.
     """
     freeze(model, dtype)
     names = ADAPTED[lora.targets]
@@ -206,7 +207,7 @@ def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:
 
 
 def add_dropout(model: Decoder, probability: float, seed: int) -> None:
-    """Give all adapters of ``model`` dropout of their inputs, if there is any, with one ``TokenKeys`` for all."""
+    """Add input dropout to all adapters of ``model``, with common ``TokenKeys``, unless ``probability`` is 0."""
     tokens = TokenKeys()
     for name, module in model.named_modules():
         if probability and isinstance(module, Adapter | FusedAdapter):
@@ -219,7 +220,7 @@ def token_keys(model: Decoder) -> TokenKeys | None:
 
 
 def freeze(model: Decoder, dtype: torch.dtype) -> None:
-    """Freeze parameters: they have no gradients, optimizer state or fp32 master weights, but the dtype of their use."""
+    """Freeze all parameters and convert them to ``dtype``: without updates they need no fp32 master weights."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.detach().to(dtype), requires_grad=False))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watchdog: a thread in every rank that ends a run that hangs, and a rank whose launcher has ended.
 
-Ranks send heartbeats through the run's store. For a rank that makes no progress they include its pending collectives,
-from PyTorch's flight recorder, and the code that its main thread is in. The recorder keeps the latest 2,000 collectives
-of every group in memory, by default and with gloo as with NCCL. It does not record gloo's sends and receives; for those
-the code that waits for them is reported.
+Ranks send heartbeats through the run's store. If a rank makes no progress, its heartbeats also contain its oldest
+pending collective, from PyTorch's flight recorder, and the location of its main thread. By default the recorder keeps
+the latest 2,000 collectives of every group, with gloo as well as NCCL. It does not record gloo's sends and receives;
+the location shows which code waits for them.
 """
 
 import json
@@ -44,22 +44,22 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""One for gloo, and one for NCCL if the build has it."""
+"""Functions that dump the flight recorders of gloo and, if torch is built with it, of NCCL."""
 DISTRIBUTED = str(Path(dist.__file__).parent)
 PROJECT = str(Path(__file__).parents[1])
 CHECKPOINT_GROUP = "checkpoint"
-"""The group whose collectives are not part of training; see ``Saver``."""
+"""Description of the groups that save checkpoints, in parallel to training; see ``Saver``."""
 
 
 class Collectives(NamedTuple):
-    """Unfinished collectives, the oldest first, and the number of collectives begun, by group."""
+    """A rank's oldest unfinished collective, if any, and the number of collectives begun in each group."""
 
     waits: tuple[Wait, ...]
     begun: dict[str, int]
 
 
 def pending_collectives(*, saving: bool) -> Collectives:
-    """Return this rank's collectives. Those of an asynchronous checkpoint count only while training waits for it."""
+    """Return this rank's collectives; those that save a checkpoint only if ``saving``: if training waits for it."""
     waits: list[Wait] = []
     begun: dict[str, int] = {}
     dumps: list[Callable[[bool, bool], bytes]] = [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]
@@ -77,7 +77,7 @@ def pending_collectives(*, saving: bool) -> Collectives:
 
 
 def _members(group: str) -> list[int]:
-    """Return the ranks of a group, by torch's name for it."""
+    """Return the ranks of the group that torch calls ``group``; none if it does not exist."""
     try:
         return dist.get_process_group_ranks(c10d._resolve_process_group(group))  # type: ignore[arg-type]
     except RuntimeError:  # it is destroyed, or not yet registered
@@ -85,7 +85,10 @@ def _members(group: str) -> list[int]:
 
 
 def main_thread_location() -> tuple[str | None, bool]:
-    """Return the project's line that the main thread is in, its function, and whether that communicates."""
+    """Return the innermost line of llmb that the main thread is in, and whether that line called torch.distributed.
+
+    If it called another function, the text also contains the innermost line.
+    """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return None, False
@@ -116,7 +119,7 @@ class Position:
 
 
 class Progress:
-    """Set by the training thread, at the cost of an assignment, and read by the watchdog."""
+    """This rank's position, set by the training thread with a single assignment and read by the watchdog."""
 
     def __init__(self, step: int) -> None:
         self.enter("start", step)
@@ -126,20 +129,20 @@ class Progress:
 
 
 LONGEST_TICK_S = 5.0
-"""A thread that slept much longer than intended was itself stopped or starved, and must not blame others."""
+"""Most seconds that a tick counts: a thread that slept longer was itself stopped, and must not blame other ranks."""
 VERDICT = "llmb/verdict"
 
 
 @dataclass(slots=True)
 class LastHeartbeat:
-    """A rank's last heartbeat as received, and the time for which it has not changed."""
+    """A rank's last heartbeat as received, and the seconds for which it has not changed."""
 
     text: bytes | None = None
     silent_s: float = 0.0
 
 
 class Heartbeats:
-    """A thread with its own connection, because a store in a stopped process never responds to a request.
+    """Exchanges heartbeats in a thread with its own connection: requests block if the store's process is stopped.
 
     The watchdog reads and sets the attributes; ``unanswered_s`` grows while the store does not respond.
     """
@@ -168,11 +171,11 @@ class Heartbeats:
             try:
                 self._serve(connect(patience))
             except RuntimeError:
-                # A lost connection; or the run ends and the store has gone before this process.
+                # The connection is lost, or the run is ending and the store has already closed.
                 time.sleep(self.interval_s)
 
     def _serve(self, store: Store) -> None:
-        # Below the patience of every limit, so that no single pause of this thread is taken for silence of the others.
+        # Shorter than any patience, so that no single pause of this thread is taken for silence of other ranks.
         longest_s = min(2 * self.interval_s, LONGEST_TICK_S)
         before = time.monotonic()
         while True:
@@ -192,7 +195,7 @@ class Heartbeats:
             self.verdict = store.get(VERDICT).decode()
 
     def _read(self, store: Store, elapsed_s: float) -> None:
-        # Asking for a key that is not there would wait for it.
+        # Reading a key that does not exist would block until it does.
         ranks = [rank for rank, heard in self.heard.items() if heard.text or store.check([_key(rank)])]
         texts = dict(zip(ranks, store.multi_get([_key(rank) for rank in ranks]), strict=True)) if ranks else {}
         for rank, heard in self.heard.items():
@@ -209,10 +212,10 @@ LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.25, 2.0
 SHORTEST_PATIENCE_S = 2.0
 MOST_STACKS = 8
-"""Number of ranks that print their stacks; the ranks that block the run always do."""
+"""Number of ranks that print their stacks, in addition to those that block the run."""
 MOST_FRAMES = 30
 LONGEST_REPORT_S = 2.0
-"""Time limit for printing: the disk of the log may be what hangs."""
+"""Time limit for printing, in seconds: the disk of the log may be what hangs."""
 STALLED = 1
 
 
@@ -226,8 +229,8 @@ def start_watchdog(plan: EnginePlan, folder: RunFolder, progress: Progress) -> N
 class Watchdog:
     """Watches the launcher and, if the plan has a limit, the progress of the run.
 
-    While a run makes progress, a rank sends a few bytes to the store at intervals, and rank 0 reads them. Only without
-    progress does a rank look at its collectives, and do ranks other than 0 read.
+    While the run makes progress, each rank periodically sends a few bytes to the store, and rank 0 reads them. Only if
+    there is no progress does a rank inspect its collectives, and do other ranks read the heartbeats.
     """
 
     def __init__(self, plan: EnginePlan, folder: RunFolder, progress: Progress, launcher: int) -> None:
@@ -252,7 +255,7 @@ class Watchdog:
         while True:
             # A rank must outlive neither its parent nor, on a single machine, ``llmb run``.
             if os.getppid() != self.parent or (self.launcher != 0 and has_ended(self.launcher)):
-                _say(f"llmb: rank {self.rank} on {self.host} ends: the process that started it is gone")
+                _say(f"llmb: rank {self.rank} on {self.host} exits: the process that started it has ended")
                 os._exit(STALLED)
             now = time.monotonic()
             if self.limit_s and now - before >= self.interval_s:
@@ -279,7 +282,7 @@ class Watchdog:
         if self.idle_s > self.limit_s / 2:
             collectives = pending_collectives(saving=position.phase == "checkpoint")
             where, communicates = main_thread_location()
-            # If nothing is recorded, such as with a disabled flight recorder, the rank may be waiting in anything.
+            # Without records, for example if the flight recorder is disabled, the rank may be waiting for others.
             communicates = communicates or not collectives.begun
             if self.begun not in (None, collectives.begun):
                 self.idle_s = 0.0  # A long step that still begins collectives makes progress.
@@ -300,9 +303,9 @@ class Watchdog:
         )
 
     def _verdict(self, beat: Beat) -> str | None:
-        """Return the cause of the hang. Rank 0 determines it; if it does not, the next ranks do, a few at a time."""
+        """Return the cause of the hang, or None. Rank 0 determines it or, if it does not, the next ranks do in turn."""
         over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
-        # As long before its turn as it takes to tell who is silent.
+        # It begins to read early enough to detect silent ranks by its turn.
         soon_s = over_s + self.patience_s + 2 * self.interval_s
         self.heartbeats.reading = has_turn(self.rank, soon_s, self.patience_s)
         if not has_turn(self.rank, over_s, self.patience_s):
@@ -319,7 +322,7 @@ class Watchdog:
         return find_stall(seen, self.limit_s, self.patience_s)
 
     def _end(self, beat: Beat, verdict: str | None = None) -> None:
-        """Log the cause, on the rank that determined it, and this rank's stacks; then end this rank."""
+        """Log ``verdict``, if this rank reached one, and this rank's stacks; then end the process."""
         lines = [STALL + verdict] if verdict else []
         if self.rank < MOST_STACKS or not beat.waiting:
             lines += [f"llmb: rank {self.rank} on {self.host} at step {beat.step}:", *stacks()]
@@ -331,9 +334,9 @@ class Watchdog:
 
 
 def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
-    """Return True if a rank judges that made no progress for ``over_s`` beyond its limit: 0 always, then 1, 2 to 3, ...
+    """Return True if ``rank`` may determine the cause ``over_s`` after its limit: 0 always, then 1, then 2 and 3, ...
 
-    A few at a time, because each reads the heartbeats of all ranks, from one store.
+    Ranks take turns because each reads the heartbeats of all ranks from one store.
     """
     return rank == 0 or over_s >= patience_s * rank.bit_length()
 
@@ -355,7 +358,7 @@ def _say(text: str) -> None:
 
 
 def _attempt(action: Callable[[], object]) -> None:
-    """Run an action that may hang, and return in time in any case."""
+    """Run an action that may hang, but wait for it no longer than ``LONGEST_REPORT_S``."""
 
     def attempt() -> None:
         try:

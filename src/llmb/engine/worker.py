@@ -44,7 +44,7 @@ def work(folder: RunFolder) -> None:
 
 
 def main() -> None:
-    """Exit immediately: torch's threads can abort a successful run while the interpreter shuts down."""
+    """Run the worker, then skip the interpreter's shutdown, in which torch's threads can abort a successful run."""
     exit_code = 1
     try:
         work(RunFolder(Path(sys.argv[1])))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled blocks as graphs, and operators, that are counted but not run: FLOPs of products and of attention, bytes of
-collectives, with their group, and memory.
+"""Counts compiled blocks, as graphs, and operators without running them: FLOPs of products and attention, bytes and
+groups of collectives, and memory.
 
-torch counts its own products (``flop_registry``); it knows neither the engine's nor that a mask is causal: causal
-attention computes half.
+torch counts its own products (``flop_registry``), but not the engine's, and ignores that attention is causal, so that
+it computes only half.
 
-torch traces and partitions them as for Inductor, so that the same tensors are kept for the backward pass. A call then
-creates the results, and counts the graph's further needs: Inductor fuses what it can, so memory is taken by the results
-of products, attention, collectives and reductions, by what these read, and by the graph's own results. Functions of
-``engine.kernels``, which are one kernel each on a GPU, are traced as the torch code beside it: with ``fuses``, only
-their results take memory, and are not recomputed.
+torch traces and partitions blocks as for Inductor, so that the same tensors are saved for the backward pass. A call of
+a graph then creates the results, and counts the memory that the graph needs: Inductor fuses operators if it can, so
+memory is taken by the results of products, attention, collectives and reductions, by their operands, and by the graph's
+own results. Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the equivalent torch
+code: with ``fuses``, only their results take memory, and are not recomputed.
 """
 
 import operator
@@ -65,14 +65,14 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """The kind of each operator, and its argument with the whole message that a rank gathers, sends or reduces."""
 aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
-"""Products of attention; the backward pass computes the scores again (Dao et al., 2022, appendix B)."""
+"""Number of products in attention; the backward pass recomputes the scores (Dao et al., 2022, appendix B)."""
 PRECISIONS = MappingProxyType({1: "fp8", 2: "bf16", 4: "fp32", 8: "fp64"})
 """Names of precisions by the bytes of an element."""
 ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attention.forward, span_attention.backward))
 
 
 class Message(NamedTuple):
-    """group: torch's name for it. peer: the other rank of a send or a receive, within the group."""
+    """A call of a collective. group: its name in torch. peer: the other rank of a send or a receive, in the group."""
 
     kind: str
     group: str
@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Return the layout's dimensions by torch's names for their groups; the first of several with one group."""
+    """Return the layout's dimensions by torch's names of their groups; if several share a group, the first."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -110,7 +110,7 @@ def group_names(ranks: Ranks) -> dict[str, str]:
 
 
 def shown_group(name: str, names: Mapping[str, str]) -> str:
-    """Return the layout's name of a group, or else its description."""
+    """Return the name of a group in the layout, or else its description."""
     return names.get(name) or str(group_of(name).group_desc)
 
 
@@ -119,7 +119,7 @@ def group_of(name: str) -> dist.ProcessGroup:
 
 
 def collectives_in(node: torch.fx.Node) -> Iterator[Message]:
-    """Return the collective of a node of a graph, or None."""
+    """Yield the collective that a node of a graph calls, if any."""
     if isinstance(node.target, torch._ops.OpOverload) and is_collective(node.target):
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
         yield collective_of(node.target, args, kwargs, node.meta["val"])
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return 0 for operators that multiply no matrices. The engine's own must be known."""
+    """Return an operator's FLOPs, 0 if it multiplies no matrices; raise NotImplementedError for an unknown llmb one."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -148,12 +148,12 @@ def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resu
 
 
 def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
-    """Count the FLOPs: groups divide the rows, or the dimension that is summed over."""
+    """Return the FLOPs of a grouped product: groups divide the rows, or the dimension that is summed over."""
     return 2 * rows.numel() * matrices.shape[-1]
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """Count the FLOPs. query: [batch, queries, heads, head_dim]; numbers: see ``TokenSpan``."""
+    """Return the FLOPs of span attention. query: [batch, queries, heads, head_dim]. numbers: of ``TokenSpan``."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):
@@ -163,7 +163,7 @@ def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
 
 
 def _attention(products: int, query: Tensor, key: Tensor, *, causal: bool) -> int:
-    """Count the FLOPs. query: [batch, heads, queries, head_dim]."""
+    """Return the FLOPs of attention. query: [batch, heads, queries, head_dim]."""
     queries, keys = query.shape[2], key.shape[2]
     pairs = queries * (queries + 1) // 2 if causal and queries == keys else queries * keys
     return 2 * products * query.shape[0] * query.shape[1] * query.shape[3] * pairs
@@ -203,7 +203,7 @@ KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
 """Mark of a node within a kernel."""
 LONG_LIVED = ("primals", "tangents", "arg")
-"""Arguments that others also own while the graph runs; all other arguments are owned by the graph alone."""
+"""Prefixes of arguments that have other owners while the graph runs; all others are owned by the graph alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Graph:
 
 
 class Inner(NamedTuple):
-    """The inside of an operator of the engine: its peak memory in bytes, including results."""
+    """The counts of an operator that consists of several steps. bytes: its peak memory, including results."""
 
     bytes: int
     flops: Counter[str]
@@ -227,7 +227,7 @@ class Inner(NamedTuple):
 
 
 Run = Callable[[Callable[..., Any], Sequence[Any]], Inner]
-"""Runs the code of an operator, with its arguments, and counts it."""
+"""Counts the code of an operator with its arguments."""
 PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         each._opoverload: each._init_fn
@@ -236,7 +236,7 @@ PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 )
 """The code of operators that consist of several steps, by operator."""
 Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
-"""Receives each called graph, and creates its results."""
+"""Counts a call of a graph, and returns the results of the function that it receives."""
 
 
 def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBackend:
@@ -317,7 +317,7 @@ def call_of(node: fx.Node) -> OperatorCall:
 
 
 def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
-    """Yield the nodes in memory that are read to compute a node, through everything that is fused into it."""
+    """Yield the nodes in memory that are read to compute ``node`` and everything that is fused into it."""
     seen, new = set[fx.Node](), list(node.all_input_nodes)
     while new:
         each = new.pop()
@@ -348,7 +348,7 @@ def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, .
 
 
 def needed_for(output: fx.Node) -> list[fx.Node]:
-    """Return its operands, and the tensors that they are views of, in the order of the graph."""
+    """Return the operands of ``output``, and the tensors that they are views of, in the order of the graph."""
     needed, new = set[fx.Node](), list(output.all_input_nodes)
     while new:
         node = new.pop()
@@ -369,7 +369,7 @@ def makes_view(func: Any) -> bool:  # noqa: ANN401 (an operator)
 
 
 def alike(value: Any) -> Any:  # noqa: ANN401 (a tensor or a number)
-    """Replace the compiler's symbols, which mean nothing outside their graph, by the numbers that they stand for."""
+    """Return an empty tensor like ``value``, or its number, with the compiler's symbols replaced by numbers."""
     if not isinstance(value, Tensor):
         return number_of(value) if isinstance(value, torch.SymInt) else value
     shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))
@@ -383,7 +383,7 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
     """Return the largest growth of memory in use, in bytes; results stay, arguments without other references are freed.
 
-    within: the most bytes that an operator has while it runs, if that exceeds its results.
+    within: the peak bytes of operators that consist of several steps.
     """
     reads = {node: frozenset(values_read(node, is_stored)) for node in nodes}
     last: dict[fx.Node, int] = {}
@@ -414,7 +414,7 @@ def is_stored(node: fx.Node) -> bool:
 
 
 def reads_memory(user: fx.Node) -> bool:
-    """Return True if Inductor generates no code for it, into which it could fuse the nodes that it reads."""
+    """Return True if ``user`` reads its operands from memory, because Inductor cannot fuse them into it."""
     if is_view(user):
         return any(map(reads_memory, user.users))
     return not (is_elementwise(user) or getattr(user.target, "_overloadpacket", None) in REDUCTIONS)
@@ -450,7 +450,7 @@ MOVES = frozenset(
         torch.ops.prims.iota,
     }
 )
-"""Nodes computed where they are read, like all those declared element-wise."""
+"""Operators that are computed where they are read, like all those that torch declares element-wise."""
 REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, aten.var_mean, aten.argmax})
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m llmb.engine.account.one_rank JOB``: counts one rank of a run, on a CPU, without the others.
 
-Tensors are fake: they have shapes and no values, and take no memory. The process group is fake, too. The rest is the
-engine's own. A step of many micro-batches is counted from two of fewer: what each further round of micro-batches adds
-is the same, once a pipeline is in its steady state.
+Tensors are fake: they have shapes but no values, and take no memory. The process group is fake, too. The rest is the
+engine's own. A step of many micro-batches is extrapolated from two shorter ones: in the steady state of a pipeline,
+every further round of micro-batches adds the same.
 """
 
 import gc
@@ -73,7 +73,7 @@ class _Storage:
 
 
 class LiveBytes:
-    """Counts every storage from ``add`` until it is freed, at its current size; an owner is any name."""
+    """Counts the bytes of every storage from ``add`` until it is freed, by owner, which is any name."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -92,7 +92,7 @@ class LiveBytes:
         self._grow(owner, size)
 
     def give(self, tensor: Tensor, owner: str) -> None:
-        """Change the owner of a storage, if it is known."""
+        """Change the owner of a tensor's storage, if it is tracked."""
         entry = self._known.get(tensor.untyped_storage()._cdata)
         if entry is not None and entry.owner != owner:
             self._grow(entry.owner, -entry.bytes)
@@ -100,7 +100,7 @@ class LiveBytes:
             self._grow(owner, entry.bytes)
 
     def resize(self, storage: torch.UntypedStorage) -> bool:
-        """Follow a storage that may have been resized, which dispatches nothing: FSDP frees and allocates so."""
+        """Update the size of a storage, if FSDP has resized it, which dispatches no operator; return True if so."""
         entry = self._known.get(storage._cdata)
         if entry is None or entry.bytes == storage.nbytes():
             return False
@@ -139,16 +139,16 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
     ("engine/precision/", "keep_weight", "weights"),
     ("engine/account/one_rank.py", "step", "other"),
 )
-"""File and function on the stack, and the owner of their allocations; the innermost decides."""
+"""Substrings of a file and a function on the stack, and the owner of their allocations; the innermost decides."""
 UNCOUNTED = ("_wrap_tensor_autograd",)
 """Operators on results of collectives that send nothing."""
 
 
 class Ledger(TorchDispatchMode):
-    """Counts while it is entered, with real tensors or above a mode of fake ones.
+    """Counts memory, FLOPs and collectives while it is entered, of real tensors or of fake ones.
 
-    fuses: functions of ``engine.kernels`` run as one kernel each, whose intermediate values take no memory; else their
-    torch code does. mode: that of the fake tensors; others, in which torch infers shapes, take no memory.
+    fuses: True if each function of ``engine.kernels`` runs as one kernel, without memory for intermediate values. mode:
+    of the fake tensors to count; those of other modes, with which torch infers shapes, are ignored.
     """
 
     def __init__(self, *, fuses: bool, mode: FakeTensorMode | None = None) -> None:
@@ -166,7 +166,7 @@ class Ledger(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Return True while compiled code runs under it."""
+        """Return True: torch permits compiled code only under such modes."""
         return True
 
     def begin(self) -> None:
@@ -177,7 +177,7 @@ class Ledger(TorchDispatchMode):
         self.memory.forget_peak()
 
     def follow(self, stages: Sequence[nn.Module]) -> None:
-        """Notice gathered parameters, and gradients, when they are created."""
+        """Set the owner of the stages' parameters, and later that of gathered parameters and gradients."""
         for stage in stages:
             self._follow_parameters(stage)
             for module in stage.modules():
@@ -185,8 +185,8 @@ class Ledger(TorchDispatchMode):
                     module.register_forward_pre_hook(self._gathered)
 
     def _gathered(self, module: nn.Module, _inputs: object) -> None:
-        """Notice gathered parameters: FSDP replaces a module's by them, and keeps them, with or without memory. In a
-        pipeline those of the inner blocks exist before a stage's own.
+        """Track the gathered parameters of a module, which FSDP keeps from then on, with or without memory. In a
+        pipeline, those of the inner blocks exist before a stage's own.
         """
         if module not in self.gathered:
             self._follow_parameters(module)
@@ -250,7 +250,7 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def called(self, graph: Graph, results: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Receive a call of a compiled graph, and create its results."""
+        """Count a call of a compiled graph, and return its results."""
         self._note_resizes()
         self.flops += graph.flops
         self.collectives.extend(graph.collectives)
@@ -271,7 +271,7 @@ class Ledger(TorchDispatchMode):
         return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
-        """Notice freed or gathered parameters, of which FSDP handles a module's together, in their order."""
+        """Update the sizes of parameters that FSDP has freed or gathered: those of a module together, in order."""
         for tensors in self.gathered.values():
             ends = (*tensors[:1], *tensors[-1:])
             if sum(self.memory.resize(each.untyped_storage()) for each in ends):
@@ -290,13 +290,13 @@ class Ledger(TorchDispatchMode):
 
 
 def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Tensor:  # noqa: ANN401 (as torch declares it)
-    """Return a result of the right shape, which torch only infers in bf16; on a CPU it also multiplies in fp32."""
+    """Return an empty result of the right shape: for fp32, torch's CPU product cannot infer it."""
     groups = (len(offs),) if right.ndim == 2 else ()
     return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
 
 def owner_here() -> tuple[Owner, bool]:
-    """Return the owner of new allocations, and whether they are within a kernel of the engine."""
+    """Return the owner of allocations at this point of the code, and whether it is within a kernel of the engine."""
     within_kernel = False
     for path, function in stack():
         within_kernel = within_kernel or KERNELS in path
@@ -307,7 +307,7 @@ def owner_here() -> tuple[Owner, bool]:
 
 
 def stack() -> Iterator[tuple[str, str]]:
-    """Yield the file and qualified name of each function, the innermost first."""
+    """Yield the file and qualified name of each function on the stack, the innermost first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_code.co_qualname
@@ -315,7 +315,7 @@ def stack() -> Iterator[tuple[str, str]]:
 
 
 HOST = torch.device("cpu")
-"""Stands in for the device of the run."""
+"""The device to count with, instead of that of the run."""
 
 
 class SameBatches:
@@ -337,7 +337,7 @@ class MessageKind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The counts of one step: FLOPs by kind; messages and their bytes by kind and group, in the order of the first."""
+    """The counts of one step: peak bytes by owner, FLOPs by kind, messages and their bytes by kind and group."""
 
     peak: Counter[str]
     flops: Counter[str]
@@ -345,7 +345,7 @@ class Counts(NamedTuple):
     bytes: Counter[MessageKind]
 
     def extended(self, fewer: "Counts", rounds: int) -> "Counts":
-        """Add ``rounds`` times the difference of this step from ``fewer``."""
+        """Return these counts plus ``rounds`` times their difference from ``fewer``."""
         pairs: Any = zip(self, fewer, strict=True)
         return Counts(
             *(Counter({key: size + rounds * (size - less[key]) for key, size in own.items()}) for own, less in pairs)
@@ -355,7 +355,7 @@ class Counts(NamedTuple):
 def account_of(
     plan: EnginePlan, stages: Sequence[TrainedStage], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
-    """Count a step of this rank within ``ledger``, which follows ``stages``. ``extends``: from fewer micro-batches."""
+    """Count a step of this rank with ``ledger``, which follows ``stages``; extrapolate it if ``extends``."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
         ledger.memory.give(local_tensor(each.detach()), "optimizer")
@@ -372,8 +372,8 @@ def account_of(
 
     layout = plan.recipe.layout
     each, wanted = layout.pp, layout.ga
-    # All is compiled then, also for gradients that are added to others; torch knows all shapes, and optimizers have
-    # their state.
+    # A warm-up: afterwards everything is compiled, also for gradients that are added to others, torch knows all shapes,
+    # and optimizers have their state.
     counts(0, min(max(each, 2), wanted))
     rounds, remainder = divmod(wanted - 4 * each, each)
     if not extends or rounds <= 0 or remainder:
@@ -406,9 +406,9 @@ def counted(ledger: Ledger, ranks: Ranks) -> Counts:
 
 
 def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
-    """Count one rank of the plan without starting the others. The ledger has the last counted step.
+    """Count one rank of the plan without starting the others; return also the ledger, with the last counted step.
 
-    Works once in a process, as ``lone_rank`` does.
+    This works once per process, as ``lone_rank`` does.
     """
     ranks = lone_rank(plan, rank, HOST)
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -52,9 +52,9 @@ MOST_THREADS = 8
 
 
 def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
-    """Verify the files. A collective of all ranks. ``on_block`` is called for every few MiB read.
+    """Verify the checksums of the files if ``wanted``; call ``on_block`` for every few MiB. A collective of all ranks.
 
-    Raises UsageError, on all ranks, with the files whose content has changed.
+    Raise UsageError on all ranks if a file has changed.
     """
     began = time.perf_counter()
     if not wanted:
@@ -80,7 +80,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
     """Read all parameters of ``stages`` except those of adapters, each converted to its own dtype.
 
-    ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raises UsageError if a tensor is
+    ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
     missing or cannot be read.
     """
     each = [
@@ -95,7 +95,7 @@ BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, Attribut
 
 
 def torch_message(error: BaseException) -> str:
-    """Return the reason of the first rank that failed, or the message of the error, on one line."""
+    """Return the message of the first rank that failed, or of the error itself, on one line."""
     if isinstance(error, CheckpointException) and error.failures:
         error = min(error.failures.items())[1][0]
     return " ".join(str(error).split()) or type(error).__name__
@@ -122,16 +122,16 @@ METADATA_TYPES = frozenset(
     }
 )
 PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")})
-"""The names that Python up to 3.12 and from 3.14, and Python 3.13, have for the path's type of torch's folder."""
+"""The type of torch's folder, as pickled by Python up to 3.12 and from 3.14 on, and by Python 3.13."""
 
 
 def load_checkpoint(
     path: Path, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, *, with_optimizer: bool = True
 ) -> CheckpointTime:
-    """Restore trained weights, optimizer state and random states; return the duration.
+    """Restore trained weights, optimizer state and random states; return the time that it took.
 
     ``path`` is the folder above ``weights``. Without ``with_optimizer``, as for imported weights, the optimizer
-    keeps its initial state. A collective: all ranks have to call it. Raises ValueError if the metadata names a type
+    keeps its initial state. A collective: all ranks have to call it. Raise ValueError if the metadata names a type
     that no checkpoint of llmb contains, and UsageError if a tensor is missing or cannot be read.
     """
     each = [
@@ -146,7 +146,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Read the tensors that each stage's parameters are built from, by name; return all, and the duration."""
+    """Read the tensors in ``each`` in place, then round the parameters; return all tensors, and the time."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
@@ -162,11 +162,11 @@ def load_state(
 
 
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
-    """Read the tensors of every stage, by name; return them all. A collective.
+    """Read the tensors in ``each`` in place; return them all by name. A collective.
 
-    For tensors with a place, only those elements.
+    For tensors in ``places``, only the elements there are read.
 
-    Raises UsageError if a tensor is missing or cannot be read.
+    Raise UsageError if a tensor is missing or cannot be read.
     """
     path = Path(reader.path).parent
     saved = reader.read_metadata().state_dict_metadata
@@ -175,7 +175,7 @@ def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], pla
     # did not use FP8 with delayed scaling, that state is initialized.
     state = {name: value for name, value in wanted.items() if name in saved or not name.startswith((RANDOM, FP8))}
     if missing := sorted(state.keys() - saved.keys()):
-        raise UsageError(f"the checkpoint lacks {missing[0]}, one of {len(missing)} tensors", where=str(path))
+        raise UsageError(f"the checkpoint lacks {len(missing)} tensors, such as {missing[0]}", where=str(path))
     try:
         load(state, storage_reader=reader, planner=PartsLoadPlanner(places))
     except CheckpointException as error:
@@ -184,15 +184,15 @@ def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], pla
 
 
 class TensorReader(FileSystemReader):
-    """Reads checkpoints of tensors only. Where torch would unpickle any type, this one accepts a list of types."""
+    """Reads checkpoints that contain only tensors. Unlike torch's reader, it unpickles only types in a list."""
 
     read_bytes = 0
     read_s = 0.0
-    """The transfer of this rank: its reads, including the copy to their destination."""
+    """Bytes and seconds of this rank's reads, including the copy to their destination."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         began = time.perf_counter()
-        done = super().read_data(plan, planner)  # it reads at once
+        done = super().read_data(plan, planner)  # the future is complete
         self.read_s += time.perf_counter() - began
         self.read_bytes += sum(self.storage_data[item.storage_index].length for item in plan.items)
         return done

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints: to a folder that all nodes share, in the background, complete before it takes its name.
-
-The writer of a rank's files raises the reason if that fails.
-"""
+"""Saves checkpoints in the background, to a folder that all nodes share; it gets its name once it is complete."""
 
 import os
 import shutil
@@ -62,7 +59,7 @@ class ChecksummedWrite(WriteResult):
 
 
 class ChecksumFileSystem(FileSystem):
-    """Files on disk, with checksums that are known once they are written."""
+    """Writes files to disk, and has the checksum of each once it is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,10 +73,10 @@ class ChecksumFileSystem(FileSystem):
 
 
 class Writer(FileSystemWriter):
-    """Write, or raise the error of the operating system: torch.save reports a full disk as an error of file positions.
+    """Writes a rank's files, or raises the operating system's error: torch.save hides that of a full disk.
 
-    The metadata that a save returns lists the written tensors: torch 2.11 adds them only to a copy of it. On the
-    coordinator, ``checksums`` are those of all ranks' files, by name, once the save is finished.
+    On the coordinator, after ``finish``, ``checksums`` contains those of all ranks' files, by name, and the metadata
+    lists the written tensors, which torch 2.11 adds only to a copy of it.
     """
 
     def __init__(self, path: Path, **options: Any) -> None:  # noqa: ANN401 (those of torch)
@@ -88,7 +85,7 @@ class Writer(FileSystemWriter):
         self.checksums: dict[str, str] = {}
 
     def storage_meta(self) -> StorageMeta:
-        """Omit the folder: its type is pickled under a different name in other Python versions."""
+        """Return metadata without the folder, the type of which has different names in versions of Python."""
         return StorageMeta(save_id=self.save_id)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -140,17 +137,17 @@ def cannot_save(name: str, error: OSError) -> EnvironmentProblem:
 
 @dataclass(frozen=True, slots=True)
 class FolderTrial:
-    """The result of one rank: the name of its file, if it is the first of its node, or its error."""
+    """The result of testing a folder on one rank: the file that the first rank of a node leaves, or a problem."""
 
     file: str | None = None
     problem: str | None = None
 
 
 def check_shared_folder(plan: Plan, folder: Path, ranks: Ranks, hosts: Hosts) -> None:
-    """A collective of all ranks of ``hosts``. Creates the folder.
+    """Create the folder, and check that all nodes share it. A collective of all ranks of ``hosts``.
 
-    Raises EnvironmentProblem, on all ranks, if a node cannot write there or sees another folder, or if the disk is too
-    small for the checkpoints of ``plan``.
+    Raise EnvironmentProblem, on all ranks, if a node cannot write there or sees a different folder, or if the disk is
+    too small for the checkpoints of ``plan``.
     """
     mine = _leave_file(plan, folder, ranks)
     problem = hosts.ask(lambda: mine, lambda tried: [_first_problem(tried, folder)] * len(tried))
@@ -186,8 +183,8 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
     """Write the record of the checkpoint that all ranks wrote, and rename its folder.
 
-    ``checksums`` are those of the files in ``weights``, by name; ``base`` are the frozen weights of adapters. All files
-    are on disk by then. Raises OSError, also if files of other ranks are not visible here.
+    ``checksums`` are those of the files in ``weights``, by name; ``base`` is the origin of the weights that adapters
+    adapt. All files must be on disk. Raise OSError if files of other ranks are not visible here, for example.
     """
     partial = partial_path(path)
     sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
@@ -237,7 +234,7 @@ class Save:
     start_s: float
     began: float
     blocked_s: float | None = None
-    """The time of the copy, as in RankTransfer."""
+    """Seconds for which training waited for the copy, as in ``RankTransfer``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +248,9 @@ class Written:
 class Saver:
     """Saves the checkpoints of a plan. Every rank has one, and calls it after the same steps.
 
-    An asynchronous checkpoint is copied to host memory, which training waits for, and written by a thread; the ranks
-    synchronize through process groups of their own, which never interfere with the collectives of training. What each
-    rank writes is settled with the first checkpoint, and is the same for the next ones.
+    An asynchronous checkpoint is copied to host memory while training waits, and then written by a thread; the ranks
+    synchronize through separate process groups, which never interfere with the collectives of training. The first
+    checkpoint determines what each rank writes, also for the next ones.
     """
 
     def __init__(
@@ -319,14 +316,14 @@ class Saver:
             write = partial(self._write_own, begun, writer, planner, self.pieces)
             self.hosts.ask(write, partial(self._complete, begun, writer))
         except OSError as error:
-            if self.ranks.is_first:  # the space of what could not be completed is free again
+            if self.ranks.is_first:  # frees the space of the incomplete checkpoint
                 shutil.rmtree(partial_path(begun.path), ignore_errors=True)
             self.hosts.ask(lambda: None, list)  # as soon as one rank ends, the launcher ends all
             raise cannot_save(begun.path.name, error) from error
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """Plan the writes of each rank; one rank writes shared values. 512 ranks with 170,000 pieces take 10 s."""
+        """Plan the writes of each rank, of shared values only one; for 512 ranks with 170,000 pieces it takes 10 s."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

@@ -4,9 +4,9 @@
 Weights and optimizer state are DTensors with global shapes, or elements whose places in the full tensors are known, so
 any number of ranks can read what any other wrote.
 
-Of a parameter of which each rank updates some elements, it saves and reads these. Consecutive elements of a matrix are
-at most three boxes: the end of a row, whole rows, and the beginning of a row. A checkpoint has boxes of any shard,
-independent of their writer, and so any layout reads them.
+If a rank updates only some elements of a parameter, it saves and reads only these. Consecutive elements of a matrix are
+at most three boxes: the end of a row, whole rows, and the beginning of a row. A checkpoint consists of boxes,
+independent of the ranks that wrote them, so any layout can read them.
 
 There are only tensors, because reading other objects means unpickling, which can run any code that a file contains.
 """
@@ -103,7 +103,7 @@ def _box_at(index: MetadataIndex, place: PartPlace, elements: Tensor) -> Tensor:
 
 
 class PartsSavePlanner(DefaultSavePlanner):
-    """Saves tensors; of one with a place, only the elements in it."""
+    """Saves tensors; if a tensor has a place, only the elements in that place."""
 
     def __init__(self, places: Places) -> None:
         super().__init__()
@@ -162,10 +162,10 @@ RANDOM = "random."
 
 
 def training_state(stages: Stages, optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
-    """This rank's shard of what is trained: fp32 weights, AdamW's moments and step counts; FP8 scales, random states.
+    """Return this rank's shard of the state: fp32 weights, AdamW's moments and step counts, FP8 scales, random states.
 
-    Weights, optimizer state and scales are the live tensors, so that reading into them restores them. Those of
-    parameters of which this rank updates a part have the elements of that, whose places ``part_places`` has.
+    Weights, optimizer state and scales are the live tensors, so that reading into them restores them. If this rank
+    updates only a part of a parameter, they have only the elements at the place from ``part_places``.
     """
     state = random_state(device)
     for stage, optimizer in zip(stages, optimizers, strict=True):
@@ -190,7 +190,7 @@ def optimizer_state(stage: TrainedStage, optimizer: AdamW) -> dict[str, Tensor]:
 
 
 def part_places(stages: Stages) -> Places:
-    """Return the places of tensors in ``training_state`` that this rank holds in part."""
+    """Return the places of those tensors in ``training_state`` of which this rank holds only a part."""
     parts = {each.name: place_of(each.part) for stage in stages for each in stage.held() if each.part is not None}
     kinds = ("exp_avg", "exp_avg_sq")
     return {

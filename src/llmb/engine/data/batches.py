@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches: what they hold, which samples they are made of, and their copy to the device; and those of a step on
-one rank, prepared ahead of the step by a thread."""
+"""Micro-batches: their content, the samples that they consist of, and their copy to the device; and the thread that
+prepares a rank's micro-batches ahead of each step."""
 
 import queue
 import threading
@@ -27,11 +27,11 @@ Parts = TypeVar("Parts", bound=tuple[Any, ...])
 
 
 class MicroBatch(NamedTuple):
-    """[MBS, seq] each, of complete sequences.
+    """Tokens, labels and starts of complete sequences, [MBS, seq] each.
 
-    starts: position in its sequence at which the document of each token begins; None if a sequence is one document.
-    taken: places of each sequence that documents take; the others, at its end, are padding. None if there is none.
-    segments: the documents for variable-length attention, of this rank's part of the sequences; None for masks.
+    starts: the position at which the document of each token begins; None if each sequence is one document. taken: the
+    number of places that documents fill in each sequence, followed by padding; None without padding. segments: the
+    documents of this rank's part of the sequences, for variable-length attention; None for attention with masks.
     """
 
     tokens: Tensor
@@ -42,10 +42,10 @@ class MicroBatch(NamedTuple):
 
 
 class TrainingData(Protocol):
-    """Samples by number. A sample depends on its number and the seed only, so every layout trains on the same data."""
+    """Samples by number. A sample depends only on its number and the seed, so every layout trains on the same data."""
 
     def longest_document(self) -> int:
-        """Return the largest number of tokens in a document of any sample, or in padding."""
+        """Return the largest number of tokens in a document, or in the padding, of any sample."""
 
     def micro_batch(self, numbers: range) -> MicroBatch:
         """Return the samples with these numbers, on the host. The last token of a document has no label."""
@@ -61,9 +61,9 @@ def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[ra
 
 
 def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
-    """Pass micro-batches on, moved to ``device``. Each is copied to a GPU before the one before it is returned.
+    """Yield the micro-batches on ``device``; start to copy each to a GPU before yielding the previous one.
 
-    The copy has its own stream, so that it does not wait for work that is queued on the GPU.
+    Copies use a separate stream, so that they do not wait for work queued on the GPU.
     """
     if device.type != "cuda":
         yield from batches
@@ -87,7 +87,7 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def moved(parts: Parts, device: torch.device) -> Parts:
-    """Copy all tensors of a tuple to ``device``. Does not wait for a GPU."""
+    """Copy all tensors of a tuple to ``device``, without waiting for a GPU."""
 
     def move(part: object) -> object:
         if not isinstance(part, Tensor):
@@ -109,7 +109,7 @@ def _ready(batch: MicroBatch, stream: torch.cuda.Stream) -> MicroBatch:
 
 
 STEPS_AHEAD = 1
-"""Number of complete steps to prepare; the thread works on the next one."""
+"""Number of complete steps to keep ready, while the thread prepares the next one."""
 
 
 class Figures(NamedTuple):
@@ -126,7 +126,7 @@ class Figures(NamedTuple):
 class StepData(NamedTuple):
     """This rank's micro-batches of a step, on the host, and their figures.
 
-    wait_s: how long the step waited for them.
+    wait_s: the seconds for which training waited for them.
     """
 
     figures: Figures
@@ -135,7 +135,7 @@ class StepData(NamedTuple):
 
 
 class StepSource(Protocol):
-    """Return the data of a step; steps are requested in order."""
+    """Provides the data of steps, which must be requested in order."""
 
     def step(self, number: int) -> StepData: ...
 
@@ -187,13 +187,13 @@ def figures(batch: MicroBatch, chunk_size: int | None) -> Figures:
 
 
 def document_lengths(starts: Tensor) -> Tensor:
-    """[documents] int64, of a sequence whose tokens have documents that begin at ``starts`` [seq]."""
+    """Return the lengths of a sequence's documents, [documents] int64. starts: as in ``MicroBatch``, [seq]."""
     lengths: Tensor = torch.unique_consecutive(starts, return_counts=True)[1]
     return lengths
 
 
 class Loader:
-    """Prepares the steps ``first`` to ``last`` in a thread, at most ``STEPS_AHEAD`` and the current one ahead.
+    """Prepares steps ``first`` to ``last`` in a thread, until ``STEPS_AHEAD`` of them and another one are ready.
 
     An error in the thread is raised by ``step``. The thread ends with the context.
     """
@@ -218,7 +218,7 @@ class Loader:
                 self.ready.get(timeout=0.01)
 
     def step(self, number: int) -> StepData:
-        """Return the data of the next step. Raises the thread's error."""
+        """Return the data of the next step; raise the error of the thread, or ValueError for another step."""
         if number != self.next:
             raise ValueError(f"the loader is at step {self.next}, not {number}")
         self.next += 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a run: random tokens, or packed documents in an order that is computed place by place.
+"""The data of a run: random tokens, or packed documents in a random order that is computed without storing it.
 
-Before the first step, a packed dataset is checked: it must match the plan and fit the run.
+Before the first step, a packed dataset is compared with the plan and the checkpoint.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class SyntheticData:
     document_lengths: DocumentLengths = "uniform"
 
     def sample(self, number: int) -> Tensor:
-        """[seq_len + 1] int64: the tokens of one sequence and, shifted by one, its labels."""
+        """Return the tokens of one sequence and, shifted by one, its labels: [seq_len + 1] int64."""
         generator = _generator(f"{self.seed} {number}")
         shape = (self.seq_len + 1,)
         if self.distribution == "uniform":
@@ -56,7 +56,7 @@ class SyntheticData:
         return ranks.clamp_(0, self.vocab_size - 1)
 
     def document_starts(self, number: int, document_tokens: int) -> Tensor:
-        """[seq_len] int64: position in the sequence at which the document of each token begins.
+        """Return the position in the sequence at which the document of each token begins: [seq_len] int64.
 
         Lengths are drawn from ``document_lengths``; the last document is truncated at the end of the sequence.
         """
@@ -95,8 +95,8 @@ ROUNDS = 4
 def shuffled(place: int, count: int, key: str) -> int:
     """Return the number at ``place`` of a permutation of 0 .. ``count`` - 1, which ``key`` selects.
 
-    A Feistel network on a grid of at least ``count`` numbers; it is applied again to a number beyond ``count``, as
-    described by Black and Rogaway (2002).
+    This is a Feistel network on a grid of at least ``count`` numbers, applied until the result is less than ``count``,
+    as described by Black and Rogaway (2002).
     """
     rows = math.isqrt(count - 1) + 1
     columns = -(-count // rows)
@@ -116,7 +116,7 @@ def _random(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedData:
-    """Sample n is a pack of epoch n // packs. Padding at its end has the token ``padding`` and no labels."""
+    """Packed documents. Sample n is a pack of epoch n // packs; padding at its end has the token ``padding``."""
 
     arrays: PackedArrays
     seq_len: int
@@ -133,19 +133,19 @@ class PackedData:
         return shuffled(place, self.packs, f"{self.seed} {epoch}")
 
     def longest_document(self) -> int:
-        """Read where all documents and packs begin."""
+        """Return the most tokens in a document, or in the padding of a pack; this reads the bounds of all."""
         documents, packs = self.arrays.documents, self.arrays.packs
         filled = np.diff(documents[packs]) - np.diff(packs)
         return int(max((np.diff(documents) - 1).max(), self.seq_len - filled.min()))
 
     def micro_batch(self, numbers: range) -> MicroBatch:
-        """Return the samples. Raises ValueError if a pack has a token outside the vocabulary."""
+        """Return the samples; raise ValueError if a pack has a token outside the vocabulary."""
         rows, filled = zip(*(self._row(number) for number in numbers), strict=True)
         tokens, labels, starts = (torch.stack(parts) for parts in zip(*rows, strict=True))
         return MicroBatch(tokens, labels, starts, filled)
 
     def _row(self, number: int) -> tuple[list[Tensor], int]:
-        """Return tokens, labels and starts of a sample, [seq_len] each, and the places that documents take."""
+        """Return tokens, labels and starts of a sample, [seq_len] each, and the number of places without padding."""
         pack = self.pack(number)
         first, end = self.arrays.packs[pack : pack + 2]
         bounds = self.arrays.documents[first : end + 1]
@@ -169,7 +169,7 @@ class PackedData:
 
 
 def open_packed(dataset: TrainingDataset, vocab_size: int, seed: int) -> PackedData:
-    """Map the dataset's arrays. Raises OSError or ValueError if one cannot be mapped."""
+    """Map the dataset's arrays into memory; raise OSError or ValueError if one cannot be mapped."""
     record = dataset.packed
     arrays = map_arrays(Path(dataset.path))
     return PackedData(arrays, record.seq_len, vocab_size, record.tokenizer.eos_id, seed)
@@ -190,17 +190,17 @@ def build_data(plan: EnginePlan) -> TrainingData:
 
 
 def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
-    """A collective. The first rank checks; raises UsageError on all ranks with all problems."""
+    """Check the dataset on the first rank; raise UsageError with all problems on all ranks. A collective."""
     if problems := of_first_rank(lambda: list(dataset_problems(plan)), ranks):
         raise UsageError(
             f"the dataset of this run cannot be used:{itemized(problems)}",
             where=plan.dataset.path if plan.dataset else None,
-            do="prepare it again with 'llmb prepare dataset --force', or train on what the checkpoint was trained on",
+            do="prepare it again with 'llmb prepare dataset --force', or pass the checkpoint's own dataset",
         )
 
 
 def dataset_problems(plan: EnginePlan) -> Iterator[str]:
-    """Yield what prevents the run from training: the dataset's files, its sizes, or the checkpoint's dataset."""
+    """Yield problems of the dataset's files and sizes, and differences from the dataset of the checkpoint."""
     if plan.start and plan.start.consumed_samples:
         record = read_checkpoint_record(Path(plan.start.path))
         problem = dataset_problem(plan.dataset.packed if plan.dataset else None, record.dataset)
@@ -208,11 +208,11 @@ def dataset_problems(plan: EnginePlan) -> Iterator[str]:
     if plan.dataset:
         packed, model = plan.dataset.packed, plan.recipe.model
         if packed.seq_len != (seq_len := plan.recipe.layout.seq_len):
-            yield f"it is packed to sequences of {packed.seq_len} tokens, and the layout has sequences of {seq_len}"
+            yield f"it is packed to sequences of {packed.seq_len} tokens, but the layout has sequences of {seq_len}"
         if packed.tokenizer.vocab_size > model.vocab_size:
             yield (
                 f"the vocabulary of its tokenizer, {packed.tokenizer.name}, has {packed.tokenizer.vocab_size} tokens, "
-                f"and the model's has {model.vocab_size}"
+                f"but the model's has {model.vocab_size}"
             )
         yield from _folder_problems(plan.dataset, checksums=plan.verify_checkpoint)
 
@@ -241,7 +241,7 @@ def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[s
 
 
 def _array_problems(arrays: PackedArrays, packed: PackedDataset) -> Iterator[str]:
-    """Yield problems of documents and packs that the loader cannot use. Reads both, not the tokens."""
+    """Yield a problem if the loader cannot use the arrays; read the bounds of documents and packs, not the tokens."""
     for name, kind in KINDS.items():
         array = getattr(arrays, name)
         if array.dtype != kind or array.ndim != 1:
@@ -258,4 +258,4 @@ def _array_problems(arrays: PackedArrays, packed: PackedDataset) -> Iterator[str
     elif (packs[0], packs[-1]) != (0, packed.documents) or (np.diff(packs) < 1).any():
         yield "packs.npy does not divide the documents into packs of at least one"
     elif (np.diff(documents[packs]) - np.diff(packs)).max() > packed.seq_len:
-        yield f"a pack takes more than {packed.seq_len} places"
+        yield f"a pack has more than {packed.seq_len} tokens"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts to FP8 that read a tensor once, for both memory layouts that FP8 products need, alone or with what comes before
-them: activations, their gradients, and those of rotary embeddings.
+"""Casts to FP8 that read a tensor once and write both memory layouts that FP8 products need; alone, or fused with the
+operation before them: an activation, its gradient, or the gradient of rotary embeddings.
 
-Every cast has a Triton kernel for GPUs, in ``fp8_cast_triton`` or ``rotary_triton``, and torch code, its reference.
-Results are row-major values, the same transposed, both contiguous, and the largest absolute value before scaling: 0-d
+Every cast has a Triton kernel for GPUs, in ``fp8_cast_triton`` or ``rotary_triton``, and torch code as its reference.
+Results are row-major values, their transpose, both contiguous, and the largest absolute value before scaling: 0-d
 fp32, NaN if any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
 """
 
@@ -18,11 +18,11 @@ Activation = Literal["swiglu", "squared-relu"]
 BothWays = tuple[Tensor, Tensor, Tensor]
 ALIGNED_ROWS = 16
 CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs with FP8: casts and products."""
+"""The lowest compute capability of GPUs that support FP8 casts and products."""
 
 
 def has_kernel(tensor: Tensor) -> bool:
-    """Return True if Triton casts on the tensor's device; otherwise the equivalent torch code does."""
+    """Return True if the Triton kernels support the tensor's device; otherwise torch code computes the same."""
     return tensor.is_cuda and _casts(tensor.device.index)
 
 
@@ -37,14 +37,14 @@ def largest_value(values: Tensor) -> Tensor:
 
 
 def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``values`` times ``scale``. Values beyond the range of ``dtype`` are clamped."""
+    """Return ``values`` times ``scale`` as ``dtype``; products beyond its range are clamped."""
     largest = torch.finfo(dtype).max
     # Casts of larger values differ between versions and devices of torch.
     return (values.float() * scale).clamp(-largest, largest).to(dtype)
 
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Cast [rows, columns], or each of several stacked matrices, which share one largest value."""
+    """Cast a matrix, [rows, columns], or stacked matrices with one largest value; return both memory layouts."""
     if has_kernel(values):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -55,7 +55,7 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWay
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
-    """``cast_both_ways`` into given memory, whose rows may be part of longer ones; ``amax`` is overwritten."""
+    """Write the results of ``cast_both_ways`` to existing tensors, whose rows may be parts of longer ones."""
     if has_kernel(source):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -76,7 +76,7 @@ def transpose(values: Tensor) -> Tensor:
 
 
 def activate(inputs: Tensor, activation: Activation) -> Tensor:
-    """[rows, features], or [rows, 2 * features] with gate and up, to [rows, features]."""
+    """Map [rows, features], or [rows, 2 * features] with gate and up, to [rows, features]."""
     if activation == "squared-relu":
         return functional.relu(inputs).square()
     gate, up = inputs.chunk(2, -1)
@@ -84,7 +84,7 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
 
 
 def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) -> Tensor:
-    """Return the gradient of the inputs of ``activate``, from that of its result; rounded as by torch."""
+    """Return the gradient of the inputs of ``activate`` from that of its result, rounded as by torch's autograd."""
     if activation == "squared-relu":
         positive = functional.relu(inputs)
         to_input: Tensor = torch.ops.aten.threshold_backward(gradient * (2.0 * positive), positive, 0)
@@ -107,7 +107,7 @@ def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype
 ) -> BothWays:
     """Return ``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which is not stored."""
-    # Of other numbers of rows the assembler of CUDA 12.8, which Triton brings along, loses values: seen on an H200.
+    # For other numbers of rows, the assembler of CUDA 12.8, which Triton bundles, drops values, as seen on an H200.
     if inputs.shape[0] % ALIGNED_ROWS == 0 and has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -136,7 +136,7 @@ class Rotation(NamedTuple):
 
 
 class RotaryFactors(NamedTuple):
-    """A rotation of whole heads: each element times ``own``, plus the other of its pair times ``other``.
+    """A rotation of whole heads: each element times ``own``, plus the other element of its pair times ``other``.
 
     [seq, 1, 2 * pairs] or [batch, seq, 1, 2 * pairs], fp32.
     """
@@ -154,7 +154,7 @@ def factors_of(rotation: Rotation) -> RotaryFactors:
 
 
 def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
-    """Return the leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out."""
+    """Rotate the leading elements of each head, [batch, seq, heads, head_dim]; return the same shape and dtype."""
     size = factors.own.shape[-1]
     rotated, rest = heads[..., :size].float(), heads[..., size:]
     partners = (
@@ -165,8 +165,8 @@ def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
 
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Return ``cast_both_ways`` of a product's gradient, from that of its rotated heads, without storing it in bf16.
-    The product has one row for each token, with the heads of the queries, of the keys and of the values side by side.
+    """Return ``cast_both_ways`` of a product's gradient from ``gradients`` of its rotated heads, without storing it in
+    bf16. The product has one row per token, with the heads of queries, keys and values side by side.
     """
     if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton

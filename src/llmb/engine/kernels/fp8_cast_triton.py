@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Triton kernels of casts in ``elementwise``.
 
-A program takes one tile, which is transposed in registers and shared memory, so that reads and both writes are of whole
-rows of the tile. The largest value is the largest of the bit patterns without sign, which have the order of their
-values, with NaN above infinity; so an atomic maximum of integers keeps NaN.
+A program casts one tile and transposes it in registers and shared memory, so that reads and both writes are of whole
+rows of the tile. The largest absolute value is the largest bit pattern without the sign: bit patterns have the order of
+the values, with NaN above infinity, so an atomic maximum of integers preserves NaN.
 
-Intermediate values are rounded to bf16 where torch does.
+Intermediate values are rounded to bf16 where torch does so.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 ROWS, COLUMNS = 64, 64
-"""Size of a tile. The rows of both outputs have 64 bytes in it, two sectors."""
+"""Size of a tile. Its rows in both outputs have 64 bytes: two sectors."""
 WARPS = 8
 MAX_STRIDE = 2**24
-"""Maximum elements from one row to the next: offsets in tiles of up to 128 rows and columns then have 32 bits."""
+"""Maximum elements from one row to the next: offsets in tiles of up to 128 rows and columns then fit in 32 bits."""
 
 
 @triton.jit
@@ -40,10 +40,10 @@ def _silu(values):
 
 @triton.jit
 def _place(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """First row and column of this program's tile; numbers of rows and columns within it, and which there are.
+    """Return the first row and column of this program's tile, the indices within it, and the mask of its elements.
 
-    The first have 64 bits, as a tensor may have more than 2**31 elements. A tile has fewer (``_check_offsets``): 32
-    bits for each of its elements take half the registers.
+    The first row and column have 64 bits, because a tensor may have more than 2**31 elements. Offsets within a tile are
+    smaller (see ``_check_offsets``): 32 bits take half the registers.
     """
     across = tl.cdiv(columns, COLUMNS)
     program = tl.program_id(0)
@@ -94,13 +94,13 @@ def cast_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast ``columns`` results of a row; with "swiglu" the source has twice as many, gate and up."""
+    """Cast activated values, ``columns`` per row; with "swiglu" the source has twice as many: gate and up."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     source += matrix * source_matrix + top * source_row + left
     tile = load_tile(source, row, column, source_row, inside)
     if ACTIVATION == "squared-relu":
-        # Written so that NaN stays.
+        # This form preserves NaN.
         tile = tl.where(tile <= 0, 0.0, tile)
         tile = round_to_bf16(tile * tile)
     if ACTIVATION == "swiglu":
@@ -140,7 +140,7 @@ def activation_gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``columns``: of the gradient; with "swiglu" the source and the results have twice as many, gate and up."""
+    """Cast gradients of an activation. columns: of ``gradient``; with "swiglu" all other rows have twice as many."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     source += top * source_row + left
     values += top * values_row + left
@@ -165,7 +165,7 @@ def activation_gradient_kernel(
 
 def _check_offsets(*strides: int) -> None:
     """Raise ValueError if rows are so far apart that offsets within a tile need more than 32 bits."""
-    # One by one: the compiler would keep which of sizes that it does not know is the largest.
+    # One by one: for a maximum the compiler would specialize on which of the unknown sizes is the largest.
     for stride in strides:
         if stride > MAX_STRIDE:
             raise ValueError(f"cannot cast rows {stride} elements apart; the limit is {MAX_STRIDE}")
@@ -222,7 +222,7 @@ def _rows_contiguous(matrix: Tensor) -> Tensor:
 
 @triton_op("llmb::cast_both_ways", mutates_args={})
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast both ways. values: [rows, columns] or [matrices, rows, columns]; scale: 0-d."""
+    """Implement ``elementwise.cast_both_ways``. values: [rows, columns] or [matrices, rows, columns]. scale: 0-d."""
     source = _rows_contiguous(values)
     casts = empty_casts(source, tuple(source.shape), dtype)
     _launch_cast(wrap_triton(cast_kernel), source, scale, *casts, "none")
@@ -230,17 +230,17 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
-    """source, values: [..., rows, columns]; transposed: [..., columns, rows]; amax: 0-d, holding 0.
+    """Implement ``elementwise.cast_into``; not for compiled code.
 
-    Not for compiled code.
+    source, values: [..., rows, columns]. transposed: [..., columns, rows]. amax: 0-d, initially 0.
     """
-    # Outside of an operator a wrapped kernel is prepared again for each launch, and kept.
+    # Outside of an operator, a wrapped kernel would be prepared for each launch, and never freed.
     _launch_cast(cast_kernel, _rows_contiguous(source), scale, values, transposed, amax, "none")
 
 
 @triton_op("llmb::cast_activated", mutates_args={})
 def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast activated inputs: [rows, features], or [rows, 2 * features] with gate and up."""
+    """Implement ``elementwise.cast_activated``. inputs: [rows, features], or [rows, 2 * features] with gate and up."""
     source = _rows_contiguous(inputs)
     rows, columns = source.shape
     casts = empty_casts(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
@@ -252,7 +252,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast the gradient. gradient: [rows, features]; inputs and results: the same, or [rows, 2 * features]."""
+    """Implement ``elementwise.cast_activation_gradient``. inputs and results: as the gradient, or twice as wide."""
     source, gradient_rows = _rows_contiguous(inputs), _rows_contiguous(gradient)
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = gradient_rows.shape

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Triton kernel of ``elementwise.cast_rotated_gradient``.
 
-A program takes some rows of several heads, because cos and sin of a row are larger than the row of a head: those of the
-first head are in the cache for the others. Both elements of a pair are in the same thread. Intermediate values are
-rounded to bf16 where torch does.
+A program processes some rows of several heads, because cos and sin of a row are larger than a head's row: after the
+first head they are in the cache for the others. Both elements of a pair are in the same thread. Intermediate values are
+rounded to bf16 where torch does so.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -17,8 +17,8 @@ from torch.library import triton_op, wrap_triton
 from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, saturated, store_cast
 
 ROWS, COLUMNS = 64, 64
-"""Size of two tiles: the first and the second elements of pairs. The rows of a transposed output have two sectors of
-it. With fewer pairs a tile has fewer columns, and more rows."""
+"""Size of each of two tiles: of the first and of the second elements of pairs. A tile covers two sectors of each row of
+the transposed output. With fewer pairs, a tile has fewer columns and more rows."""
 HEADS = 4
 """Number of heads per program."""
 WARPS = 8
@@ -26,7 +26,7 @@ WARPS = 8
 
 @triton.jit
 def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Cosines and sines of the pairs of a piece."""
+    """Load the cosines and sines of the pairs in a piece."""
     pair = piece * COLUMNS + tl.arange(0, COLUMNS)
     place, inside = table[:, None] * PAIRS + pair[None, :], live_row[:, None] & (pair[None, :] < PAIRS)
     return tl.load(cos + place, mask=inside, other=0.0), tl.load(sin + place, mask=inside, other=0.0)
@@ -36,7 +36,7 @@ def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr,
 def _columns(
     piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Return the columns of the two tiles and their ends: pairs, then elements that are not rotated."""
+    """Return the columns of a piece's two tiles and their ends: of pairs, or of elements that are not rotated."""
     numbers = tl.arange(0, COLUMNS)
     if piece < ROTATED:
         return piece * COLUMNS + numbers, piece * COLUMNS + PAIRS + numbers, PAIRS, 2 * PAIRS
@@ -49,7 +49,7 @@ def _columns(
 def _columns_of_pairs(
     piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Rotate interleaved pairs, counted in pairs: those of the two tiles are the same."""
+    """Return ``_columns`` for interleaved pairs, counted in pairs: those of the two tiles are the same."""
     if piece < ROTATED:
         start, end = piece * COLUMNS, PAIRS
     else:
@@ -60,14 +60,14 @@ def _columns_of_pairs(
 
 @triton.jit
 def _rows_of(part, sequence, position, head, batch_stride, row_stride, head_stride):
-    """Return the offset of the first of these rows of one head; strides may have 32 or 64 bits."""
+    """Return pointers to the first elements of these rows in one head; strides may have 32 or 64 bits."""
     begin = sequence * batch_stride + position * row_stride + head.to(tl.int64) * head_stride
     return part + begin[:, None]
 
 
 @triton.jit
 def _load_both(source, first, second, live, live_second, INTERLEAVED: tl.constexpr):
-    """The first and the second elements of pairs. bf16 is the upper half of fp32."""
+    """Load the first and the second elements of pairs as fp32, of which bf16 is the upper half."""
     if INTERLEAVED:
         both = tl.load(source + first[None, :], mask=live, other=0)
         return (both << 16).to(tl.float32, bitcast=True), (both & -65536).to(tl.float32, bitcast=True)
@@ -107,7 +107,7 @@ def _store_both(
     LARGEST,
     INTERLEAVED: tl.constexpr,
 ):
-    """Store casts of the first and the second elements of pairs, for the head that begins at this column."""
+    """Store casts of the first and the second elements of pairs, for the head that begins at column ``begin``."""
     if INTERLEAVED:
         pair = begin + first
         _store_pairs(one, two, scale, values, transposed, row, pair, values_row, transposed_row, live, LARGEST)
@@ -155,10 +155,11 @@ def cast_rotated_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """rotated_heads: of queries and keys; heads: of values, too. PIECES: of a head, the first of which are ROTATED.
+    """Rotate the gradients of queries and keys back; cast these and the gradients of values.
 
-    Of interleaved pairs, both elements are loaded at once, and all strides but that of ``transposed`` count pairs: so
-    a thread has both, and their cos and sin, from the start.
+    rotated_heads: the number of heads of queries and keys; heads: also of values. A head has PIECES, the first ROTATED
+    of which have pairs. Both elements of an interleaved pair are loaded together, by the thread that has their cos and
+    sin; all strides but that of ``transposed`` then count pairs.
     """
     if INTERLEAVED:
         query, key = query.to(tl.pointer_type(tl.int32)), key.to(tl.pointer_type(tl.int32))
@@ -208,10 +209,10 @@ def _contiguous_heads(part: Tensor) -> Tensor:
 
 
 def _heads_of_pairs(part: Tensor) -> Tensor:
-    """Return True if pairs of elements can be loaded at once."""
+    """Return ``part``, copied unless its layout allows loading both elements of a pair together."""
     assert part.shape[-1] % 2 == 0
     even = part.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in part.stride()[:3])
-    # Not contiguous(): of a tensor that is, and begins at an odd place, it makes no copy.
+    # Not contiguous(), which makes no copy of a contiguous tensor that begins at an odd offset.
     return part if even and part.stride(-1) == 1 else part.clone(memory_format=torch.contiguous_format)
 
 
@@ -226,7 +227,7 @@ def cast_rotated_gradient(
     scale: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``elementwise.cast_rotated_gradient``: scale 0-d; results [batch * seq, outputs] and transposed."""
+    """Implement ``elementwise.cast_rotated_gradient``; results are [batch * seq, outputs] and transposed."""
     unit, ordered = (2, _heads_of_pairs) if interleaved else (1, _contiguous_heads)
     parts = [ordered(part) for part in (query, key, value)]
     cosine, sine = cos.contiguous(), sin.contiguous()

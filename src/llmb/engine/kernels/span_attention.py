@@ -2,11 +2,11 @@
 """Causal attention of queries to keys that begin before them, without a mask.
 
 Kernels align a causal mask at the first query and the first key. So the queries of a span attend twice: to the keys of
-their own tokens, causally, and to the keys before them, without a mask. Both results are joined by the log-sum-exp of
-their scores, as in ring attention (Liu et al., 2023). Given the joined result and log-sum-exp, a kernel's own backward
-pass computes each part's exact share of the gradients.
+their own tokens, causally, and to the keys before them, without a mask. Both results are combined by the log-sum-exp of
+their scores, as in ring attention (Liu et al., 2023). From the combined result and log-sum-exp, a kernel's own backward
+pass computes the exact contribution of each part to the gradients.
 
-It is one operator, so that only the joined result is kept for the backward pass, compiled or not.
+This is one operator, so that only the combined result is saved for the backward pass, compiled or not.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class Kernel(NamedTuple):
 def span_attention(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[TokenSpan], kernel: str, scale: float | None = None
 ) -> Tensor:
-    """Attend: [batch, queries or keys, heads, head_dim]; the spans cover all queries. kernel: a key of ``KERNELS``.
+    """Return attention, [batch, queries, heads, head_dim]; spans must cover all queries. kernel: a key of ``KERNELS``.
 
     scale: the factor of the scores, by default 1 / sqrt(head_dim of the queries).
     """

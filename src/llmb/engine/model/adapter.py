@@ -2,8 +2,8 @@
 """Low-rank adapters of linear layers (LoRA; Hu et al., 2021), and dropout of their inputs.
 
 Dropout does not depend on the layout. Whether an element is dropped follows from a hash of the seed, the adapter, the
-token (its sample and position) and the feature: every rank finds the same for its shard of a tensor, and so does a
-recomputed or resumed pass.
+token (its sample and position) and the feature, so it is the same on every rank that holds the element, and in
+recomputed or resumed passes.
 """
 
 import hashlib
@@ -17,17 +17,15 @@ from llmb.engine.collectives import Group
 from llmb.engine.model.linear import SEQUENCE, Joined, Linear
 
 OWN, FUSED = "adapter", "qkv_adapter"
-"""Names of the two kinds of adapters among the submodules of a linear layer, and of attention."""
+"""The names of a linear layer's adapter and of attention's fused adapter among their submodules."""
 
 
 class Adapter(nn.Module):
-    """The summand of a frozen linear layer's output: ``scale * b(a(dropout(hidden)))``.
+    """The low-rank summand of a frozen linear layer's output: ``scale * b(a(dropout(hidden)))``, [..., outputs].
 
-    [..., inputs] to [..., outputs].
-
-    Tensor-parallel ranks replicate the matrix on the side that they do not shard in the layer. A layer whose inputs are
-    sharded then has a partial sum as its adapter's output too, which is reduced together with the layer's. One that
-    gathers a sequence has an adapter that gathers the result of ``a``, which is smaller.
+    Tensor parallelism shards the matrix on the side that it shards in the layer, and replicates the other one. If the
+    layer's inputs are sharded, the adapter's output is a partial sum too, which is reduced together with the layer's.
+    If the layer gathers a sequence, the adapter gathers the result of ``a``, which is smaller.
     """
 
     def __init__(self, layer: nn.Linear, lora: Lora) -> None:
@@ -76,13 +74,13 @@ WORD = 0xFFFFFFFF
 
 
 class TokenKeys:
-    """A number for every token of the current micro-batch: [batch, seq] int64, equal for equal tokens in any layout."""
+    """Keys of the tokens in the current micro-batch, [batch, seq] int64; a token has the same key in any layout."""
 
     def __init__(self) -> None:
         self.value: Tensor | None = None
 
     def set(self, samples: range, positions: Tensor, seq_len: int) -> None:
-        """Set keys. ``samples``: numbers within the training. ``positions``: this rank's in a sequence, [seq]."""
+        """Set the keys. samples: their numbers in the training run. positions: of this rank in a sequence, [seq]."""
         numbers = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(-1) * seq_len + positions
         keys = mixed(numbers) + (numbers >> 32)
         if self.value is None or self.value.shape != keys.shape:
@@ -94,8 +92,8 @@ class TokenKeys:
 class Dropout(nn.Module):
     """Zeros elements of [batch, seq, features] with the given probability, and scales the others.
 
-    ``first_feature`` is that of the first element of a tensor whose features are sharded. ``group``: the ranks that
-    have a shard of the sequence each.
+    first_feature: the index of this rank's first feature, if features are sharded. group: the ranks that each hold a
+    shard of the sequence, if it is sharded.
     """
 
     group: Group | None = None

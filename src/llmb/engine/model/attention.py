@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal self-attention with grouped key and value heads, full or chunked, and rotary positions (Su et al., 2021).
 
-The documents of packed sequences are masks, or segments of queries with their own keys for variable-length attention. A
-segment is the part of a document, or of an attention chunk of it, that a range of queries covers. Its last query sees
-all of the segment's keys, the one before it all but one, etc. Segments are computed on the host, from the positions at
+The documents of packed sequences are represented by masks or, for variable-length attention, by segments. A segment is
+the part of a document, or of an attention chunk of it, that a range of queries covers. Its last query attends to all of
+the segment's keys, the one before it to all but the last, etc. Segments are computed on the host, from the positions at
 which documents begin, so that nothing waits for the device.
 """
 
@@ -27,8 +27,8 @@ from llmb.runs.attention_choice import AttentionBackend
 
 
 class Reach(NamedTuple):
-    """How far back queries attend within their document: not beyond the start of their attention chunk, of ``chunk``
-    tokens, and to the last ``window`` keys, with their own; None: no such limit."""
+    """How far back queries attend within their document: to the start of their attention chunk of ``chunk`` tokens, and
+    at most to the last ``window`` keys, including their own; None means no such limit."""
 
     chunk: int | None = None
     window: int | None = None
@@ -39,7 +39,7 @@ class Reach(NamedTuple):
         return first if self.window is None else torch.maximum(first, places - self.window + 1)
 
     def within(self, seq_len: int) -> "Reach":
-        """Return the reach without limits that no query of ``seq_len`` tokens reaches."""
+        """Return the reach without the limits that have no effect on sequences of ``seq_len`` tokens."""
         return Reach(*(None if limit is None or seq_len <= limit else limit for limit in self))
 
 
@@ -49,8 +49,8 @@ FULL = Reach()
 class Segments(NamedTuple):
     """The segments of a range of queries of every sequence in a micro-batch, one sequence after the other.
 
-    queries, keys: [segments + 1] int32, where each segment begins among all queries and among all keys of the range.
-    seen: [keys] int64, the places of these keys in the flattened micro-batch; None if they are all keys, in order.
+    queries, keys: [segments + 1] int32, the index of each segment's first query and key among those of the range, then
+    their number. seen: [keys] int64, the indices of these keys in the flattened micro-batch; None for all of its keys.
     """
 
     queries: Tensor
@@ -59,10 +59,10 @@ class Segments(NamedTuple):
 
 
 class DocumentSegments(NamedTuple):
-    """Segments of each range of queries: within documents, and also within their attention chunks. A window is an
-    argument of the kernel.
+    """Segments of each range of queries. A window is not part of them, but an argument of the kernel.
 
-    longest: the most tokens that a document can have, the same in all steps of a run.
+    document: within documents. chunk: also within attention chunks. longest: the most tokens that a document of any
+    step can have.
     """
 
     document: tuple[Segments, ...]
@@ -83,12 +83,12 @@ def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], lon
 
 
 def chunks_of(model: Model) -> Reach:
-    """Return the reach of the layers of ``model`` that do not attend to their whole document."""
+    """Return the reach of the layers of ``model`` with chunked attention; without limits if it has none."""
     return Reach() if model.chunked_attention is None else Reach(model.chunked_attention.chunk_size)
 
 
 def _segments(first_keys: Tensor, queries: range) -> Segments:
-    """Return the segments; ``first_keys``: [batch, seq], the first key that each query sees."""
+    """Return the segments of ``queries``. first_keys: [batch, seq], the first key that each query attends to."""
     batch, seq_len = first_keys.shape
     own = first_keys[:, queries.start : queries.stop]
     begins = torch.ones_like(own, dtype=torch.bool)
@@ -109,7 +109,7 @@ class Rotary(NamedTuple):
     """Positions of tokens, and the corresponding rotations.
 
     positions: [seq] or [batch, seq], integers. rotation: cos and sin are [*positions.shape, pairs], where 2 * pairs of
-    a head's elements are rotated, and the others unchanged. factors: the same for code that takes whole heads.
+    a head's elements are rotated, and the others unchanged. factors: the same rotation, in the form for whole heads.
     """
 
     positions: Tensor
@@ -152,7 +152,7 @@ Documents = Masks | DocumentSegments
 
 
 def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -> Masks:
-    """Return the masks of queries at ``places`` [queries] of a sequence of ``keys`` tokens, for all layers.
+    """Return the masks of queries at ``places``, [queries], in sequences of ``keys`` tokens.
 
     positions: [batch, queries], each query's position in its document.
     """
@@ -163,7 +163,7 @@ def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -
 
 
 def between(first: Tensor, last: Tensor, keys: int) -> Tensor:
-    """Return the mask of queries that attend from their first to their last key, [batch, queries] each."""
+    """Return the mask, [batch, 1, queries, keys], of queries that attend to keys ``first`` to ``last``."""
     numbers = torch.arange(keys, device=first.device)
     return ((numbers >= first.unsqueeze(-1)) & (numbers <= last.unsqueeze(-1))).unsqueeze(1)
 
@@ -178,13 +178,13 @@ def attend(
     in_fp32: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Return attention with ``mask``, or causal: [batch, queries or keys, heads, head_dim].
+    """Return attention with ``mask``, or causal attention without one: [batch, queries or keys, heads, head_dim].
 
-    Values, and so the result, may have another head_dim than queries and keys. ``scale`` multiplies scores, by default
-    1 / sqrt(head_dim).
+    The head_dim of values, and so of the result, may differ from that of queries and keys. ``scale`` multiplies scores,
+    by default 1 / sqrt(head_dim).
 
     ``repeats_heads`` expands key and value heads to one per query head, for kernels without grouped-query attention.
-    ``in_fp32`` rounds only the result.
+    ``in_fp32`` computes in fp32 and rounds the result.
     """
     if repeats_heads:
         key, value = repeated(query, key, value)
@@ -205,8 +205,8 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 class SegmentOptions(NamedTuple):
-    """longest: upper bound of the tokens of a segment; a GPU starts work for that many of each. window, scale: see
-    ``CausalAttention``."""
+    """Options of attention by segments. longest: an upper bound of the tokens of a segment, for which a GPU starts
+    work. window: see ``Reach``. scale: see ``attend``."""
 
     longest: int
     window: int | None = None
@@ -244,7 +244,7 @@ def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
 
 
 def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
-    """Attend document by document, on a CPU. It reads the lengths, so it cannot be compiled for all steps."""
+    """Attend segment by segment, on a CPU. This reads the lengths, so it cannot be compiled once for all steps."""
     queries, keys = segments.queries.diff().tolist(), segments.keys.diff().tolist()
     parts = zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True)
     outputs = []
@@ -258,9 +258,9 @@ def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segme
 
 
 class CausalAttention(nn.Module):
-    """Attention of each query from the first key of its ``reach`` to its own: [batch, seq, heads, head_dim].
+    """Attention of each query to the keys from the first in its ``reach`` to its own: [batch, seq, heads, head_dim].
 
-    scale: of scores, see ``attend``. The heads of values, and of the result, may have another size than the others.
+    scale: see ``attend``. The head_dim of values and of the result may differ from that of queries and keys.
     """
 
     backend: AttentionBackend = "flash"
@@ -273,7 +273,7 @@ class CausalAttention(nn.Module):
         self.scale = scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        """Attend. key, value: at the places of ``query``, or of the full sequence."""
+        """Return attention of ``query``. key, value: of the same tokens, or of the full sequence."""
         if isinstance(documents, DocumentSegments):
             return self.by_document(query, key, value, documents)
         if documents is not None or self.reach.within(key.shape[1]).window is not None:
@@ -299,7 +299,7 @@ class CausalAttention(nn.Module):
         return self.attend(query, key, value, mask)
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return attention without a mask, of sequences that are not packed from documents."""
+        """Return attention without a mask, for sequences that are not packed from documents."""
         batch, seq = query.shape[:2]
         size = self.reach.chunk or seq
         if seq > size:
@@ -311,13 +311,13 @@ class CausalAttention(nn.Module):
 
     @staticmethod
     def chunks(heads: Tensor, size: int) -> Tensor:
-        """Reshape [batch, seq, heads, head_dim] to [batch * chunks, size, heads, head_dim]."""
+        """Reshape [batch, seq, heads, head_dim] to [batch * chunks, size, heads, head_dim], padded with zeros."""
         padding = -heads.shape[1] % size
         padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
         return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)
 
     def by_document(self, query: Tensor, key: Tensor, value: Tensor, documents: DocumentSegments) -> Tensor:
-        """Return attention without a mask: each range of queries on its own."""
+        """Return attention by segments, for one range of queries after the other."""
         ranges, longest = documents.document, documents.longest
         if self.reach.chunk is not None:
             ranges, longest = documents.chunk, min(longest, self.reach.chunk)
@@ -337,7 +337,7 @@ class RotaryPosition(nn.Module):
 
 
 class TemperaturePosition(nn.Module):
-    """No rotation; scales the queries, more at later positions (Nakanishi, 2025)."""
+    """Scales queries by a factor that grows with their position, instead of rotating them (Nakanishi, 2025)."""
 
     def __init__(self, floor_scale: float, attn_scale: float) -> None:
         super().__init__()
@@ -381,7 +381,7 @@ class Attention(nn.Module):
         return output
 
     def attended(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
-        """Return the input of the last matrix."""
+        """Return the input of the output projection, [batch, seq, heads * head_dim]."""
         query, key, value = self.rotated(hidden, rotary)
         attended: Tensor = self.core(query, key, value, documents).flatten(-2)
         return attended

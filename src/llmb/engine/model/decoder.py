@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder: embedding, blocks, final norm and head, or the part of them in one pipeline stage; initial weights."""
+"""The decoder, or one pipeline stage of it: embedding, blocks, final norm and head; and its initial weights."""
 
 import hashlib
 import math
@@ -27,12 +27,12 @@ MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {"swiglu": GatedMLP, "squared
 class Block(nn.Module):
     """One layer: attention, then a feed-forward layer, each with a norm before it and a residual connection.
 
-    Its forward pass consists of stages: functions, each of which is compiled, recomputed or timed whole. The module
-    itself is not replaced for that: parameters keep their names, and what FSDP does before and after the module stays
-    outside, where the compiler cannot reorder it.
+    Its forward pass consists of ``stages``: functions that can each be compiled, recomputed or timed. The module itself
+    is not wrapped: parameters keep their names, and FSDP's hooks stay outside of compiled code, where the compiler
+    cannot reorder them.
 
-    kept: its layers whose weights are cast once for a step, outside of compiled code and before any part of the block
-    reads them; without those of routed experts, which FSDP gathers later.
+    kept: the layers whose weights are cast once per step, before the block runs and outside of compiled code; not those
+    of routed experts, which FSDP gathers later.
     """
 
     def __init__(self, model: Model, layer: int, mlp: nn.Module) -> None:
@@ -60,10 +60,10 @@ class Block(nn.Module):
 
 
 class MoEBlock(Block):
-    """A block with a mixture of experts, in four parts, each of them a stage.
+    """A block with a mixture of experts. Its forward pass has four parts, each of which is one of its ``stages``.
 
-    Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and their
-    parameters are gathered separately from the block.
+    Routed experts cannot be compiled: their shapes depend on the tokens, and their parameters are gathered separately
+    from those of the block.
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ("before_experts", "run_experts", "run_shared_expert", "after_experts")
@@ -77,7 +77,7 @@ class MoEBlock(Block):
     def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden, routed = self.stages["before_experts"](hidden, rotary, documents)
         outputs = self.stages["run_experts"](routed)
-        # While other ranks send outputs; its gradient, while they get those of outputs.
+        # Overlaps with the exchange of outputs and, in the backward pass, with that of their gradients.
         shared = self.stages["run_shared_expert"](routed.hidden)
         output: Tensor = self.stages["after_experts"](hidden, routed, self.mlp.experts.complete(outputs), shared)
         return output
@@ -91,12 +91,12 @@ class MoEBlock(Block):
 
 
 class Decoder(nn.Module):
-    """A model, or one pipeline stage of it, with parameter names of the full model in both cases.
+    """A model, or one pipeline stage of it; parameters have the names of the full model in both cases.
 
-    ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
-    a last stage that is not the first has a replica of it, see ``parallel.pipeline``.
+    Tied embedding and head are one parameter, with the name of the embedding; a last stage that is not also the first
+    has a replica of it (see ``parallel.pipeline``).
 
-    tables: the rotations of the latest positions.
+    embeds: True if it begins with the embedding. tables: the rotations of the latest positions.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -118,25 +118,25 @@ class Decoder(nn.Module):
 
     @property
     def replica(self) -> Tensor | None:
-        """The replica of another stage's embedding."""
+        """The replica of another stage's embedding; None without one."""
         return None if self.embeds or self.embed_tokens is None else self.embed_tokens.weight
 
     def blocks(self) -> Iterator[Block]:
         return map(self.block, self.layers)
 
     def block(self, layer: str) -> Block:
-        """Return the block of a layer, which has its number in the full model as name."""
+        """Return the block named ``layer``: the number of the layer in the full model."""
         block = self.layers[layer]
         assert isinstance(block, Block)
         return block
 
     def moe_layers(self) -> dict[int, MoELayer]:
-        """Return MoE layers by block number."""
+        """Return the MoE layers by their number in the full model."""
         layers = {int(number): getattr(block, "mlp", None) for number, block in self.layers.items()}
         return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Return the rotations, computed once for the positions that all micro-batches share, which are one tensor."""
+        """Return the rotations for ``positions``, which are cached while callers pass the same tensor."""
         if self.tables is None or self.tables.positions is not positions:
             self.tables = rotary_tables(self.model, positions)
         return self.tables
@@ -156,16 +156,15 @@ class Decoder(nn.Module):
         count: Tensor | float | None = None,
         segments: DocumentSegments | None = None,
     ) -> Tensor:
-        """Return the loss if labels are given, else logits [batch, seq, vocab].
+        """Return the loss if there are ``labels``, else logits [batch, seq, vocab]; without a head, hidden states.
 
-        tokens: [batch, seq] int64, or the hidden states of the previous stage if it has no embedding. labels:
-        [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... A stage without a head returns
-        hidden states.
+        tokens: [batch, seq] int64 or, for a stage without an embedding, the hidden states of the previous stage.
+        labels: [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... count: the divisor of the
+        loss, by default its number of labels.
 
-        starts: for packed sequences, the position at which the document of each token begins, for all positions of the
-        full sequences, [batch, full seq] int64; ``positions`` is then [seq]. Each document is computed as if it were
-        alone: by masks, or without them if the ``segments`` of its documents are given. count: divisor of the loss, by
-        default its number of labels.
+        starts: for packed sequences, the position at which the document of each token of the full sequences begins,
+        [batch, full seq] int64; ``positions`` must then be [seq]. Documents are computed as if they were separate, by
+        masks or, if ``segments`` is passed, by variable-length attention.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -206,22 +205,22 @@ BLOCK_ELEMENTS = 2**24
 
 
 def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> Tensor:
-    """Return this rank's shard of a parameter's values, fp32: matrices from a normal distribution, norms the identity.
+    """Return this rank's shard of a parameter's initial values, fp32: normally distributed for a matrix.
 
-    A value depends on the seed, the parameter's full name and its global shape, and on the type of the device; not on
-    the ranks or layers that exist. The shard of a DTensor is made without communication.
+    Norms start as the identity, biases as zeros. Values depend on the seed, the parameter's full name and global shape,
+    and the type of the device, but not on the layout. The shard of a DTensor is drawn without communication.
     """
     if parameter.ndim == 1:
         value = 1.0 if isinstance(module.get_submodule(name.rpartition(".")[0]), RMSNorm) else 0.0
         return torch.full_like(local_tensor(parameter), value, dtype=torch.float32)
-    # Of standard normal values of the global shape.
+    # The shard is taken from standard normal values of the global shape.
     rows = _keep_shard(parameter, torch.arange(parameter.shape[0]), rows=True)
     values = _normal_rows(parameter.shape, rows, name, seed, parameter.device)
     return _keep_shard(parameter, values, rows=False).mul_(standard_deviation(name, parameter.shape, module.model))
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:
-    """Return the deviation, smaller for matrices that add to the residual stream, which grows with depth (GPT-2)."""
+    """Return the standard deviation; as in GPT-2, it is smaller for matrices that add to the residual stream."""
     if is_of_adapter(name):
         return adapter_deviation(name, shape)
     adds_to_residual = not {"o_proj", "down_proj"}.isdisjoint(name.split("."))
@@ -229,7 +228,7 @@ def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float
 
 
 def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
-    """Return this rank's shard of ``full`` by the parameter's placements that shard dimension 0 (or the others)."""
+    """Return this rank's shard of ``full`` along dimension 0 if ``rows``, else along the other dimensions."""
     if not isinstance(parameter, DTensor):
         return full
     placements: list[Placement] = [
@@ -240,7 +239,7 @@ def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
 
 
 def _normal_rows(shape: torch.Size, rows: Tensor, name: str, seed: int, device: torch.device) -> Tensor:
-    """Return the given rows (along dimension 0) of a tensor of that shape, drawn in blocks of rows."""
+    """Return ``rows``, along dimension 0, of a standard normal tensor of this shape, drawn in blocks of rows."""
     block_rows = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
     rows = rows.to(device)
     values = torch.empty(len(rows), *shape[1:], device=device)

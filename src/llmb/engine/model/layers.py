@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norms, biases and dense feed-forward layers.
 
-A bias is a module beside its matrix, which may be joined with others, sharded, adapted or computed in FP8 without
-knowing of it. What FP8 computes in one pass over memory (see ``precision.fp8_layers``) is not for layers with biases.
+A bias is a separate module from its matrix, so that the matrix can be joined with others, sharded, adapted or computed
+in FP8 independently of it. The fused casts of ``precision.fp8_layers`` do not support layers with biases.
 """
 
 import torch
@@ -13,7 +13,7 @@ from llmb.engine.model.linear import Joined, Linear, local_shard
 
 
 class Replicated(nn.Module):
-    """A layer whose parameters all tensor-parallel ranks hold; ``same_tokens``: they process the same tokens."""
+    """A layer without matrices. same_tokens: True if tensor-parallel ranks with replicas of it see the same tokens."""
 
     same_tokens: bool = False
 
@@ -22,7 +22,7 @@ class Replicated(nn.Module):
 
 
 class Norm(Replicated):
-    """Normalization over the hidden dimension; computed in fp32 whatever the dtype of the activations."""
+    """Normalization over the last dimension, computed in fp32 for any dtype of the activations."""
 
 
 class RMSNorm(Norm):
@@ -53,7 +53,7 @@ class LayerNorm1P(Norm):
 
 
 class Bias(Replicated):
-    """Added to the outputs of a matrix: [..., outputs] or [..., heads, head_dim], as the result."""
+    """Adds a bias to the outputs of a matrix: [..., outputs] or [..., heads, head_dim]."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def bias_if(present: bool, outputs: int) -> nn.Module:
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (Shazeer, 2020), three matrices."""
+    """A feed-forward layer with SwiGLU and three matrices (Shazeer, 2020)."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, *, bias: bool = False) -> None:
         super().__init__()

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiplication by a weight, alone or joined with others, and where the weight's gradient is summed.
+"""Multiplication by a weight, alone or joined with others, and the accumulation of the weight's gradient.
 
 - ``Linear`` is one matrix: of a layer, of the head, of an adapter (``adapter``).
-- ``Joined`` are linear layers with the same input, multiplied as one where their weights are side by side in memory:
-  the input is read once, its gradient is written once instead of summed from several, and matrix units prefer large
-  products. Parameters keep their names and shapes, and so do checkpoints.
-- ``GradientSum`` is where the products of both add the gradients of micro-batches. Autograd writes a product, and adds
-  it to the gradient so far in another pass over memory: 8 bytes per bf16 weight and micro-batch. A product that adds to
-  a matrix reads and writes that matrix: 4 bytes, and rounds once instead of twice.
+- ``Joined`` is a set of linear layers with the same input. If their weights are adjacent in memory, they are multiplied
+  as one: the input is read once, its gradient is written once instead of summed from several products, and matrix units
+  are more efficient for large products. Parameters and checkpoints keep their names and shapes.
+- ``GradientSum`` accumulates the weight gradients of micro-batches within the products of both. Autograd would write
+  each product, then add it to the gradient in another pass over memory: 8 bytes per bf16 weight and micro-batch. A
+  product that adds to its result in place reads and writes only that: 4 bytes, and rounds once instead of twice.
 
-With sequence parallelism (Korthikanti et al., 2022, 4.2.2) the input of some is this rank's shard, which is all that a
-rank keeps for the backward pass. That gathers it again: while it travels, the gradient of the whole input is computed,
-and while that is reduced and scattered, those of the weights. Compiled code has such a backward pass as one operator.
-The compiler would keep what the forward pass gathered instead of gathering the same again, and is free to move products
-from between the start and the end of a collective.
+With sequence parallelism (Korthikanti et al., 2022, section 4.2.2) the input of some layers is this rank's shard of the
+sequence, and only the shard is saved for the backward pass. That gathers the sequence again while it computes the
+input's gradient, then reduces and scatters this gradient while it computes those of the weights. Compiled code treats
+such a backward pass as one operator. Otherwise the compiler would save the gathered sequence, and might move products
+out of the time in which a collective runs.
 
-Two products stay apart. Those in FP8 (``precision.fp8_layers``, alone and joined by one function) have operands of
-their own: casts with their scales, in both memory layouts. Those of routed experts (``moe``, in FP8
-``precision.experts``) have a matrix for each group of rows, whose sizes depend on the tokens.
+Two kinds of products are implemented elsewhere. FP8 products (``precision.fp8_layers``) have different operands: casts
+with scales, in both memory layouts. Products of routed experts (``moe``, in FP8 ``precision.experts``) have a matrix
+for each group of rows, and the sizes of groups depend on the tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ from llmb.engine.collectives import Context, Group, finish, start_gather, start_
 
 
 def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
-    """This rank's shard of a tensor-parallel parameter (a DTensor), sharded or replicated; other parameters unchanged.
+    """Return this rank's shard of a tensor-parallel parameter (a DTensor), and any other parameter unchanged.
 
     Ranks with replicas of a parameter process different tokens, so each has a partial sum of the gradient; with
     ``same_tokens`` each has the full gradient.
@@ -47,7 +47,7 @@ def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor without a gradient."""
+    """Return this rank's shard of a DTensor, and any other tensor unchanged; for tensors without gradients."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -72,16 +72,17 @@ Found = TypeVar("Found")
 
 
 def gathered(shard: Tensor, group: Group) -> Tensor:
-    """Return the whole sequence, without a gradient."""
+    """Gather the whole sequence from the shards of a group, without a gradient."""
     return finish(start_gather(shard, SEQUENCE, group), SEQUENCE)
 
 
 def overlapped(
     shard: Tensor, group: Group, to_input: Callable[[], Tensor], to_weights: Callable[[Tensor], Found]
 ) -> tuple[Tensor, Found]:
-    """Return the gradient of ``shard``, contiguous, and the result of ``to_weights``.
+    """Return the gradient of ``shard``, contiguous, and the result of ``to_weights``; overlap them with collectives.
 
-    to_input: computes this rank's summand of the gradient of the whole sequence. to_weights: takes the whole sequence.
+    to_input: computes this rank's summand of the gradient of the whole sequence. to_weights: computes the gradients of
+    weights from the whole sequence.
     """
     again = start_gather(shard, SEQUENCE, group)
     scattered = start_scatter(to_input(), SEQUENCE, group)
@@ -90,7 +91,7 @@ def overlapped(
 
 
 def multiply_shard(shard: Tensor, weights: Sequence[Tensor], group: Group) -> tuple[Tensor, ...]:
-    """Return the products of the whole sequence with each of the weights, [outputs, inputs]: [batch, seq, outputs]."""
+    """Gather the whole sequence; return its products, [batch, seq, outputs], with each weight, [outputs, inputs]."""
     products: tuple[Tensor, ...] = _MultiplyShard.apply(shard, group, *weights)
     return products
 
@@ -98,7 +99,7 @@ def multiply_shard(shard: Tensor, weights: Sequence[Tensor], group: Group) -> tu
 def _gradients(
     gradients: list[Tensor], shard: Tensor, weights: list[Tensor], name: str, size: int, rank: int
 ) -> list[Tensor]:
-    """Return the gradients of ``shard`` and of each of the weights, given those of the products."""
+    """Return the gradients of ``shard`` and of each weight from ``gradients``, those of the products."""
 
     def to_weights(whole: Tensor) -> list[Tensor]:
         return [gradient.flatten(0, -2).t() @ whole.flatten(0, -2) for gradient in gradients]
@@ -149,7 +150,7 @@ class _MultiplyShard(torch.autograd.Function):
 
 
 class CastOnce(Protocol):
-    """A layer that casts its weight once, for all micro-batches of a step."""
+    """A layer that can cast its weight once for all micro-batches of a step."""
 
     def keep_weight(self) -> None: ...
 
@@ -157,8 +158,9 @@ class CastOnce(Protocol):
 class GradientSum:
     """The gradient of one matrix, whose rows are the local shards of ``parameters``.
 
-    total: like the matrix. is_empty: 0-d, on the host, where a product reads it without a wait for the device. So
-    compiled code is the same for a step's first micro-batch, which overwrites ``total``, and the others.
+    total: the sum, shaped like the matrix. is_empty: 0-d, on the host, so that reading it does not wait for the device.
+    It is a tensor so that the same compiled code serves a step's first micro-batch, which overwrites ``total``, and the
+    others.
     """
 
     def __init__(self, matrix: Tensor, parameters: Sequence[Tensor]) -> None:
@@ -169,16 +171,16 @@ class GradientSum:
     def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None) -> Tensor:
         """Return ``hidden`` times ``matrix``, [..., outputs]; the backward pass adds to ``total``.
 
-        trained: a parameter, because of which autograd computes a backward pass if ``hidden`` has no gradient. group:
-        whose shards of a sequence are gathered, if any.
+        trained: a parameter that makes autograd run the backward pass if ``hidden`` has no gradient. group: the ranks
+        whose shards of the sequence are gathered, if any.
         """
-        # Elsewhere it is left out: code that torch 2.11 compiles gives a parameter of a DTensor a gradient of zeros.
+        # Otherwise it is not passed: torch 2.11 would compile a gradient of zeros for a DTensor parameter.
         because = None if hidden.requires_grad else trained
         product: Tensor = _Multiply.apply(hidden, matrix.detach(), because, self.total, self.is_empty, group)
         return product
 
     def give(self) -> None:
-        """Make the sum the gradient of the parameters, as views; later products begin another."""
+        """Set the gradients of the parameters to views of the sum; the next product begins a new sum."""
         if self.is_empty:
             return
         sizes = [len(local_tensor(weight)) for weight in self.parameters]
@@ -189,7 +191,7 @@ class GradientSum:
 
 @torch.library.custom_op("llmb::add_product", mutates_args=("total", "is_empty"))
 def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor) -> None:
-    """Add ``gradient`` [rows, outputs] transposed times ``rows`` [rows, inputs] to ``total``, or set it if empty."""
+    """Add ``gradient``, [rows, outputs], transposed, times ``rows``, [rows, inputs], to ``total``; set it if empty."""
     if is_empty:
         torch.mm(gradient.t(), rows, out=total)
         is_empty.fill_(False)
@@ -200,7 +202,7 @@ def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor)
 def _add_shard_product(
     total: Tensor, is_empty: Tensor, gradient: Tensor, shard: Tensor, weight: Tensor, name: str, size: int, rank: int
 ) -> Tensor:
-    """Do ``add_product`` with the whole sequence; return the gradient of ``shard``."""
+    """Gather the whole sequence and call ``add_product`` with it; return the gradient of ``shard``."""
 
     def to_weight(whole: Tensor) -> None:
         add_product(total, is_empty, gradient.flatten(0, -2), whole.flatten(0, -2))
@@ -226,7 +228,7 @@ class _SumContext(Context):
 
 
 class _Multiply(torch.autograd.Function):
-    """The sum is not a saved tensor: those must not change, and later forward passes may precede this backward pass."""
+    """A product whose backward pass adds to ``total``; that is not saved, because saved tensors must not change."""
 
     @staticmethod
     def forward(
@@ -256,10 +258,10 @@ class _Multiply(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """A matrix without bias.
+    """A linear layer without bias.
 
-    gradients: where its products add the weight's gradient; None for autograd's. group: the ranks whose shards of the
-    sequence are gathered for the product; None if the input is whole. adapter: what is added to its output, if any.
+    gradients: accumulates the weight's gradient; None if autograd does. group: the ranks whose shards of the sequence
+    are gathered for the product; None if the input is whole. adapter: adds its own output to the layer's, if any.
     """
 
     gradients: GradientSum | None = None
@@ -280,21 +282,21 @@ class Linear(nn.Linear):
         return multiply(hidden, weight, self.group)
 
     def adapted(self, product: Tensor, hidden: object) -> Tensor:
-        """Return the output, from the product with the matrix, which may be split into heads, and the input."""
+        """Return ``product``, which may be split into heads, plus the adapter's output for ``hidden``, if any."""
         return product if self.adapter is None else product + self.adapter(hidden).view_as(product)
 
 
 def multiply(hidden: Tensor, weight: Tensor, group: Group | None) -> Tensor:
-    """Return the products, [..., outputs]. group: see ``Linear``."""
+    """Return ``hidden`` times ``weight`` transposed, [..., outputs]. group: see ``Linear``."""
     return functional.linear(hidden, weight) if group is None else multiply_shard(hidden, [weight], group)[0]
 
 
 class Joined:
-    """Some linear layers of ``owner``, by name; not a module, so that parameters keep their names.
+    """Linear layers of ``owner`` with the same input, by name; not a module, so that parameters keep their names.
 
     weight: the local shards of the layers' weights as one matrix, [sum of outputs, inputs], in the memory of the
-    parameters. None: each layer multiplies by itself, with its hooks, or beside the others if they gather their input.
-    gradients: where the product adds the gradient of ``weight``; None for autograd's.
+    parameters; None if each layer is multiplied separately. gradients: accumulates the gradient of ``weight``; None if
+    autograd does.
     """
 
     def __init__(self, owner: nn.Module, *names: str) -> None:
@@ -305,14 +307,14 @@ class Joined:
 
     @property
     def layers(self) -> tuple[Linear, ...]:
-        """Return the present layers: transformations replace them."""
+        """The current layers, looked up by name because transformations replace them."""
         return tuple(getattr(self.owner, name) for name in self.names)
 
     def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
         """Return the outputs of the layers, in order; views of one tensor if multiplied as one.
 
-        Each is [..., outputs], or [..., heads, head_dim]: then gradients of heads are written where the backward pass
-        multiplies them, which the compiler would not do for parts of a last dimension that is unflattened later.
+        Each is [..., outputs] or, with ``head_dim``, [..., heads, head_dim]. If heads were split off later, the
+        compiler would copy their gradients before the backward pass multiplies them.
         """
         if self.weight is not None:
             return self.adapted(self.split(self.multiply(hidden), head_dim), hidden)
@@ -327,7 +329,7 @@ class Joined:
         return self.layers[0].group
 
     def adapted(self, products: Iterable[Tensor], hidden: object) -> tuple[Tensor, ...]:
-        """Return the outputs of the layers, from their products."""
+        """Return the products plus the outputs of the layers' adapters for ``hidden``, if any."""
         return tuple(layer.adapted(product, hidden) for layer, product in zip(self.layers, products, strict=True))
 
     def split(self, product: Tensor, head_dim: int | None) -> tuple[Tensor, ...]:
@@ -355,10 +357,10 @@ class _JoinedContext(FunctionCtx):
 
 
 class _AsOne(torch.autograd.Function):
-    """``weight``, with the gradients of ``parts``, which are its rows in the same memory."""
+    """Returns ``weight``, and passes its gradient to ``parts``, which are its rows in the same memory."""
 
-    # All tensors in one argument: where no part is trained, the compiler counts named arguments to see whether there is
-    # a context, and would take the first of two parts for the weight.
+    # All tensors are one argument: if no part is trained, the compiler counts named arguments to see whether there is a
+    # context, and would take the first of two parts for the weight.
     @staticmethod
     def forward(ctx: _JoinedContext, *weight_and_parts: Tensor) -> Tensor:
         weight, *parts = weight_and_parts
@@ -372,16 +374,16 @@ class _AsOne(torch.autograd.Function):
 
 
 def joined_layers(stage: nn.Module) -> Iterator[Joined]:
-    """Yield layers of ``stage`` with the same input, whether multiplied as one or not."""
+    """Yield every ``Joined`` of ``stage``, whether its layers are multiplied as one or not."""
     for module in stage.modules():
         yield from (value for value in vars(module).values() if isinstance(value, Joined))
 
 
 def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Linear]], Tensor]) -> None:
-    """Multiply layers with the same input as one, in place, where none has hooks or a product of its own.
+    """Make ``Joined`` layers multiply as one, in place, if all of them are plain.
 
-    After all transformations, when parameters have their memory; ``adjacent`` has the local shards of the layers'
-    weights as one matrix, without a copy.
+    It has to follow all transformations and the allocation of parameters; ``adjacent`` returns the local shards of the
+    layers' weights as one matrix, without a copy.
     """
     for stage in stages:
         for joined in joined_layers(stage):
@@ -390,5 +392,5 @@ def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Line
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Return True if a layer multiplies by itself, not in FP8, and has no hook."""
+    """Return True if a layer is a ``Linear`` itself, not an FP8 subclass, and has no hooks."""
     return type(layer) is Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)

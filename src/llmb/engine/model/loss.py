@@ -5,11 +5,11 @@ Logits are computed, used and freed in chunks. The forward pass computes some ro
 of these rows' hidden states. The gradient of the weight is a sum over rows; accumulating it over chunks in fp32 would
 take 4 x vocab x hidden bytes in addition to the gradient itself: hidden / rows times the size of all logits in fp32,
 which is the same size for Llama 3.1 8b with 4,096 rows and four times that for 405b. The backward pass recomputes the
-logits instead, some columns at a time, so each chunk yields its rows of that gradient at once. That is a fourth product
-of this size in addition to three. If all logits are one chunk, the gradient of the logits is kept, and the fourth
-product is not needed. What is computed on a chunk between the products is in fp32 for any dtype of the logits.
+logits instead, some columns at a time, so each chunk yields complete rows of that gradient. That is a fourth product
+of this size in addition to three. If all logits are one chunk, the gradient of the logits is saved, and the fourth
+product is not needed. Between the products, chunks are processed in fp32 for any dtype of the logits.
 
-Small logits take torch's cross entropy on a CPU, where each operator has a price of its own.
+On a CPU, where each operator has a fixed cost, torch's cross entropy is used for small logits.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,11 +26,11 @@ from llmb.engine.model.linear import Linear, local_shard
 LARGEST_CHUNK = 1 / 16
 """Largest chunk, as a fraction of the size of all logits in fp32."""
 LARGEST_SLICE = 1 / 64
-"""Largest part of a chunk that is in fp32 at a time, as the same fraction."""
+"""Largest part of a chunk that is in fp32 at a time, as a fraction of the size of all logits in fp32."""
 SMALLEST_BYTES = 2**20
 """Smaller logits are not chunked."""
 ALIGNED = 64
-"""Chunk lengths are multiples of it if possible, because matrix units prefer them."""
+"""Chunk lengths are multiples of this if possible, for which matrix units are more efficient."""
 IGNORED = -100
 """Label of an ignored position."""
 
@@ -46,9 +46,9 @@ def slice_bytes(rows: int, columns: int) -> float:
 
 
 def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
-    """Return length of a chunk along ``length`` with at most ``most_bytes``, with ``width`` values for each element.
+    """Return the length of chunks of ``length`` rows or columns, so that each has at most ``most_bytes``.
 
-    Chunks are as even as alignment permits, and at least 1 long, for any size.
+    width: the number of values in a row or column. Chunks are as even as alignment permits, and at least 1 long.
     """
     longest = max(1, int(min(length, most_bytes / (width * itemsize))))
     if longest >= length:
@@ -61,7 +61,7 @@ def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> i
 
 
 def chunk_slices(length: int, chunk: int) -> Iterator[slice]:
-    """Yield consecutive chunks; the last may be shorter."""
+    """Yield the slices of consecutive chunks; the last may be shorter."""
     for first in range(0, length, chunk):
         yield slice(first, min(first + chunk, length))
 
@@ -89,7 +89,7 @@ def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor
 
 
 def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """Do the same as ``to_gradient``, bitwise, in separate passes over memory: an eighth of the time on a CPU."""
+    """Do the same as ``to_gradient``, with bitwise equal results, but in an eighth of the time on a CPU."""
     into = logits if logits.dtype == log_sums.dtype else None
     gradient = torch.sub(logits, log_sums.unsqueeze(-1), out=into).exp_()
     of_label = (places < 0).float() - 1
@@ -99,9 +99,9 @@ def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, sha
 
 
 class Softmax:
-    """Both functions process some rows at a time, which limits the memory of intermediate values.
+    """Applies ``statistics`` and ``to_gradient`` to some rows at a time, to limit the memory of intermediate values.
 
-    Compiled, they process all rows at once: intermediate values then stay in registers.
+    With a compiler ``backend`` it applies them to all rows at once: intermediate values then stay in registers.
     """
 
     def __init__(self, backend: str | Callable[..., Any] | None = None) -> None:
@@ -135,7 +135,7 @@ class Vocabulary:
 
 
 class Head(Linear):
-    """Logits of hidden states; with labels, the loss. The attributes select the computation.
+    """The output layer: returns logits of hidden states or, with labels, the loss.
 
     smallest_bytes: logits of at most this size are one chunk.
     """
@@ -220,7 +220,7 @@ def _total(losses: Tensor, shares: Tensor) -> Tensor:
 
 
 def within(places: Tensor, columns: int) -> Tensor:
-    """Return the places, with -1 for those outside these columns."""
+    """Return the places, with -1 for those outside the first ``columns`` columns."""
     return places.masked_fill((places < 0) | (places >= columns), -1)
 
 

@@ -21,11 +21,11 @@ SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
     "softmax-weighted-outputs": partial(torch.softmax, dim=-1),
 }
-"""Scores from the logits of the chosen experts, [n, top_k]; equal to a renormalized softmax over all experts."""
+"""Scores from the chosen experts' logits, [n, top_k]; softmax thus equals a renormalized softmax over all experts."""
 
 
 class Router(nn.Module):
-    """Chooses ``top_k`` experts for each token: [n, hidden] to scores and expert numbers, both [n, top_k]."""
+    """Chooses ``top_k`` experts for each token: maps [n, hidden] to scores and expert numbers, both [n, top_k]."""
 
     def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Router(nn.Module):
 class BalancedRouter(Router):
     """Chooses experts round-robin, independent of the logits, so that all get the same number of tokens.
 
-    ``place`` is the index of this rank among those that share experts: each continues after the previous one.
+    ``place`` is the index of this rank among those that share experts: each rank continues where the previous one ends.
     """
 
     def __init__(self, router: Router, place: int) -> None:
@@ -70,10 +70,10 @@ def balanced_counts(place: int, choices: int, experts: int) -> list[int]:
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Multiply each group of rows with its own matrix.
+    """Multiply each group of rows by its own matrix; return [n, m].
 
-    rows: [n, k], ordered by group. weights: [groups, k, m]. counts: [groups], rows of each group, which may be zero
-    and sum to n. Returns [n, m].
+    rows: [n, k], ordered by group. weights: [groups, k, m]. counts: [groups], the number of rows of each group, which
+    may be zero; their sum is n.
     """
     if not runs_grouped(rows, weights):
         return loop_matmul(rows, weights, counts)
@@ -81,7 +81,7 @@ def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def runs_grouped(rows: Tensor, weights: Tensor) -> bool:
-    """Return True if torch's grouped product supports these operands: rows must be aligned to 16 bytes."""
+    """Return True if torch's grouped product supports these operands; it requires rows aligned to 16 bytes."""
     # Its meta function, which the compiler uses, supports only bf16.
     dtypes = [torch.bfloat16] if torch.compiler.is_compiling() else [torch.bfloat16, torch.float32]
     aligned = all(size * rows.element_size() % 16 == 0 for size in weights.shape[1:])
@@ -89,28 +89,28 @@ def runs_grouped(rows: Tensor, weights: Tensor) -> bool:
 
 
 def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Return ``grouped_matmul`` as one product per group: for any operands, but it waits for ``counts``."""
+    """Compute ``grouped_matmul`` as one product per group: it supports any operands, but waits for ``counts``."""
     groups = torch.split(rows, counts.tolist())
     return torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Map [n, 2 * features] to [n, features]."""
+    """Map gate and up, [n, 2 * features], to [n, features]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 Products = Callable[["Experts", Tensor, list[int]], Tensor]
-"""A function of experts, rows and counts that multiplies each expert's matrices by its rows; counts are on the host."""
+"""Computes the outputs of experts from their rows and the number of rows of each expert, which is on the host."""
 
 
 class Experts(nn.Module):
-    """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts.
+    """Gated feed-forward layers with stacked matrices. Inputs are rows, [n, hidden], in the order of their experts.
 
-    Gate and up are one matrix, for one product, with a separate dimension, so that both can be sharded by features.
+    Gate and up are multiplied as one matrix; a dimension distinguishes them, so that both can be sharded by features.
 
-    products: what multiplies by all matrices; None for one product for all experts. kept: those of its layers whose
-    weights are cast once for a step.
+    products: computes the outputs; None for one grouped product of all experts per matrix. kept: the layers whose
+    weights are cast once per step.
     """
 
     kept: Sequence[CastOnce] = ()
@@ -123,7 +123,7 @@ class Experts(nn.Module):
         self.products: Products | None = None
 
     def forward(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None = None) -> Tensor:
-        """Multiply the ``counts`` rows of each expert; host_counts: the same, if that needs no wait."""
+        """Return the outputs of experts with ``counts`` rows each; host_counts: the same, if the host knows them."""
         if self.products is None:
             inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), counts))
             return grouped_matmul(inner, self.matrices("down_proj"), counts)
@@ -143,12 +143,12 @@ class Experts(nn.Module):
 
 
 def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = False) -> Tensor:
-    """Return the rows in the given order, a permutation with its inverse.
+    """Return the rows permuted by ``order``, of which ``inverse`` is the inverse.
 
-    The gradient is a permutation, too. Autograd, which does not know that, would add each row to one of zeros.
+    The gradient is permuted by ``inverse``. Autograd would instead add each of its rows to a row of zeros.
 
-    has_gaps: some rows go nowhere and some come from nowhere, which are zeros. order: [m] of 0 to n, the number of
-    rows, for zeros; inverse: [n] of 0 to m, in the same way.
+    has_gaps: some rows are dropped, and some results are zeros. order: [m] indices of rows, or n, the number of rows,
+    for zeros. inverse: [n] indices of results, or m for rows that are dropped.
     """
     permuted: Tensor = _Arrange.apply(rows, order, inverse, has_gaps)
     return permuted
@@ -190,11 +190,11 @@ class Routed(NamedTuple):
     counts: Tensor
     """Rows for each expert."""
     order: Tensor
-    """Index of each row among the choices of all tokens, ordered by token: [n]. Rows that are
-    padding have the number of choices."""
+    """Index of each row among the choices of all tokens, ordered by token: [n]; the number of
+    choices for a row of padding."""
     places: Tensor
-    """The inverse: which of the rows is the first, second, ... choice of the first, second, ... token:
-    [tokens, top_k]; n for a choice that is dropped."""
+    """The inverse: the index of the row of each choice of each token, [tokens, top_k]; n for a
+    dropped choice."""
     weights: Tensor | None
     """Weights of the outputs, [tokens, top_k]; None if the router scales inputs."""
 
@@ -224,9 +224,9 @@ class MoELayer(nn.Module):
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
-        """Return rows of each expert where tokens of this rank make ``choices``: ``get_capacity`` of Megatron-LM.
+        """Return the number of rows of each expert for this rank's ``choices``, as Megatron-LM's ``get_capacity`` does.
 
-        None if no token is dropped, and nothing is padded.
+        Return None without a capacity: then no token is dropped, and nothing is padded.
         """
         if self.capacity_factor is None:
             return None
@@ -268,7 +268,7 @@ class MoELayer(nn.Module):
         return summed if shared is None else shared + summed
 
     def host_counts(self, rows: int) -> list[int] | None:
-        """Return how many of this rank's rows each expert has, if that does not depend on the tokens."""
+        """Return how many of this rank's rows each expert gets; None if that depends on the tokens."""
         if self.capacity_factor is not None:
             return [rows // self.moe.experts] * self.moe.experts
         if isinstance(self.router, BalancedRouter):
@@ -282,8 +282,8 @@ def count_choices(chosen: Tensor, experts: int) -> Tensor:
 
 
 def fill_to_capacity(scores: Tensor, chosen: Tensor, experts: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return ``order`` and ``places`` of ``Routed`` where each expert has ``capacity`` rows: of its tokens those with
-    the highest scores, and padding.
+    """Return ``order`` and ``places`` of ``Routed`` if each expert has ``capacity`` rows: its tokens with the highest
+    scores, and padding if there are fewer.
 
     scores, chosen: [tokens, top_k], scores above zero. Megatron-LM's rule with ``moe_pad_expert_input_to_capacity`` and
     the drop policy ``probs`` (``topk_softmax_with_capacity``, commit 64cb6bd).
@@ -295,7 +295,7 @@ def fill_to_capacity(scores: Tensor, chosen: Tensor, experts: int, capacity: int
     number_of = chosen.new_full(shape, choices).scatter(1, chosen, numbers)
     tokens = gates.topk(capacity, dim=0, sorted=False).indices
     order = number_of.gather(0, tokens).T.flatten()
-    # All padding is written to the last place, which is left out.
+    # All padding is written to the last place, which is then removed.
     rows = torch.arange(len(order), device=chosen.device)
     places = chosen.new_full((choices + 1,), len(order)).scatter(0, order, rows)[:choices]
     return order, places.view_as(chosen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a layout without the others: its collectives complete at once.
+"""One rank of a layout without the others: its collectives complete immediately.
 
 torch's fake process group copies a rank's own values to where those of the others would be. The rank then does the
 same work as in the full layout, but the values that it computes are meaningless.
@@ -23,7 +23,7 @@ from llmb.runs.plan import EnginePlan
 
 
 def pretend_others(plan: EnginePlan) -> Ranks:
-    """Return the rank for which ``plan`` simulates the others in this process."""
+    """Set up the rank that ``plan`` runs without the others, and return it."""
     rank, device = plan.recipe.pretended_rank, local_device(plan.device)
     assert rank is not None, "all ranks are there"
     stand_in(device.type)
@@ -31,7 +31,7 @@ def pretend_others(plan: EnginePlan) -> Ranks:
 
 
 def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
-    """Return the lone rank. Works once per process: torch caches meshes, and treats equal ones as the same."""
+    """Return ``rank`` without the others. This works once per process, because torch caches meshes."""
     recipe = plan.recipe
     dist.init_process_group("fake", rank=rank, world_size=recipe.layout.gpus, store=FakeStore())
     replicas = plan.parallelism.replicas(recipe.layout)
@@ -40,9 +40,9 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # it ends with the result
 def stand_in(device: str) -> torch.library.Library:
-    """Make the results of this process's collectives valid values from here on, copied by few kernels.
+    """Replace torch's fake collectives by functions that fill the results with valid values, with few kernels.
 
-    torch leaves some as they are, which ones depends on its version, and fills the others by a kernel for each rank.
+    torch leaves some results unset, depending on its version, and fills the others with one kernel per rank.
     """
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that operators are replaced

@@ -2,7 +2,7 @@
 """Context parallelism: every rank holds a shard of each sequence, and gathers the keys and values of the others.
 
 A sequence is split into twice as many parts as there are ranks. A rank takes one part from the front and the mirrored
-part from the back, so that the ranks attend to the same number of keys.
+part from the back, so that all ranks attend to the same number of keys.
 """
 
 import torch
@@ -18,7 +18,7 @@ from llmb.runs.attention_choice import AttentionBackend
 
 
 def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> None:
-    """Change the attention of ``model`` in place; it then takes the positions that ``rank_positions`` selects."""
+    """Replace the attention of ``model`` in place; inputs must then be those at this rank's ``rank_positions``."""
     if mesh.size() == 1:
         return
     group = group_of(mesh)
@@ -28,7 +28,7 @@ def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> No
 
 
 def rank_parts(rank: int, ranks: int) -> tuple[int, int]:
-    """Return the two of 2 * ``ranks`` parts that a rank takes."""
+    """Return the numbers of the two parts, out of 2 * ``ranks``, that a rank takes."""
     return rank, 2 * ranks - 1 - rank
 
 
@@ -46,7 +46,7 @@ def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) ->
 
 
 def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
-    """Yield the queries at ``positions``, the first with the index ``query``, split where attention chunks end."""
+    """Return the spans of queries at ``positions``, split where attention chunks end; the first has index ``query``."""
     size = chunk or positions.stop
     starts = range(positions.start - positions.start % size, positions.stop, size)
     ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]
@@ -57,7 +57,7 @@ def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
 
 
 class ContextParallelAttention(nn.Module):
-    """Each query attends to the keys of all ranks up to its own position, within its attention chunk if it has one."""
+    """Attention of each query to the keys of all ranks up to its own position, within its attention chunk, if any."""
 
     def __init__(self, group: Group, seq_len: int, reach: Reach, scale: float | None) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class ContextParallelAttention(nn.Module):
         self.core = SpanAttention(group, seq_len, reach, scale)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        """Attend: [batch, seq_len / ranks, heads, head_dim] in and out."""
+        """Gather keys and values, and return attention; all are [batch, seq_len / ranks, heads, head_dim]."""
         rows, sizes = (
             torch.cat((key.flatten(2), value.flatten(2)), dim=2),
             [part[0, 0].numel() for part in (key, value)],
@@ -110,7 +110,7 @@ class SpanAttention(CausalAttention):
         return torch.cat(outputs, dim=1)
 
     def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Omit the keys that come after all queries of a part."""
+        """Return attention with a mask, for each part of the queries without the keys after its last query."""
         parts = zip(query.chunk(len(self.ranges), 1), mask.chunk(len(self.ranges), 2), self.ranges, strict=True)
         outputs = [
             self._attend(part, key[:, : own.stop], value[:, : own.stop], of_part[..., : own.stop])

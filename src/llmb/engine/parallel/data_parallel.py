@@ -50,7 +50,7 @@ def prefetch_blocks(model: Decoder) -> None:
 def shard_experts(
     module: Experts, mesh: DeviceMesh, batches: int, policy: MixedPrecisionPolicy, *, keep_whole: bool
 ) -> None:
-    """Shard stacked experts by their outer features, as there may be more ranks than experts on each.
+    """Shard stacked experts by the hidden dimension, because there may be more ranks than experts on each.
 
     Their gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from. The mean is
     therefore over ``batches``, the ranks whose losses are averaged, and not over those of ``mesh``.
@@ -75,11 +75,10 @@ def compute_dtype(dtype: Dtype) -> torch.dtype:
 
 
 def precision_policy(plan: EnginePlan) -> MixedPrecisionPolicy:
-    """Master weights stay in fp32, blocks compute in bf16, gradients are reduced in ``grad_reduce_dtype``.
+    """Return FSDP's policy: masters in fp32, blocks compute in bf16, gradients are reduced in ``grad_reduce_dtype``.
 
-    That holds for gradients of micro-batches, which are computed in bf16, as well as for those of ranks.
-
-    Inputs are not cast: hidden states follow the parameters, and the tables of rotary angles stay in fp32.
+    Gradients are summed in that dtype over micro-batches as well as over ranks. Inputs are not cast: hidden states have
+    the dtype of parameters, and the tables of rotary angles stay in fp32.
     """
     dtype = plan.recipe.dtype
     if dtype is Dtype.FP32:

@@ -4,13 +4,13 @@
     flat     | q | k | v | o | gate | up | down | norms | padding |   of a block, in the dtype that it computes in
     pieces   |     rank 0    |     rank 1     |      rank 2     |   of equal size, wherever parameters end
 
-With ``--dp-sharding optimizer`` a rank has fp32 values and moments of its piece alone (ZeRO-1): gradients are reduced
-and scattered, and pieces are gathered once they are updated. With ``none`` every rank updates all, and gradients are
-only reduced.
+With ``--dp-sharding optimizer`` a rank has fp32 values and moments of its own piece only (ZeRO-1): gradients are
+reduced and scattered, and pieces are gathered once they are updated. With ``none`` every rank updates all parameters,
+and gradients are only reduced.
 
-Neither waits where there is work to do. The gradients of a block travel while those of the blocks before it are
-computed, in the backward pass of a step's last micro-batch, and its updated pieces while the blocks before it run, in
-the forward pass of the next step's first one.
+Both exchanges overlap with computation. The gradients of a block are reduced while those of the blocks before it are
+computed, in the backward pass of a step's last micro-batch. Its updated pieces are gathered while the blocks before it
+run, in the forward pass of the next step's first micro-batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,14 +29,14 @@ from llmb.engine.model.decoder import Decoder, initial_values
 from llmb.engine.model.linear import GradientSum, local_tensor, sharded_like
 
 ALIGNED = 64
-"""A piece has a multiple of this many elements: whole vectors for kernels."""
+"""A piece has a multiple of this many elements, so that kernels process whole vectors."""
 
 
 class Peers(NamedTuple):
     """Ranks that hold the same parameters.
 
-    pieces: those that each update a piece of them. replicas: those that update the same piece. None for one rank.
-    batches: the number of ranks whose losses are averaged. dtype: of sums of gradients over ranks.
+    pieces: the group of ranks that update different pieces. replicas: the group of ranks that update the same piece.
+    Each is None for a single rank. batches: the number of ranks whose losses are averaged. dtype: of gradient sums.
     """
 
     pieces: Group | None
@@ -59,7 +59,7 @@ class Peers(NamedTuple):
 class RankPart:
     """Elements of a parameter that this rank updates: from ``start`` to ``stop`` of its local shard, flattened.
 
-    values: fp32. weight: what they are rounded to, in the memory of the parameter; None if that is ``values`` itself.
+    values: fp32. weight: the parameter's elements that values are rounded to; None if values are these elements.
     gradient: the mean over all ranks, until the update. All are [stop - start].
     """
 
@@ -72,7 +72,7 @@ class RankPart:
 
 
 class Held(NamedTuple):
-    """The fp32 values of a parameter that this rank holds: sharded like it, or those of its ``part``, [elements]."""
+    """The fp32 values of a parameter on this rank: sharded like it, or only those of its ``part``, [elements]."""
 
     name: str
     parameter: nn.Parameter
@@ -83,7 +83,7 @@ class Held(NamedTuple):
 class Bucket:
     """Parameters that are reduced and gathered together, one after the other in ``flat``, with padding at the end.
 
-    layer: the name of the block that they are in, if any. parts: of the parameters in this rank's piece; None where
+    layer: the name of the block that they are in, if any. parts: the parts of parameters in this rank's piece; None if
     each rank updates all.
     """
 
@@ -129,7 +129,7 @@ class Bucket:
 
     @torch.no_grad()
     def finish_reduction(self) -> None:
-        """Return the mean of the gradients to the parts, or to the parameters."""
+        """Wait for the sums, and set the mean gradients of the parts or of the parameters."""
         gradient = c10d.wait_tensor(self.reduced)
         self.reduced = None
         pieces, replicas, *_ = self.peers
@@ -144,21 +144,21 @@ class Bucket:
             part.gradient = mean
 
     def round_parts(self) -> None:
-        """Set this rank's piece from its fp32 values."""
+        """Set this rank's piece by rounding its fp32 values."""
         for part in self.parts or ():
             if part.weight is not None:
                 part.weight.copy_(part.values)
 
     @torch.no_grad()
     def begin_gather(self) -> None:
-        """Gather each rank's updates, without waiting for it."""
+        """Start to gather the pieces that all ranks have updated."""
         if self.peers.pieces is not None:
             name, size, _ = self.peers.pieces
             own = self._piece(self.peers.pieces)
             self.gathered = c10d.all_gather_into_tensor_out(own, size, name, out=self.flat)
 
     def finish_gather(self) -> None:
-        """Wait until the parameters are complete, before they are read."""
+        """Wait for a gather in progress, if any: afterwards the parameters are complete."""
         if self.gathered is not None:
             c10d.wait_tensor(self.gathered)
             self.gathered = None
@@ -168,8 +168,8 @@ class Bucket:
 class Unit:
     """Buckets that are reduced together: those of a block, or those that a stage has outside of blocks.
 
-    sums: of products, which become gradients. passes: the number of backward passes still to come; None once the
-    gradients are being sent.
+    sums: the gradients that products add to. passes: the number of remaining backward passes of the step; None once
+    the gradients are being reduced.
     """
 
     buckets: Sequence[Bucket]
@@ -178,9 +178,9 @@ class Unit:
 
 
 class Reduction:
-    """Sums the gradients of all stages of this rank over ranks, those of a block while earlier ones are computed.
+    """Sums the gradients of this rank's stages over ranks: those of a block while earlier ones are computed.
 
-    Two units at a time: while one is reduced, the next is copied, and no more copies take memory.
+    Only two units have copies in memory at a time: while one is reduced, the next is copied.
     """
 
     def __init__(self) -> None:
@@ -192,14 +192,14 @@ class Reduction:
             unit.passes = micro_batches
 
     def count_pass(self, unit: Unit) -> None:
-        """Run after a backward pass of the unit. All ranks that share it then send its last gradients."""
+        """Count a backward pass of the unit; start to reduce its gradients after the last one of a step."""
         if unit.passes is not None:
             unit.passes -= 1
             if unit.passes == 0:
                 self._send(unit)
 
     def finish(self) -> None:
-        """Run after the passes of a step: send the rest, such as the gradients of a block whose input has none."""
+        """Reduce the remaining gradients after a step's passes, such as those of a block whose input has none."""
         for unit in self.units:
             if unit.passes is not None:
                 self._send(unit)
@@ -221,11 +221,11 @@ class Reduction:
 
 @dataclass(eq=False, slots=True)
 class TrainedStage:
-    """A stage of the model, which only computes, and the memory of its parameters in training.
+    """A stage of the model, and what training needs for its parameters.
 
-    masters: the fp32 values of parameters that are rounded from them, and sharded like them. buckets: trained
-    parameters that other ranks hold, too. gradient_sums: the gradients that products add to. reduction: what sums the
-    gradients of all stages of this rank over ranks, if there are other ranks.
+    masters: the fp32 masters of parameters, sharded like them. buckets: the trained parameters that other ranks hold,
+    too. gradient_sums: the gradients that products add to. reduction: sums the gradients of all stages of this rank
+    over ranks; None without other ranks.
     """
 
     model: Decoder
@@ -235,7 +235,7 @@ class TrainedStage:
     reduction: Reduction | None = None
 
     def held(self) -> Iterator[Held]:
-        """Yield the values that this rank updates: its part of a parameter, or the master, or the parameter itself."""
+        """Yield the values of each parameter on this rank: its part, or the master, or the parameter itself."""
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
         in_parts = {parameter for bucket in split for parameter in bucket.parameters}
@@ -248,7 +248,7 @@ class TrainedStage:
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Set every parameter, or the part of it that this rank updates."""
+        """Set the initial values of all parameters, or of the parts that this rank updates. A collective."""
         for name, parameter, values, part in self.held():
             initial = initial_values(self.model, name, parameter.detach(), seed)
             local_tensor(values).copy_(initial if part is None else initial.flatten()[part.start : part.stop])
@@ -256,7 +256,7 @@ class TrainedStage:
 
     @torch.no_grad()
     def round_masters(self) -> None:
-        """Set the parameters from their masters, after these were written. A collective of ranks that hold them."""
+        """Set the parameters by rounding their masters, and gather all pieces. A collective of ranks that hold them."""
         for parameter, master in self.masters.items():
             local_tensor(parameter).copy_(local_tensor(master))
         for bucket in self.buckets:
@@ -269,7 +269,7 @@ Stages = Sequence[TrainedStage]
 
 
 def await_updates(buckets: Iterable[Bucket]) -> None:
-    """Wait for what other ranks updated in the last step, before any parameter is read."""
+    """Wait for the pieces that other ranks updated in the last step, before any parameter is read."""
     for bucket in buckets:
         bucket.finish_gather()
 
@@ -286,8 +286,8 @@ class _BlockEntryContext(FunctionCtx):
 
 
 class BlockEntry(torch.autograd.Function):
-    """Return the hidden states for a block. Autograd computes all gradients of the block before theirs, as it prefers
-    what was recorded later, and gradients of parameters to all else."""
+    """Passes hidden states to a block, and counts its backward passes. Autograd computes all gradients of the block
+    before this one: it prefers functions that were recorded later, and gradients of parameters to all others."""
 
     @staticmethod
     def forward(ctx: _BlockEntryContext, hidden: Tensor, unit: Unit, reduction: Reduction) -> Tensor:
@@ -302,12 +302,12 @@ class BlockEntry(torch.autograd.Function):
 
 
 def split_flat(flat: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """Return the first elements of ``flat``, in parts of these sizes."""
+    """Split the first elements of ``flat`` into parts of these sizes."""
     return torch.split(flat[: sum(sizes)], list(sizes))
 
 
 def sizes_of(parameters: Iterable[nn.Parameter]) -> list[int]:
-    """Return the numbers of elements of their local shards."""
+    """Return the number of elements in the local shard of each parameter."""
     return [local_tensor(parameter.detach()).numel() for parameter in parameters]
 
 

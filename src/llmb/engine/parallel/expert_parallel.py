@@ -19,7 +19,7 @@ from llmb.engine.model.moe import BalancedRouter, Experts, MoELayer, Router, bal
 
 EXPERT = 0
 FEATURE = {"gate_up_proj": 3, "down_proj": 1}
-"""The dimension of a stacked matrix with the inner features of an expert."""
+"""The dimension of each stacked matrix that has the inner features of experts."""
 
 
 def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
@@ -32,7 +32,7 @@ def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
-    """Return the places of the ranks of ``mesh`` that choose experts in turn; any if all ranks' rows are even."""
+    """Return the places of the ranks of ``mesh`` in the round-robin choice of experts; any places with a capacity."""
     own = router.place if isinstance(router, BalancedRouter) else mesh.get_rank()
     return mesh.mesh.cpu() - (mesh.get_rank() - own)
 
@@ -40,9 +40,9 @@ def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
 class Dispatch(NamedTuple):
     """The exchange of rows with other ranks, to the experts and back.
 
-    Lists have a number of rows per rank: ``sent`` to and ``received`` from those of ep; ``gathered`` from those of etp,
-    what each of them received. order: the permutation of gathered rows, which are ordered by rank, into the order of
-    experts; ``back`` is its inverse. counts: gathered rows of each expert of this rank; host_counts: the same.
+    sent, received: the number of rows to and from each rank of ep. gathered: the number of rows that each rank of etp
+    received. order: the permutation of gathered rows, which are ordered by rank, into the order of experts; back: its
+    inverse. counts: the number of gathered rows of each expert on this rank; host_counts: the same, on the host.
     """
 
     ep: Group
@@ -64,7 +64,7 @@ class Dispatch(NamedTuple):
         return permute(arrived, self.order, self.back)
 
     def receive(self, outputs: Tensor) -> Tensor:
-        """Return the outputs of the rows that ``send`` took, which ``finish_all_to_all`` waits for."""
+        """Send outputs back to the ranks of their rows; return this rank's, for ``finish_all_to_all`` to wait for."""
         outputs = permute(outputs, self.back, self.order)
         if self.etp.size > 1:  # sums of parts
             copies = [sum(self.received)] * self.etp.size
@@ -74,12 +74,12 @@ class Dispatch(NamedTuple):
 
 
 class ParallelExperts(Experts):
-    """Takes rows of this rank for any expert, in the order of experts, and returns the outputs of those experts.
+    """Experts on several ranks. Maps this rank's rows, in the order of experts, to the outputs of their experts.
 
-    Other ranks still send these: ``complete`` waits for them.
+    The outputs may still be in transit: ``complete`` waits for them.
 
-    ``places``, [ep, etp], are given if every expert gets as many rows: the number of rows for each rank is then known,
-    and the host need not wait for the device to count them.
+    places: see ``rank_places``, [ep, etp]; None if experts get different numbers of rows. With places, the number of
+    rows for each rank is known, and the host need not wait for the device to count them.
     """
 
     def __init__(self, full: Experts, mesh: DeviceMesh, experts: int, places: Tensor | None = None) -> None:
@@ -104,12 +104,12 @@ class ParallelExperts(Experts):
         return finish_all_to_all(outputs)
 
     def counted(self, counts: Tensor) -> Dispatch:
-        """Exchange the numbers of rows for each expert, [experts], with the other ranks, and wait for theirs."""
+        """Exchange the number of rows for each expert, [experts], with the other ranks, and plan from those of all."""
         by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, self.ep).unsqueeze(0), 0, self.etp)
         return plan_dispatch(by_etp, self.ep, self.etp)
 
     def balance(self, places: Tensor, rows: Tensor) -> Dispatch:
-        """Return the exchange of this many rows by ranks at these places, whose experts get equal numbers."""
+        """Return the exchange of this many rows if experts get equal numbers of them; it is planned only once."""
         key = len(rows), rows.device
         if key not in self.balanced:
             by_place = [balanced_counts(place, len(rows), self.experts) for place in places.T.flatten().tolist()]
@@ -120,7 +120,7 @@ class ParallelExperts(Experts):
 
 
 def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> Dispatch:
-    """Plan from the number of each rank's rows for each expert, [etp, ep, experts]; waits for the device."""
+    """Plan from the number of each rank's rows for each expert, [etp, ep, experts]; wait for the device."""
     # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
     blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
     mine = blocks[:, :, ep.rank]
@@ -134,6 +134,6 @@ def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> Dispatch:
 
 
 def _split(numbers: list[int], *sizes: int) -> list[list[int]]:
-    """Split into parts of these sizes, and the rest."""
+    """Split the numbers into parts of these sizes, followed by the rest."""
     ends = [0, *accumulate(sizes), len(numbers)]
     return [numbers[start:end] for start, end in pairwise(ends)]

@@ -25,14 +25,14 @@ from llmb.runs.plan import EnginePlan
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Slowest-varying first: the ranks of a tensor-parallel group are consecutive, as in Megatron-LM."""
 EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
-"""The mesh of the same ranks for routed experts: every rank of a pipeline stage has different tokens."""
+"""Dimensions of the mesh of the same ranks for routed experts: every rank of a pipeline stage has different tokens."""
 LONGEST_LEAVE_S = 5
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among the others. ``mesh`` has one dimension per parallelism, named as in the layout."""
+    """This rank's place among all ranks. mesh: one dimension per parallelism, named as in the layout."""
 
     rank: int
     world_size: int
@@ -62,7 +62,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """True for a rank that exists."""
+        """True for rank 0, and for a rank that is alone."""
         return self.rank == 0 or self.alone
 
 
@@ -78,7 +78,7 @@ def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
 
 
 def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder: Path | None = None) -> None:
-    """Make the group of all ranks; ``timeout`` of collectives, or torch's own. Rank 0 announces the ``folder``."""
+    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: for rank 0 to announce."""
     on_gpu = device.type == "cuda"
     store = host_store()
     if folder and os.environ["RANK"] == "0":
@@ -98,9 +98,9 @@ Parts = tuple[tuple[int, ...], ...]
 
 
 class Groups:
-    """Process groups: equal ones are made once, as each has a communicator that takes memory of a GPU.
+    """Process groups. Equal ones are created once, because each has a communicator that takes GPU memory.
 
-    So all dimensions that have one rank share a group.
+    So all dimensions with one rank share a group.
     """
 
     def __init__(self) -> None:
@@ -124,13 +124,13 @@ def numbered(sizes: Mapping[str, int]) -> Tensor:
 
 
 def along(ranks: Tensor, *dims: int) -> Parts:
-    """Return groups of the ranks that differ in these neighboring dimensions alone."""
+    """Return the groups of ranks that differ only in these neighboring dimensions."""
     last = ranks.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
     return tuple(map(tuple, last.reshape(-1, last.shape[-1]).tolist()))
 
 
 def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
-    """Return this rank's new group. A collective of all ranks."""
+    """Create a group for each of ``parts``, and return this rank's. A collective of all ranks."""
     world = dist.distributed_c10d._get_default_group()
     own: dist.ProcessGroup | None
     if world.bound_device_id is None:
@@ -144,7 +144,7 @@ def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
 def arrange(
     rank: int, device: torch.device, layout: Layout, replicas: Replicas, *, experts: bool = True, alone: bool = False
 ) -> Ranks:
-    """Return this rank's position among ``layout.gpus`` ranks; without ``experts`` no groups are made for them."""
+    """Return this rank's position among ``layout.gpus`` ranks; without ``experts`` they have no groups of their own."""
     groups = Groups()
     sizes = {name: getattr(layout, name) for name in DIMENSIONS}
     mesh = groups.mesh(device, sizes)
@@ -183,7 +183,7 @@ def of_every_rank(value: Value, ranks: Ranks) -> list[Value]:
 
 
 def of_first_rank(give: Callable[[], Value], ranks: Ranks) -> Value:
-    """Return the value of the first rank on all ranks. A collective."""
+    """Call ``give`` on the first rank only, and return its result on all ranks. A collective."""
     shared: list[Any] = [give() if ranks.is_first else None]
     if not ranks.alone:
         dist.broadcast_object_list(shared, src=0, device=ranks.device)
@@ -194,8 +194,8 @@ def of_first_rank(give: Callable[[], Value], ranks: Ranks) -> Value:
 def leave_ranks() -> None:
     """Wait for the others, then disconnect: a process that exits early breaks collectives in progress.
 
-    All work is done by then. If disconnecting hangs, as it may with graphs that hold communicators, the process exits
-    anyway.
+    All work must be done by then. If disconnecting hangs, as it may if CUDA graphs hold communicators, the process
+    exits anyway.
     """
     dist.barrier()
     sys.stdout.flush()

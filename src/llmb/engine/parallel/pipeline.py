@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward and backward passes of a step, over a whole model or, with pipeline parallelism, over stages.
 
-Of a pipeline each rank holds some of the model's stages and sends micro-batches to the next stage.
+In a pipeline, each rank holds some of the model's stages, and sends their outputs to the rank of the next stage.
 
 Forward and backward passes alternate on a rank (1F1B; Narayanan et al., 2021, section 2.2). With virtual stages a
 rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step.
@@ -40,10 +40,10 @@ class Passes(Protocol):
     def stages(self) -> Stages: ...
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
-        """Accumulate the gradients of the mean loss. Returns this rank's loss, 0-d fp64, or None if it has none.
+        """Accumulate the gradients of the mean loss; return this rank's loss, 0-d fp64, or None if it has none.
 
-        count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A sum divided by it
-        is, on average, the mean over all labels.
+        count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A micro-batch's summed
+        loss divided by it is, on average, the mean over all labels.
         """
 
 
@@ -87,7 +87,7 @@ class Accumulation:
 
 @torch.no_grad()
 def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
-    """Give both copies of a tied matrix the sum of their gradients. A collective of all ranks of ``pp``."""
+    """Add the gradients of both copies of a tied matrix, on the first and the last rank of ``pp``."""
     for stage in stages:  # of which at most one is an end of the pipeline
         embedding = stage.embed_tokens
         if not stage.model.tied_embeddings or embedding is None or not embedding.weight.requires_grad:
@@ -116,7 +116,7 @@ def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
 class Lanes(NamedTuple):
     """Groups of a pipeline's ranks for transfers from a stage to the next, and back; ``lane`` selects one.
 
-    What is sent and received in a group is done in order: a receive would hold up a send that follows it.
+    A group performs its sends and receives in order: with one group, a receive would delay the sends after it.
     """
 
     forward: Mapping[int, dist.ProcessGroup]
@@ -130,7 +130,7 @@ def lane(stage: int, ranks: int) -> int:
 
 
 def connect_lanes(layout: Layout, pp: DeviceMesh) -> Lanes:
-    """Create the groups. A collective of all ranks."""
+    """Create the groups of all lanes. A collective of all ranks."""
     apart = layout.gpus // layout.pp
     parts = tuple(tuple(range(first, layout.gpus, apart)) for first in range(apart))
     numbers = sorted({lane(stage, layout.pp) for stage in range(layout.pp * layout.vp - 1)})
@@ -141,11 +141,11 @@ def connect_lanes(layout: Layout, pp: DeviceMesh) -> Lanes:
 
 
 class Stage(PipelineStage):
-    """Passes the model the inputs that the schedule cannot split by micro-batch, and has a group for each lane.
+    """A stage that passes its model the inputs that the schedule cannot split by micro-batch, and has a group per lane.
 
-    What is received has memory from then on until it was used. torch's stages have it for all micro-batches of a step:
-    15 GiB on a rank of Llama 3.1 405b on 512 GPUs. new_hidden: makes hidden states of a micro-batch, without values.
-    segments: by micro-batch; they differ in number.
+    Memory for received tensors is allocated at the receive and freed after use. torch's stages allocate it for all
+    micro-batches of a step: 15 GiB on a rank of Llama 3.1 405b on 512 GPUs. new_hidden: allocates hidden states of a
+    micro-batch. segments: by micro-batch, because their number differs.
     """
 
     lanes: Lanes
@@ -268,7 +268,7 @@ class Pipeline:
 
 
 def _shapes(stage: Decoder, layout: Layout, new_hidden: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the inputs and outputs of a stage for a micro-batch: no forward pass is needed to infer shapes."""
+    """Return an example input and output of a stage for a micro-batch, so that torch need not infer shapes."""
     hidden = new_hidden(requires_grad=True)
     loss = torch.empty((), device=hidden.device, requires_grad=True)
     tokens = torch.empty(layout.mbs, layout.seq_len // layout.cp, dtype=torch.int64, device=hidden.device)

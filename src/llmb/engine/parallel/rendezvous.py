@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous of a run's processes, and their communication on the host: the store, and gloo groups.
 
-The store: on one node it is a file that only its user can open. On several, rank 0 listens at the address that the
-batch script chose, on that address only; keys begin with an id of the job, so that ranks of two jobs never read
-each other's keys.
+On one node, the store is a file that only its user can open. On several nodes, rank 0 listens only at the address that
+the batch script chose; keys begin with the ID of the job, so that ranks of two jobs never read each other's keys.
 
-Here gloo gets one thread per process group, and is registered with torch as a backend of its own. ``ProcessGroupGloo``
-runs two threads per group, which race: each assigns the name of the collective that it has completed to one string of
-the group, without a lock (torch 2.11 and 2.13). Names longer than 15 characters live on the heap, so alternating
-all-gathers and reduce-scatters on one group, as tensor parallelism with sequence parallelism issues them, write to
-freed memory and abort the process now and then. A group's collectives come one after the other anyway, so a single
-thread has no measurable cost per step.
+Gloo is registered with torch as a separate backend that has one thread per process group. By default,
+``ProcessGroupGloo`` runs two threads per group, which race: each assigns the name of the collective that it has
+completed to the same string, without a lock (torch 2.11 and 2.13). Names longer than 15 characters are on the heap, so
+alternating all-gathers and reduce-scatters on one group, as in sequence parallelism, occasionally write to freed memory
+and abort the process. A group's collectives run one after the other anyway, so a single thread has no measurable cost.
 
-The groups of a process also share one device per network interface, where torch makes a device for each group: a device
-has a thread of its own that wakes up 100 times a second, and a process can have some ten groups.
+The groups of a process also share one device per network interface. torch would create a device for each group, with a
+thread that wakes up 100 times per second, and a process can have about ten groups.
 
-torch passes no options to its own ``gloo``; a registered backend is built by our function wherever torch makes a group:
-the world, meshes and what is flattened out of them, FSDP.
+torch passes no options to its own ``gloo``, but calls our function for the registered backend wherever it creates a
+group: for the world, meshes, flattened meshes and FSDP.
 """
 
 import errno
@@ -41,35 +39,35 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from llmb.base.errors import EnvironmentProblem
 
 STORE = "LLMB_STORE"
-"""The variable with the address of the store, which llmb.launch.ranks sets."""
+"""The variable with the path of the store's file on a single node; llmb.launch.ranks sets it."""
 STORE_ID = "LLMB_STORE_ID"
 PATIENCE = timedelta(minutes=10)
 FOLDER = "run_folder"
 HARMLESS = re.compile(r"OMP_NUM_THREADS|GOMP_SPINCOUNT|MALLOC_[A-Z_]+|PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_NCCL_[A-Z_]+")
 UNTIL_REMOVED = -1
 BACKLOG = 4096
-"""Maximum number of simultaneous connections of ranks."""
+"""Maximum number of connections of ranks that wait to be accepted."""
 FILES_PER_RANK = 4
-"""Open files of the rank that hosts the store: connections of a rank's groups, heartbeat and NCCL, and a spare."""
+"""Open files per rank in the process that hosts the store: for the rank's groups, heartbeat and NCCL, and a spare."""
 
 
 def host_store() -> Store:
-    """Return this rank's store, which rank 0, or torchrun's agent, hosts for the others."""
+    """Return this rank's connection to the store, which rank 0 or torchrun's agent hosts."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     return connect(PATIENCE, hosts=os.environ["RANK"] == "0" and not agent)
 
 
 def announce_folder(store: Store, folder: Path) -> None:
-    """Broadcast the run's folder, and the variables that its plan decides, to ranks that something else has started."""
+    """Announce the run's folder, and the variables that its plan sets, to ranks that another launcher has started."""
     names = os.environ.get("LLMB_RANK_VARIABLES", "").split(",")
     variables = {name: os.environ[name] for name in names if name in os.environ}
     store.set(FOLDER, json.dumps({"folder": str(folder), "variables": variables}))
 
 
 def announced_folder() -> tuple[Path, dict[str, str]]:
-    """Return the folder of the run and variables, as soon as rank 0 has announced them.
+    """Return the folder and the variables of the run, as soon as rank 0 has announced them.
 
-    Only variables of threads, allocators and NCCL are used: the rest of the store may be another user's. Raises
+    Only variables of threads, allocators and NCCL are accepted, because the store may be another user's. Raise
     EnvironmentProblem if nothing is announced.
     """
     try:
@@ -78,11 +76,11 @@ def announced_folder() -> tuple[Path, dict[str, str]]:
         return Path(announced["folder"]), variables
     except RuntimeError as error:
         what = f"rank {os.environ['RANK']} has received nothing from {store_host()} for {PATIENCE}"
-        raise EnvironmentProblem(what, do="see why rank 0 did not start") from error
+        raise EnvironmentProblem(what, do="find out why rank 0 did not start, for example in its log") from error
 
 
 def connect(patience: timedelta, *, hosts: bool = False) -> Store:
-    """Return a separate connection to the store of the run."""
+    """Return a new connection to the store of the run; with ``hosts``, serve it from this process."""
     file = os.environ.get(STORE)
     if file:
         return FileStore(file, UNTIL_REMOVED)
@@ -101,9 +99,9 @@ def check_open_files(ranks: int) -> None:
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < FILES_PER_RANK * ranks:
         what = (
-            f"rank 0 of {ranks} may open {limit} files, and needs {FILES_PER_RANK * ranks} for the others' connections"
+            f"rank 0 of {ranks} may open {limit} files, but needs {FILES_PER_RANK * ranks} for the others' connections"
         )
-        do = f"raise the hard limit, {hard}, in /etc/security/limits.conf and slurmd's unit (LimitNOFILE)"
+        do = f"raise the hard limit, now {hard}, in /etc/security/limits.conf and slurmd's unit (LimitNOFILE)"
         raise EnvironmentProblem(what, do=do)
 
 
@@ -115,8 +113,8 @@ def store_host() -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen on ``address``, or on all interfaces if this node does not have the address: it is translated, or
-    its name means loopback to the node itself, as on Debian. Raises EnvironmentProblem if the port is in use."""
+    """Listen on ``address``, or on all interfaces if this node does not have it (network address translation), or if it
+    is loopback on the node itself, as on Debian. Raise EnvironmentProblem if that fails, as for a port in use."""
     try:
         family, _, _, _, (host, *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         if _is_loopback(str(host)) and not _is_loopback(address):
@@ -149,7 +147,7 @@ Answer = TypeVar("Answer")
 
 
 def gloo_backend() -> str:
-    """Return the backend for communication through hosts, ready for use. The record of a run has its name."""
+    """Register the backend for communication through hosts, and return its name, as in the record of a run."""
     # As torch's own: a process that is bound to a GPU asks each of its groups for the backend of that device.
     dist.Backend.register_backend(GLOO, _one_thread, extended_api=True, devices=["cpu", "cuda"])
     return GLOO
@@ -160,10 +158,10 @@ def ranks_of_node(world_size: int) -> int:
 
 
 class Hosts:
-    """Groups that exchange values of all ranks on their hosts: within each node, between the first ranks of nodes, and
-    back.
+    """Groups that exchange values of all ranks through their hosts: within each node, between the nodes' first ranks,
+    and back.
 
-    One group of all ranks would connect each with every other one, and pass the values on once per rank.
+    A single group would connect each rank with every other one, and forward the values once per rank.
     """
 
     def __init__(
@@ -193,9 +191,8 @@ class Hosts:
         return gathered
 
     def ask(self, give: Callable[[], Given], decide: Callable[[list[Given]], Sequence[Answer]]) -> Answer:
-        """Return this rank's part of what ``decide`` makes, on the first rank, of what all ranks give, in their order.
-
-        Raises OSError on all ranks if one of them raises it.
+        """Call ``give`` on all ranks, then ``decide`` with their values on the first; return this rank's part of its
+        result. Raise OSError on all ranks if one of them raises it. A collective.
         """
         try:
             mine: Given | OSError = give()
@@ -216,7 +213,7 @@ class Hosts:
         return answer
 
     def _gather(self, value: object) -> list[Any] | None:
-        """Return the values of all ranks, on the first one."""
+        """Return the values of all ranks on the first one, and None on the others."""
         of_node = _gather_objects(value, self.node)
         if self.nodes is None or of_node is None:
             return of_node if self.rank == 0 else None
@@ -274,7 +271,7 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
 
 @cache
 def _devices(interfaces: str) -> list[Any]:
-    """Return devices of the named interfaces, separated by commas; torch's choice if there are none."""
+    """Return a device for each of ``interfaces``, separated by commas; torch's default device without any."""
     gloo: Any = dist.ProcessGroupGloo
     named = [gloo.create_device(interface=name) for name in interfaces.split(",") if name]
     return named or [gloo.create_default_device()]

@@ -2,9 +2,10 @@
 """Tensor and sequence parallelism (Megatron-LM; Korthikanti et al., 2022).
 
 Attention and dense feed-forward layers are sharded by heads and by inner features, embedding, head and loss by the
-vocabulary. Between them every rank holds its shard of the sequence, so that norms and residual stream are sharded
-too, and products gather it (``model.linear``); without sequence parallelism all ranks compute the same there.
-A router is replicated on every rank and takes the tokens of its shard of the sequence; experts have their own mesh.
+vocabulary. With sequence parallelism, every rank holds only its shard of the sequence between these layers, so that
+norms and the residual stream are sharded too; products gather the sequence (``model.linear``). Without it, all ranks
+compute the same between them. A router is replicated, and routes the tokens of its rank's shard of the sequence;
+experts have their own mesh.
 
 Parameters are DTensors, which the optimizer, gradient clipping, FSDP and checkpoints support; the forward pass uses
 local tensors.
@@ -46,29 +47,29 @@ PER_HEAD = ("q_norm", "k_norm")
 
 
 class Boundary(NamedTuple):
-    """Between such layers a rank holds its shard of the sequence, or the full sequence without sequence parallelism.
+    """The transitions into and out of sharded layers, between which a rank may hold only its shard of the sequence.
 
-    With: Korthikanti et al., 2022, section 4.2. Without: Shoeybi et al., 2019, section 3.
+    With sequence parallelism: Korthikanti et al., 2022, section 4.2. Without: Shoeybi et al., 2019, section 3.
     """
 
     group: Group
     sequence_parallel: bool
 
     def enter(self, hidden: Tensor) -> Tensor:
-        """Gather the full sequence on every rank."""
+        """Return the full sequence, gathered if it is sharded."""
         if self.sequence_parallel:
             return all_gather(hidden, SEQUENCE, self.group)
         return gradient_sum(hidden, self.group)
 
     def leave(self, hidden: Tensor) -> Tensor:
-        """Reduce the partial sums of all ranks, each of the full sequence."""
+        """Reduce the partial sums of all ranks, each of the full sequence; scatter the sequence if it is sharded."""
         if self.sequence_parallel:
             return reduce_scatter(hidden, SEQUENCE, self.group)
         return rank_sum(hidden, self.group)
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Takes all tokens, [batch, seq], and returns this rank's hidden states, sharded as between layers."""
+    """Maps the tokens of full sequences, [batch, seq], to hidden states that are sharded as between layers."""
 
     def __init__(self, full: nn.Embedding, boundary: Boundary) -> None:
         super().__init__(full.num_embeddings, full.embedding_dim, _weight=full.weight)
@@ -83,21 +84,21 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 def held_rows(tokens: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
-    """The rows of tokens in this rank's ``size`` rows of the vocabulary (any row if not held), and which are held."""
+    """Return the tokens' rows in this rank's ``size`` rows of the embedding (any if not held), and which are held."""
     rows = tokens - group.rank * size
     held = (rows >= 0) & (rows < size)
     return rows.clamp(0, size - 1), held
 
 
 class VocabularyShard(Vocabulary):
-    """This rank's shard of ``size`` columns; all shards have the same size."""
+    """This rank's shard of a vocabulary with ``size`` columns; all shards have the same size."""
 
     def __init__(self, group: Group, size: int) -> None:
         self.group = group
         self.first = group.rank * size // group.size
 
     def combine(self, log_sums: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Combine by one collective. The label is in one rank's shard; the others have 0 for its logit."""
+        """Return ``statistics`` over all shards, by one collective; ranks without the label have 0 for its logit."""
         gathered = all_gather(torch.stack((log_sums, label)).unsqueeze(0), 0, self.group)
         return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)
 
@@ -124,7 +125,7 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
 
 
 def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
-    """Gather, or reduce and scatter, where a part sharded by features begins or ends with ``module``."""
+    """Set up the collectives at ``module`` if layers that are sharded by features begin or end there."""
     name, (group, sequence_parallel) = path.rpartition(".")[2], boundary
     if isinstance(module, Norm | Bias):
         # Ranks see different heads, whatever tokens they see.
@@ -145,7 +146,7 @@ def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
 def placement_of(path: str) -> Placement:
     """Return how the parameters of the module at ``path`` are sharded.
 
-    Of an adapter, the matrix on the side of its layer that is sharded; gradients of the other one are partial sums.
+    The matrix of an adapter is sharded if it is on the sharded side of the layer; the other matrix is replicated.
     """
     *_, layer, kind, name = ("", "", *path.split("."))
     if kind != OWN:
@@ -155,17 +156,17 @@ def placement_of(path: str) -> Placement:
 
 
 def shard_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """Replace the module's own parameters without communication: values are set later, or equal on all ranks."""
+    """Shard the module's own parameters, without communication: values are set later, or equal on all ranks."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         cut = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
 
 
 def _enter(boundary: Boundary, _layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Run before a layer whose first input is hidden states."""
+    """Replace hidden states, a layer's first input, by the full sequence."""
     return (boundary.enter(inputs[0]), *inputs[1:])
 
 
 def _leave(boundary: Boundary, _layer: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Run after a layer whose inputs are sharded, so that each rank's output is a partial sum."""
+    """Reduce the output of a layer whose inputs are sharded, so that each rank has a partial sum."""
     return boundary.leave(output)

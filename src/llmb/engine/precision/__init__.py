@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in FP8. ``docs/explanation/fp8.md`` has the rules; this is where each tensor of a layer is cast.
+"""Training in FP8. ``docs/explanation/fp8.md`` explains the rules; this diagram shows where each tensor is cast.
 
 With delayed scaling and trained weights (``[ ]`` is a cast by the scale of that tensor)::
 
@@ -14,8 +14,9 @@ With delayed scaling and trained weights (``[ ]`` is a cast by the scale of that
 
     backward: the gradient of each product is cast once, [gradient of the layer], for both of its products.
 
-An activation casts what it computes; every other input is cast by itself, and so is that of an activation with current
-scaling or adapters. The forward pass of a layer goes from its block in ``model/decoder`` to ``fp8_layers`` (which
-layer, which scales, what is saved for the backward pass), ``scaling`` (cast, product), ``kernels/elementwise`` and its
-Triton files. ``apply`` replaces layers, and sets scales once a step; ``experts`` are the routed experts.
+An activation casts its results as it computes them; every other input is cast separately, and so are the results of
+activations with current scaling or adapters. The forward pass of a layer goes from its block in ``model/decoder`` to
+``fp8_layers`` (which layer, which scales, what is saved for the backward pass), ``scaling`` (cast, product),
+``kernels/elementwise`` and its Triton files. ``apply`` replaces layers, and sets scales once per step; ``experts``
+contains the routed experts.
 """

@@ -34,9 +34,9 @@ from llmb.runs.plan import EnginePlan, Plan
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    """Change attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
+    """Convert attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
 
-    Cast weights are kept for a step where parameters stay gathered that long. Raises EnvironmentProblem if a GPU has no
+    Cast weights are kept for a step if parameters stay gathered that long. Raise EnvironmentProblem if the GPU has no
     FP8 and emulation was not requested.
     """
     if plan.fp8_recipe is None:
@@ -76,7 +76,7 @@ def check_device(device: torch.device) -> None:
 
 
 def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[Block]:
-    """Return all blocks; with the recipe ``current`` the first and the last one of the model stay in bf16."""
+    """Return the blocks to convert: all, or with the recipe ``current`` all but the first and the last of the model."""
     ends = (0, stage.model.layers - 1) if plan.fp8_recipe == "current" else ()
     return [stage.block(number) for number in stage.layers if int(number) not in ends]
 
@@ -112,27 +112,27 @@ def layers_of(block: nn.Module) -> Iterator[Layer]:
 
 
 def joined_of(module: nn.Module) -> dict[str, Joined]:
-    """Return the joined layers that a module itself has, by attribute."""
+    """Return the ``Joined`` attributes of a module, by name."""
     return {name: value for name, value in vars(module).items() if isinstance(value, Joined)}
 
 
 def join_casts(block: nn.Module) -> None:
-    """Cast and multiply the common input of several layers once."""
+    """Make all ``Joined`` layers cast their common input once and multiply it as one."""
     for module in block.modules():
         for name, joined in joined_of(module).items():
             setattr(module, name, Fp8Joined(module, *joined.names))
 
 
 def cast_attention_again(block: nn.Module) -> None:
-    """Keep the output of attention in bf16 alone, as attention itself does: a pipeline holds it for many micro-batches
-    at a time. Reading it again takes some 0.05 % of a step."""
+    """Make output projections cast their input again in the backward pass: attention saves it in bf16 anyway, and a
+    pipeline would hold the cast for many micro-batches. Casting again takes about 0.05 % of a step."""
     for module in block.modules():
         if isinstance(module, Attention) and isinstance(module.o_proj, Fp8Linear):
             module.o_proj.casts_again = True
 
 
 def fuse_activations(stage: nn.Module) -> None:
-    """Cast what activations compute, also of experts, without storing it before; after ``join_casts``."""
+    """Make MLPs and experts cast the results of activations without storing them; call it after ``join_casts``."""
     for module in stage.modules():
         if isinstance(module, Experts):
             module.products = fused_fp8_products
@@ -143,15 +143,15 @@ def fuse_activations(stage: nn.Module) -> None:
 
 
 def fuse_rotation(stage: nn.Module) -> None:
-    """Cast gradients while they are rotated back, where only positions come between product and attention; after
-    ``join_casts``."""
+    """Make attention cast gradients as it rotates them back, in layers with nothing but a rotation between the
+    projections and the core; call it after ``join_casts``."""
     for module in stage.modules():
         if type(module) is Attention and only_rotates(module):
             module.__class__ = RotatedAttention
 
 
 def keep_from_forward_on(block: Block) -> None:
-    """Cast weights once for a step: before the forward pass of ``block``, and of experts before theirs."""
+    """Make ``block`` cast its weights once per step, before its forward pass; those of experts before theirs."""
     block.kept = [layer for layer in caching_layers(block) if not isinstance(layer, Fp8Stack)]
     for module in block.modules():
         if isinstance(module, Experts):
@@ -159,14 +159,14 @@ def keep_from_forward_on(block: Block) -> None:
 
 
 def caching_layers(block: nn.Module) -> list[Fp8Linear | Fp8Joined | Fp8Stack]:
-    """Return the layers of a block or a stage that keep cast weights: joined layers together."""
+    """Return the layers of a block or a stage that keep cast weights; joined layers count as one."""
     joined = [each for each in joined_layers(block) if isinstance(each, Fp8Joined)]
     together = {id(layer) for each in joined for layer in each.layers}
     return [*joined, *(layer for layer in fp8_layers([block]) if id(layer) not in together)]
 
 
 def drop_cast_weights(stages: Iterable[nn.Module]) -> None:
-    """Run after the passes of a step: weights change."""
+    """Drop all cast weights after the passes of a step, because the weights change."""
     for stage in stages:
         for layer in (*fp8_layers([stage]), *caching_layers(stage)):
             layer.kept = None
@@ -208,7 +208,7 @@ def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
 
 
 def rank_weights(stages: Sequence[TrainedStage], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
-    """Return the layers' weights; only this rank's part if ranks update parts: others may still be in transit."""
+    """Return the layers' weights, or only this rank's parts if ranks update parts: others may still be in transit."""
     held: dict[Tensor, RankPart | None] = {each.parameter: each.part for one in stages for each in one.held()}
     weights: list[Tensor] = []
     for weight in (layer.weight for layer in layers):
@@ -222,7 +222,7 @@ def rank_weights(stages: Sequence[TrainedStage], layers: Sequence[Fp8Linear | Fp
 
 @torch.no_grad()
 def weight_amax(weights: Sequence[Tensor]) -> Tensor:
-    """Return largest absolute values of this rank's shards of fp32 or bf16 weights, rounded to bf16: [weights] fp32."""
+    """Return the largest absolute values of this rank's shards, rounded to bf16: [weights] fp32."""
     parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
     # A rank may hold no part of a small weight.
     parts = [part if part.numel() else part.new_zeros(1) for part in parts]
@@ -231,15 +231,15 @@ def weight_amax(weights: Sequence[Tensor]) -> Tensor:
 
 
 def reduce_largest(amax: Tensor, group: dist.ProcessGroup) -> None:
-    """Reduce in place over the ranks of a group. NaN becomes infinity, because a maximum may ignore it."""
+    """All-reduce the maximum in place. NaN is replaced by infinity, because a maximum may ignore NaN."""
     amax.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     dist.all_reduce(amax, dist.ReduceOp.MAX, group)
 
 
 def fp8_counts(plan: Plan, stages: Sequence[nn.Module], ranks: Ranks) -> Tensor | None:
-    """The fields of ``Fp8Counts`` of the last step and the full model, [2] fp64; None without FP8 or other ranks.
+    """Return the fields of ``Fp8Counts`` for the last step and the full model, [2] fp64, on the device.
 
-    A collective of all ranks. Stays on the device.
+    Return None without FP8, or for a rank that is alone. A collective of all ranks.
     """
     if plan.fp8_recipe is None or ranks.alone:
         return None
@@ -258,7 +258,7 @@ FP8 = "fp8."
 
 
 def scale_state(stage: nn.Module) -> dict[str, Tensor]:
-    """The scales and histories of a stage's layers, not copied, equal on all its ranks; empty with current scaling."""
+    """Return the scales and histories of a stage's layers by name, not copied; empty with current scaling."""
     return {
         f"{FP8}{name}.{kind}": tensor
         for name, layer in stage.named_modules()

@@ -38,9 +38,10 @@ def expert_products(
     fast: bool,
     product_dtype: str,
 ) -> Tensor:
-    """Return rows of all experts in order, [n, inputs], times the matrices, transposed: [experts, outputs, inputs].
+    """Return the products of each expert's rows with its matrix: [n, outputs] bf16.
 
-    Returns [n, outputs] bf16. counts: rows of each expert. fast, product_dtype: see ``multiply``.
+    rows: of all experts in order, [n, inputs]. matrices: transposed, [experts, outputs, inputs]. counts: the number of
+    rows of each expert. fast, product_dtype: see ``multiply``.
     """
     results = rows.new_empty((len(rows), matrices.shape[1]), dtype=torch.bfloat16)
     groups = zip(torch.split(rows, list(counts)), matrices, torch.split(results, list(counts)), strict=True)
@@ -64,9 +65,9 @@ def expert_weight_gradients(
     counts: Sequence[int],
     product_dtype: str,
 ) -> Tensor:
-    """Multiply rows and gradients of all experts in order, transposed: [inputs, n] and [outputs, n].
+    """Return the gradients of the experts' matrices: [experts, inputs, outputs] bf16.
 
-    Returns [experts, inputs, outputs] bf16.
+    rows, gradients: of all experts in order, transposed: [inputs, n] and [outputs, n].
     """
     results = rows.new_empty((len(counts), len(rows), len(gradients)), dtype=torch.bfloat16)
     groups = zip(*(torch.split(part, list(counts), 1) for part in (rows, gradients)), results, strict=True)
@@ -82,7 +83,7 @@ def _(rows, _rows_inverse, gradients, _gradients_inverse, counts, _product_dtype
 
 
 def _multiply_into(result: Tensor, left: Scaled, right: Scaled, *, fast: bool, product_dtype: str) -> None:
-    """Do ``multiply`` with operands that may be columns of larger matrices: copies them only if necessary."""
+    """Write ``multiply`` to ``result``. Operands may be parts of larger matrices; they are copied only if necessary."""
     column_major = right.values.t()
     if product_dtype == "fp8" and result.numel() and all(map(_fits, (left.values, column_major, result))):
         torch._scaled_mm(
@@ -100,7 +101,7 @@ def _multiply_into(result: Tensor, left: Scaled, right: Scaled, *, fast: bool, p
 
 
 def _fits(matrix: Tensor) -> bool:
-    """Return True if a GPU's product takes a row-major matrix: its rows, and columns if transposed, are aligned."""
+    """Return True if the GPU's product supports a row-major matrix without a copy: all of its rows are aligned."""
     return bool(matrix.numel()) and not any(
         size % ALIGNED for size in (matrix.shape[1], matrix.stride(0), matrix.storage_offset())
     )
@@ -127,7 +128,7 @@ class Fp8Stack(Fp8Matrix):
         return self.matrices()
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Map [n, inputs] of all experts, in order, to [n, outputs]; counts: rows of each."""
+        """Map the rows of all experts, in order, [n, inputs], to [n, outputs]; counts: rows of each expert."""
         probe = self.layer_scales.probe
         product: Tensor = _Fp8GroupedProduct.apply(rows, self.matrix(), probe, self, counts)
         return product
@@ -143,7 +144,7 @@ class Fp8Stack(Fp8Matrix):
         return result
 
     def weight_gradient(self, rows: Tensor, inverse: Tensor, gradient: Cast, counts: list[int]) -> Tensor:
-        """Return the weights' gradient. rows: the input in FP8, transposed, with 1 over its scale."""
+        """Return the weights' gradient. rows: the input in FP8, transposed. inverse: 1 over its scale."""
         assert gradient.transposed is not None
         result: Tensor = expert_weight_gradients(
             rows, inverse, gradient.transposed, gradient.inverse, counts, self.product_dtype
@@ -191,16 +192,16 @@ class _Fp8GroupedProduct(torch.autograd.Function):
 
 
 def fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
-    """Return both products of experts in FP8, see ``model.moe.Products``."""
+    """Compute experts with FP8 products, see ``model.moe.Products``."""
     first, last = fp8_stacks(experts)
     output: Tensor = last(experts.activate(first(rows, counts)), counts)
     return output
 
 
 def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
-    """Return ``fp8_products`` with activations and their gradients cast as they are computed.
+    """Compute ``fp8_products``, but cast activations and their gradients as they are computed.
 
-    For trained matrices and delayed scaling: then the scales are known before.
+    Only for trained matrices and delayed scaling, with which the scales are known in advance.
     """
     first, last = stacks = fp8_stacks(experts)
     probes = first.layer_scales.probe, last.layer_scales.probe

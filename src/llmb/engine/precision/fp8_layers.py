@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers in FP8: matrices, alone or joined; and with trained weights and delayed scaling, whose scales are known
-before, what casts its results while it computes them.
+"""Layers in FP8: matrices, alone or joined. With trained weights and delayed scaling the scales are known in advance,
+so that some modules cast their results as they compute them:
 
-- MLPs cast what the activation computes.
+- MLPs cast the results of the activation.
 - Attention casts the gradients of query, key and value while it rotates them back.
 
-Layers are classes that ``apply`` gives to modules, as FSDP does: parameters keep their names. Their products are
-functions of torch's autograd. They have one weight, or several below each other, and gather their input as bytes of FP8
-if that is a shard of the sequence (``model.linear``).
+``apply`` replaces layers, or the classes of modules, in place, so that parameters keep their names. Products are
+autograd functions of one weight, or of several stacked ones. If their input is a shard of the sequence, they gather it
+in FP8, as bytes (see ``model.linear``).
 """
 
 from collections.abc import Sequence
@@ -45,11 +45,11 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class ProductKind(NamedTuple):
-    """The part of a product's arguments that is constant in compiled code.
+    """The arguments of a product that are constants in compiled code.
 
-    group: the ranks with a shard each of the sequence, which the product gathers in FP8; None if the input is whole.
-    batch: how many sequences the rows are of. casts_again: whether the backward pass casts ``hidden`` by the scale of
-    the input again, for the gradients of weights. outputs: those of each weight.
+    group: the ranks that each hold a shard of the sequence, which the product gathers; None if the input is whole.
+    batch: the number of sequences in the rows. casts_again: True if the backward pass casts ``hidden`` again, for the
+    gradients of weights. outputs: the number of outputs of each weight.
     """
 
     delayed: bool
@@ -64,9 +64,9 @@ class ProductKind(NamedTuple):
 class Operands(NamedTuple):
     """The operands of a product of [rows, inputs] and the transposes of weights, [outputs, inputs] each.
 
-    hidden: only its gradient is used. probe: see ``LayerScales``. values, transposed, amax: the input in FP8, which
-    the factor of the input scales back, see ``Cast``. kept: the weights in FP8 as one matrix, [sum of outputs, inputs],
-    and its transpose; None casts them at every use.
+    hidden: the input before its cast, used for its gradient, and for its values if they are cast again. probe: see
+    ``LayerScales``. values, transposed, amax: the input in FP8, see ``Cast``. kept: the weights in FP8 as one matrix,
+    [sum of outputs, inputs], and its transpose; None if they are cast at every use.
     """
 
     hidden: Tensor
@@ -96,7 +96,7 @@ def apply_to(function: type[Function], operands: Operands, *more: object) -> Any
 
 
 def restore(arguments: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
-    """Return the operands of ``apply_to``, and the remaining arguments."""
+    """Return the operands that ``apply_to`` passed as ``arguments``, and the remaining arguments."""
     hidden, probe, kind, *rest = arguments
     weights, (values, transposed, amax, *rest) = rest[: len(kind.outputs)], rest[len(kind.outputs) :]
     factors, (matrix, matrix_transposed, *more) = Factors.of(rest[:6]), rest[6:]
@@ -105,13 +105,13 @@ def restore(arguments: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
 
 
 def as_gradients(ctx: Fp8Context, hidden: Tensor | None, probe: Tensor, weights: Sequence[Tensor | None]) -> Gradients:
-    """Return the gradients of the arguments of ``apply_to``."""
+    """Return the gradients of all arguments that ``apply_to`` passes; None for those without one."""
     first = hidden, probe, None, *weights
     return *first, *[None] * (len(ctx.needs_input_grad) - len(first))
 
 
 def needed_gradients(ctx: Fp8Context) -> tuple[bool, bool]:
-    """Return True for ``hidden`` if it has a gradient, and for the weights if any of them has."""
+    """Return whether ``hidden`` needs a gradient, and whether any of the weights does."""
     hidden, _, _, *others = ctx.needs_input_grad
     return hidden, any(others[: len(ctx.kind.outputs)])
 
@@ -119,9 +119,9 @@ def needed_gradients(ctx: Fp8Context) -> tuple[bool, bool]:
 class Saved(NamedTuple):
     """The tensors that the backward pass reads.
 
-    rows: the input's transpose, or its values where they are gathered again, or the input itself where it is cast
-    again; None without trained weights. amax: that of the input. matrices: the kept transposed weights, or
-    else the weights. more: what a function saves besides.
+    rows: the input's transpose, or its values if they are gathered again, or the input itself if it is cast again; None
+    without trained weights. amax: of the input. matrices: the kept weights, transposed, or else the uncast weights.
+    more: further tensors of the function.
     """
 
     rows: Tensor | None
@@ -132,7 +132,7 @@ class Saved(NamedTuple):
 
 
 def forward(operands: Operands) -> Tensor:
-    """Return y = x w^T."""
+    """Return the product y = x w^T: [rows, sum of outputs] bf16."""
     kind, values, (factor, weight_factor, _) = operands.kind, operands.values, operands.factors
     matrix = operands.kept[0] if operands.kept else cast_weights(operands.weights, weight_factor.scale)
     if kind.group is not None:
@@ -142,7 +142,7 @@ def forward(operands: Operands) -> Tensor:
 
 
 def save(ctx: Fp8Context, operands: Operands, more: Sequence[Tensor] = ()) -> None:
-    """Save the tensors for ``backward``."""
+    """Save the tensors that ``backward`` reads, and ``more``."""
     kind, kept, rows = operands.kind, operands.kept, operands.transposed
     ctx.kind, ctx.keeps = kind, kept is not None
     if needed_gradients(ctx)[1]:
@@ -155,14 +155,14 @@ def save(ctx: Fp8Context, operands: Operands, more: Sequence[Tensor] = ()) -> No
 
 
 def load_saved(ctx: Fp8Context) -> Saved:
-    """Return the tensors from ``save``. To be called once in a backward pass: recomputation allows no more."""
+    """Return the tensors that ``save`` saved. Call it once per backward pass: recomputation permits no more."""
     rows, amax, *rest = ctx.saved_tensors
     matrices = 1 if ctx.keeps else len(ctx.kind.outputs)
     return Saved(rows, amax, Factors.of(rest[:6]), rest[6 : 6 + matrices], rest[6 + matrices :])
 
 
 def backward(ctx: Fp8Context, saved: Saved, gradient: Cast) -> Gradients:
-    """Return dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
+    """Return dx = dy w and dw = dy^T x for all arguments of the product; ``gradient`` is dy in FP8."""
     kind, rows, transposed = ctx.kind, saved.rows, gradient.transposed
     (scale, inverse), factor, _ = saved.factors
     has_gradient, _ = needed_gradients(ctx)
@@ -202,9 +202,9 @@ def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_in
 def _cast_product(
     transposed: Tensor, inverse: Tensor, rows: Tensor, scale: Tensor, rows_inverse: Tensor, dtype: str
 ) -> Tensor:
-    """Return ``gradient_product`` of ``transposed`` with ``rows``, after casting them.
+    """Cast ``rows``, and return the ``gradient_product`` of ``transposed`` with them.
 
-    Compiled code has it as one operator: the compiler would cast in the forward pass, and keep the cast.
+    Compiled code treats this as one operator: otherwise the compiler would cast in the forward pass and save the cast.
     """
     cast_rows = elementwise.cast_both_ways(rows, scale, FORMATS[INPUT])[1]
     return gradient_product(transposed, inverse, cast_rows, rows_inverse, dtype).contiguous()
@@ -232,7 +232,7 @@ def _shard_gradients(
     size: int,
     rank: int,
 ) -> tuple[Tensor, Tensor]:
-    """See ``model.linear``. values, transposed: the gradient of the outputs, cast both ways."""
+    """Return the gradients of ``shard`` and of the weights, see ``model.linear``. values: of the output's gradient."""
 
     def to_input() -> Tensor:
         return torch.unflatten(gradient_product(values, inverse, weight, weight_inverse, dtype), 0, (batch, -1))
@@ -261,7 +261,7 @@ def as_bytes(rows: Tensor, batch: int) -> Tensor:
 
 
 def as_rows(whole: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the inverse of ``as_bytes``."""
+    """Return the gathered bytes, [batch, seq, columns], as rows in FP8: the inverse of ``as_bytes``."""
     return whole.flatten(0, 1).view(dtype)
 
 
@@ -271,7 +271,7 @@ def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:
 
 
 def without_values(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a placeholder for a result that is only cast: it has a gradient, but no memory."""
+    """Return a placeholder for a result of which only the cast is used: it has a gradient, but no memory."""
     return like.new_zeros(()).expand(shape)
 
 
@@ -282,7 +282,7 @@ def without_gradients(ctx: FunctionCtx, *outputs: Tensor) -> None:
 
 
 class ProductFunction(torch.autograd.Function):
-    """The product: [rows, sum of outputs]."""
+    """The product, [rows, sum of outputs] bf16."""
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> Tensor:  # noqa: ANN401 (torch's interface)
@@ -299,9 +299,9 @@ class ProductFunction(torch.autograd.Function):
 
 
 class Fp8Activated(torch.autograd.Function):
-    """The product, and the placeholder of its activation: only the latter has a gradient, and no values.
+    """The product, without a gradient, and a placeholder for its activation, with a gradient but without values.
 
-    So the gradient of the product is never stored in bf16. For trained weights and delayed scaling.
+    So the gradient of the product is never stored in bf16. Only for trained weights and delayed scaling.
     """
 
     @staticmethod
@@ -330,7 +330,7 @@ class Fp8Activated(torch.autograd.Function):
 class Fp8Rotated(torch.autograd.Function):
     """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
 
-    Arguments: those of ``apply_to``, ``Rotation`` and head_dim.
+    The arguments are those of ``apply_to``, the fields of ``Rotation``, and head_dim.
     """
 
     @staticmethod
@@ -362,7 +362,7 @@ class Fp8Rotated(torch.autograd.Function):
 class CastInput(NamedTuple):
     """A layer's input that is already cast.
 
-    hidden: stands for it in the graph of gradients, [..., inputs]; its values are not read.
+    hidden: represents the input in autograd's graph, [..., inputs]; its values are not read.
     """
 
     hidden: Tensor
@@ -370,9 +370,10 @@ class CastInput(NamedTuple):
 
 
 class Fp8Linear(Fp8Matrix, Linear):
-    """A matrix without bias; computes in FP8 what ``whole`` computes, [..., inputs] to [..., outputs], bf16.
+    """The layer ``whole``, computed in FP8: [..., inputs] to [..., outputs], bf16.
 
-    casts_again: the backward pass casts the input again, instead of keeping it; for one that is kept in bf16 anyway.
+    casts_again: True if the backward pass casts the input again, for an input that is saved in bf16 anyway; otherwise
+    the cast is saved.
     """
 
     casts_again = False
@@ -399,7 +400,7 @@ class Fp8Linear(Fp8Matrix, Linear):
 class Fp8Joined(Joined):
     """Layers with the same input, which is cast once, for one product. They share their scales.
 
-    kept: as of one layer; each layer has its part of it.
+    kept: the cast weights of all layers as one matrix, see ``Fp8Matrix``; each layer keeps its part of it.
     """
 
     kept: Kept | None = None
@@ -433,7 +434,7 @@ class Fp8Joined(Joined):
 def operands(
     layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput, activation: Activation | None = None
 ) -> Operands:
-    """Return the operands of a product with hidden, [..., inputs], whose values are cast if they are not yet."""
+    """Return the operands of a product with ``hidden``, [..., inputs], after casting it unless it is cast already."""
     first, *_ = layer.layers
     scales, group = first.layer_scales, first.group
     weights = [local_shard(each.weight) for each in layer.layers]
@@ -451,19 +452,19 @@ def operands(
 
 
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
-    """Return the product: [..., sum of outputs]."""
+    """Return the product of a layer with ``hidden``: [..., sum of outputs]."""
     product: Tensor = apply_to(ProductFunction, operands(layer, hidden))
     return as_sequences(product, hidden)
 
 
 def as_sequences(rows: Tensor, hidden: Tensor | CastInput) -> Tensor:
-    """Return [..., seq, columns] with the shape of ``hidden``; ``rows`` may have whole sequences instead of shards."""
+    """Return the rows as [..., seq, columns], with the leading dimensions of ``hidden`` and whole sequences."""
     shape = hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
     return torch.unflatten(rows, 0, (*shape[:-2], -1))
 
 
 def cast_activation(first: Fp8Linear | Fp8Joined, last: nn.Module, hidden: Tensor, activation: Activation) -> CastInput:
-    """Return the input of ``last``, cast: the activation of the product of ``first``."""
+    """Return the activation of the product of ``first``, cast as the input of ``last``."""
     assert isinstance(last, Fp8Linear)
     product, activated = apply_to(Fp8Activated, operands(first, hidden, activation))
     scale, inverse = last.layer_scales.factors.input
@@ -472,7 +473,7 @@ def cast_activation(first: Fp8Linear | Fp8Joined, last: nn.Module, hidden: Tenso
 
 
 class Fp8GatedMLP(GatedMLP):
-    """Casts the activation's results in one pass over memory."""
+    """An MLP that casts the results of SwiGLU as it computes them."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         assert isinstance(self.gate_up, Fp8Joined)
@@ -481,7 +482,7 @@ class Fp8GatedMLP(GatedMLP):
 
 
 class Fp8SquaredReluMLP(SquaredReluMLP):
-    """Casts the activation's results in one pass over memory."""
+    """An MLP that casts the results of the squared ReLU as it computes them."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         assert isinstance(self.up_proj, Fp8Linear)
@@ -490,7 +491,7 @@ class Fp8SquaredReluMLP(SquaredReluMLP):
 
 
 class RotatedAttention(Attention):
-    """Attention with nothing but positions between product and attention."""
+    """Attention that casts gradients as it rotates them back; only for layers that ``only_rotates`` selects."""
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)

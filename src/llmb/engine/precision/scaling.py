@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scales of FP8 tensors, casts with them, and products of cast tensors.
 
-A scale is the factor by which a tensor is multiplied before its cast. Delayed scaling takes it from the largest values
-of earlier steps (Micikevicius et al., 2022, as TransformerEngine has it), current scaling from the tensor itself.
+A scale is the factor by which a tensor is multiplied before its cast. Delayed scaling computes it from the largest
+values of earlier steps (Micikevicius et al., 2022, as in TransformerEngine), current scaling from the tensor itself.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from llmb.engine.kernels.elementwise import cast, cast_both_ways, largest_value
 from llmb.runs.attention_choice import ProductDtype
 
 INPUT, WEIGHT, GRADIENT = range(3)
-"""The cast tensors of a layer; the last is the gradient of its output."""
+"""Indices of the cast tensors of a layer; the last is the gradient of its output."""
 FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
 """Formats of these tensors: precision for the forward pass, range for gradients (the hybrid format)."""
 LARGEST = (448.0, 448.0, 57344.0)
@@ -29,18 +29,18 @@ OVERFLOW = (464.0, 464.0, 61440.0)
 HISTORY_LENGTH = 1024
 LARGEST_SCALE = torch.finfo(torch.float32).max
 ALIGNED = 16
-"""Row lengths in values must be multiples of this for the GPU's product."""
+"""The GPU's product requires row lengths that are multiples of this many values."""
 
 
 class Factor(NamedTuple):
-    """The multipliers of a tensor before its cast and after it; each 0-d fp32."""
+    """The factors of a tensor: ``scale`` before its cast, and ``inverse`` after it; each 0-d fp32."""
 
     scale: Tensor
     inverse: Tensor
 
 
 class Factors(NamedTuple):
-    """The scales of a layer's ``INPUT``, ``WEIGHT`` and ``GRADIENT``."""
+    """The factors of a layer's ``INPUT``, ``WEIGHT`` and ``GRADIENT``."""
 
     input: Factor
     weight: Factor
@@ -52,7 +52,7 @@ class Factors(NamedTuple):
 
     @staticmethod
     def of(numbers: Sequence[Tensor]) -> "Factors":
-        """Return the inverse of ``numbers``."""
+        """Return the factors with these ``numbers``."""
         return Factors(Factor(*numbers[:2]), Factor(*numbers[2:4]), Factor(*numbers[4:]))
 
 
@@ -70,7 +70,7 @@ class Scaled(NamedTuple):
 class Cast(NamedTuple):
     """A layer's input or gradient, [rows, columns], in FP8.
 
-    transposed: None where no product needs it. amax: the largest absolute value before the cast, 0-d fp32.
+    transposed: None if no product needs it. amax: the largest absolute value before the cast, 0-d fp32.
     """
 
     values: Tensor
@@ -80,9 +80,9 @@ class Cast(NamedTuple):
 
 
 def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float) -> Tensor:
-    """Return the scale that brings the largest absolute value to the format's largest, with margin 0; all fp32.
+    """Return the scale that maps ``amax`` to ``largest``, the largest value of the format; all fp32.
 
-    A tensor of zeros or with non-finite values has no such scale; the result is then ``otherwise``.
+    If ``amax`` is zero or not finite, return ``otherwise``.
     """
     # torch divides a number by a tensor by multiplying with the reciprocal, which rounds twice.
     dividend = largest if isinstance(largest, Tensor) else torch.full_like(amax, largest)
@@ -95,8 +95,8 @@ def cast_tensor(
 ) -> Cast:
     """Cast a layer's input or gradient, [rows, columns], to its format.
 
-    factor: by the scale of the layer's tensor; with current scaling it is computed from the tensor. group: the ranks
-    whose rows the tensor has together, if not all of them are here.
+    factor: the scale to use with delayed scaling; current scaling computes it from the values. group: the ranks that
+    together hold the rows, if this rank does not hold all of them.
     """
     dtype, (scale, inverse) = FORMATS[which], factor
     if not delayed:
@@ -112,9 +112,9 @@ def cast_tensor(
 def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
     """Return the product of the two unscaled matrices, [m, k] and [k, n], accumulated in fp32 and rounded to bf16.
 
-    left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulates with
-    fewer bits if the device can. product_dtype: both matrices are cast to it, which is exact; bf16 rounds the result
-    twice, before and after the scales are divided out, the others once.
+    left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulate with
+    fewer bits if the device can. product_dtype: the dtype to which both matrices are cast, exactly; bf16 rounds the
+    result twice, before and after the scales are divided out, the others once.
     """
     rows, columns = left.values.shape[0], right.values.shape[1]
     if not left.values.numel() or not right.values.numel():
@@ -135,7 +135,7 @@ def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductD
 
 
 def _padded(matrix: Tensor, *, rows: int = 0) -> Tensor:
-    """Zero-pad the columns, and the rows if given, to multiples of ``ALIGNED``."""
+    """Zero-pad the number of columns, and of ``rows`` if it is passed, to multiples of ``ALIGNED``."""
     missing = (-matrix.shape[1] % ALIGNED, -rows % ALIGNED)
     if not any(missing):
         return matrix
@@ -150,7 +150,7 @@ class Scales:
     counts: saturated tensors and tensors with non-finite values of the last step, [2] int64.
     frozen_weights: the largest absolute values of weights that do not change, [layers]; None until they are known.
     group: the ranks whose parts of these tensors share a scale.
-    leaders: for each layer, the first of the layers with which it shares scales; each its own if not specified.
+    leaders: for each layer, the first of the layers with which it shares scales; by default the layer itself.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Scales:
         self.leads = self.leaders == torch.arange(layers, device=device)
 
     def of_all(self, values: Tensor) -> Tensor:
-        """Return the largest values of the layers that share scales, for each of them: [layers, ...]."""
+        """Return for each layer the largest of the values of the layers that share its scales: [layers, ...]."""
         leaders = self.leaders.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
         largest = torch.scatter_reduce(values, 0, leaders, values, "amax")
         return largest.index_select(0, self.leaders)
@@ -201,10 +201,10 @@ class Scales:
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
-        """After a step, with ``amax`` of all ranks, update counts and, if delayed, the scales of the next step.
+        """Update the counts and, if delayed, the scales after a step; ``amax`` must be reduced over all ranks.
 
-        The scale follows from the largest value of the history, a ring buffer. Tensors of layers that share scales
-        count as one.
+        A scale follows from the largest value in the history, a ring buffer. Tensors of layers that share scales count
+        as one.
         """
         amax = self.of_all(self.amax)
         finite, leads = amax.isfinite(), self.leads.unsqueeze(-1)
@@ -255,12 +255,12 @@ class Fp8Matrix(nn.Module):
         self.kept: Kept | None = None
 
     def matrix(self) -> Tensor:
-        """Return the values of this rank."""
+        """Return this rank's shard of the matrix or the stack."""
         raise NotImplementedError
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Cast the gathered weight once for many products."""
+        """Cast the gathered weight for all products until ``kept`` is reset."""
         if self.kept is None:
             self.kept = self.cast_weight(self.matrix())
 

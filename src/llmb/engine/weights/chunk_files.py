@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a checkpoint of tensors that are not in memory, chunk by chunk in several processes, and resumes if killed.
+"""Writes a checkpoint of tensors that do not fit in memory, chunk by chunk in several processes, and can resume.
 
-The format is that of torch.distributed.checkpoint, saved by a single rank. Its ``save`` is not used, since it bounds
-neither memory nor what is lost: its FileSystemWriter keeps the tensors of a file until the file is complete, and where
-they are in the files until ``finish`` writes the metadata of all, so that a killed save leaves nothing to resume from.
+The format is that of torch.distributed.checkpoint, saved by a single rank. Its ``save`` is not used: FileSystemWriter
+holds the tensors of a file in memory until the file is complete, and writes their places in the files only at the end,
+so that a killed save could not be resumed.
 """
 
 import json
@@ -53,7 +53,7 @@ from llmb.runs.folder import write_atomically
 from llmb.runs.huggingface.tensors import Shape, plan_shards
 
 CHUNK_BYTES = 2**27
-"""Large enough for a disk, and small enough for a rank that reads a chunk to get its shard."""
+"""Large enough for efficient access to a disk, and small enough for a rank that reads whole chunks to get its shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ PARENT_GONE = 1
 def write_in_processes(
     write: Callable[[WeightFile], FinishedFile], files: Sequence[WeightFile], processes: int
 ) -> Iterator[FinishedFile]:
-    """Write ``files``, one after the other.
+    """Write ``files`` in up to this many processes, and yield each when it is finished.
 
-    Raises the first error of a process once the others have finished the files that they are writing, and RunFailed if
-    a process was killed.
+    Raise the first error of a process once the others have finished the files that they are writing, and RunFailed if a
+    process was killed.
     """
     processes = min(processes, len(files))
     if processes < 2:
@@ -157,13 +157,13 @@ class ChunkSource(Protocol):
     def parameters(self) -> dict[str, Parameter]: ...
 
     def read(self, chunk: Chunk) -> Tensor:
-        """Raise UsageError if the source cannot be taken."""
+        """Return the values of a chunk; raise UsageError if they cannot be read or are not finite."""
 
 
 def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Write ``weights`` of the job's folder, without the files that an earlier attempt finished.
+    """Write ``weights`` in the job's folder, except the files that an earlier attempt finished.
 
-    Raises UsageError if the source is rejected, EnvironmentProblem if the disk has no space for it.
+    Raise UsageError if the source cannot be used, and EnvironmentProblem if the weights cannot be written.
     """
     folder, parameters = Path(job.folder), source.parameters
     planned = plan_files(parameters, job.largest_file_bytes)
@@ -203,7 +203,7 @@ class FileWriter:
     source: ChunkSource
 
     def __call__(self, file: WeightFile) -> FinishedFile:
-        """Return when the file is on disk. Raises UsageError if the source is rejected, OSError."""
+        """Write a file and return once it is on disk; raise UsageError for unusable chunks, or OSError."""
         path, places = self.folder / file.name, []
         path.unlink(missing_ok=True)  # a process of a killed import may still be writing it
         with ChecksumWriter(path) as stream:
@@ -270,8 +270,8 @@ def _write_metadata(path: Path, metadata: Metadata) -> str:
 
 
 def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
-    """Return the files that an earlier attempt at the same import finished; all else in its folder is removed."""
-    # All that the files of an import depend on.
+    """Return the files that an earlier attempt at the same import finished, and remove all others."""
+    # Everything that the files of an import depend on.
     source = {name: (Path(job.source) / name).stat() for name in (*job.files, *job.documents)}
     seen = {name: [found.st_size, found.st_mtime_ns] for name, found in source.items()}
     request = job.model_dump(mode="json", exclude={"processes", "folder"})

@@ -59,9 +59,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
-    """Write weights, index and configuration to the job's folder, the tensors of one file in memory at a time.
+    """Write weights, index and configuration to the job's folder, with the tensors of one file in memory at a time.
 
-    Raises UsageError if the checkpoint does not match its model.
+    Raise UsageError if the checkpoint cannot be read or does not match its model.
     """
     folder, dtype = Path(job.folder), DTYPES[job.dtype]
     shapes = parameter_shapes(job.model)
@@ -87,7 +87,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
 
 
 def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
-    """Return functions that compute what adapters add, by parameter. Raises UsageError if they cannot be read."""
+    """Return functions that compute what adapters add to parameters; raise UsageError if they cannot be read."""
     if job.merged is None:
         return {}
     adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)
@@ -108,7 +108,7 @@ class LowRank(NamedTuple):
 def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[str, LowRank]:
     """Return the adapters in the checkpoint at ``path``, fp32, by layer; ``shapes`` are those of the base's parameters.
 
-    Raises UsageError if one is missing or cannot be read.
+    Raise UsageError if an adapter is missing or cannot be read.
     """
     wanted: dict[str, Tensor] = {}
     layers = adapted_layers(shapes, lora.targets)
@@ -139,7 +139,7 @@ class CachedReader(TensorReader):
 
 
 def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) -> None:
-    """Raise UsageError with every parameter that is missing or has another shape."""
+    """Raise UsageError with all parameters that are missing or have a different shape, if there are any."""
     problems = []
     for name, shape in shapes.items():
         found = metadata.state_dict_metadata
@@ -159,9 +159,9 @@ def read_tensors(
     form: WeightsFormat,
     deltas: Mapping[str, Callable[[], Tensor]],
 ) -> dict[str, Tensor]:
-    """Return full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower.
+    """Return full parameters in ``dtype``, rounded to nearest, with the names and shapes of Hugging Face.
 
-    ``deltas`` are added in fp32.
+    ``deltas`` are added in fp32. Raise UsageError if a parameter cannot be read or is not finite.
     """
     dtypes = {name: torch.float32 if name in deltas else dtype for name in shapes}
     tensors = {name: torch.empty(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
@@ -170,7 +170,7 @@ def read_tensors(
         load(named, storage_reader=reader, no_dist=True)
     except (CheckpointException, OSError) as error:
         raise UsageError(
-            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="export another one"
+            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="use another one"
         ) from error
     tensors |= {name: (tensors[name] + deltas[name]()).to(dtype) for name in deltas.keys() & tensors.keys()}
     if spoiled := next((name for name, tensor in tensors.items() if not_finite(tensor)), None):
@@ -179,7 +179,7 @@ def read_tensors(
 
 
 def stored_parts(name: str, tensor: Tensor, form: WeightsFormat) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that hold a parameter, by Hugging Face's names."""
+    """Yield the tensors that form a parameter at Hugging Face, with their names."""
     stored = stored_tensors(name, tuple(tensor.shape), form)
     matrices = len(matrices_of_expert(name, form))
     if matrices:
@@ -191,7 +191,7 @@ def stored_parts(name: str, tensor: Tensor, form: WeightsFormat) -> Iterator[tup
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Return when the file is on disk. Raises EnvironmentProblem if it cannot be written."""
+    """Write a file and return once it is on disk; raise EnvironmentProblem if it cannot be written."""
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
         path.chmod(0o644)  # safetensors restricts it to its owner
@@ -220,9 +220,9 @@ def export_adapters(job: AdapterExportJob) -> None:
 
 
 def import_adapters(job: AdapterImportJob) -> ImportedWeights:
-    """Write the checkpoint's ``weights`` from peft's file; the targets follow from the layers that it holds.
+    """Write the checkpoint's ``weights`` from peft's file; return the targets that its layers imply.
 
-    Raises UsageError if it does not hold adapters of rank ``job.rank`` for one kind of targets in all blocks.
+    Raise UsageError if the file does not hold adapters of rank ``job.rank`` for a supported set of targets.
     """
     path, shapes = Path(job.source) / ADAPTER_FILE, parameter_shapes(job.model)
     try:
@@ -242,7 +242,7 @@ def import_adapters(job: AdapterImportJob) -> ImportedWeights:
 def read_peft(
     stored: Mapping[str, Tensor], shapes: Mapping[str, Shape], job: AdapterImportJob
 ) -> tuple[Lora, dict[str, LowRank]]:
-    """Return the adapters among peft's tensors, fp32, and their description. Raises UsageError."""
+    """Return the description of peft's adapters, and the adapters in fp32; raise UsageError if they are unsupported."""
     names = peft_layers(adapted_layers(shapes, "all-linear"), format_of(job.model))
     ours = {theirs: layer for layer, theirs in names.items()}
     matrices: dict[str, dict[str, Tensor]] = {}
@@ -261,7 +261,7 @@ def read_peft(
         kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in matrices}))
         raise UsageError(
             f"these are adapters of {kinds}, in {len(matrices)} layers; supported are those of q_proj and v_proj, "
-            "also with k_proj, also with o_proj, or of all linear layers, in every block",
+            "optionally with k_proj, or k_proj and o_proj; or of all linear layers; in every block",
             where=job.source,
         )
     return Lora(rank=job.rank, alpha=job.alpha, dropout=job.dropout, targets=targets), adapters
@@ -281,7 +281,7 @@ def shape_problems(
 
 
 def has_shared_inputs(adapters: Mapping[str, LowRank]) -> bool:
-    """Return True if the adapters of each block have equal A, as those of a fused projection do."""
+    """Return True if the adapters of each module have equal A, as those of a fused projection do."""
     first: dict[str, Tensor] = {}
     return all(
         torch.equal(first.setdefault(layer.rpartition(".")[0], adapter.a), adapter.a)

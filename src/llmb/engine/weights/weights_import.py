@@ -2,7 +2,7 @@
 """Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, without changing dtypes.
 
 Megatron-Core saves a layer's tensors under one name for all layers, [layers, ...], or under a name for each layer.
-Query, key and value are one tensor, by query group: its queries, its key, its value. So are gate and up.
+Query, key and value form one tensor: for each query group its queries, its key and its value. Gate and up form another.
 """
 
 import math
@@ -51,7 +51,7 @@ class SafetensorsFiles:
     def rows(self, name: str, first: int, end: int) -> Tensor:
         """Return rows ``first`` to ``end`` (exclusive) of a tensor's first dimension, in its stored dtype.
 
-        Raises UsageError if a value is not finite or cannot be read.
+        Raise UsageError if the tensor cannot be read or a value is not finite.
         """
         file = self.stored[name].file
         try:
@@ -68,12 +68,12 @@ class SafetensorsFiles:
 
 
 def not_finite(values: Tensor) -> bool:
-    """Return True for NaN or infinity, without a temporary tensor: NaN passes through minimum and maximum."""
+    """Return True if a value is NaN or infinite, without a temporary tensor: minimum and maximum propagate NaN."""
     return values.numel() > 0 and not all(math.isfinite(extreme.item()) for extreme in values.aminmax())
 
 
 def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
-    """Read the headers. Raises UsageError if a file is not a safetensors file, or is incomplete."""
+    """Read the headers of files; raise UsageError if one is incomplete, or two contain the same tensor."""
     stored: dict[str, StoredTensor] = {}
     for file in names:
         for name, tensor in _read_header(folder, file).items():
@@ -84,7 +84,7 @@ def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
 
 
 def _read_header(folder: Path, file: str) -> dict[str, StoredTensor]:
-    """Read the header, which the library compares with the size of the file."""
+    """Read a file's header, which the library compares with the size of the file."""
     try:
         with safe_open(folder / file, framework="pt") as content:
             parts = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118 (the library's file has no other iterator)
@@ -98,15 +98,15 @@ Part = Literal["whole", "query", "key", "value", "gate", "up"]
 PREFIXES = ("module.", "")
 LAYER, LAYERS = "layers.", "decoder.layers."
 LEFT_OUT = ("_extra_state", "optimizer.", "rng_state", "rerun_state", "chained_")
-"""Parts of the names of tensors that are not weights."""
+"""Substrings of the names of tensors that are not weights."""
 NEMO_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 METADATA_CLASS = ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
 NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesStorageMetadata")}
-"""Objects are only described in the metadata; they are never read."""
+"""These metadata also describe objects, which are never read."""
 
 
 class NemoTensor(NamedTuple):
-    """The tensor that holds a parameter, and the part of it."""
+    """The name of the tensor that contains a parameter, and the part of the tensor that the parameter is."""
 
     name: str
     part: Part
@@ -129,7 +129,7 @@ IN_LAYER = {
     "mlp.down_proj.weight": NemoTensor("mlp.linear_fc2.weight", "whole"),
 }
 VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
-"""Their rows may be padded."""
+"""Tensors that may be padded by further rows."""
 
 
 class NemoSource(NamedTuple):
@@ -164,7 +164,7 @@ class NemoParameters:
     last: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
 
     def read(self, chunk: Chunk) -> Tensor:
-        """Return rows of a parameter in its stored dtype. Raises UsageError if not finite, or unreadable."""
+        """Return rows of a parameter in its stored dtype; raise UsageError if they are unreadable or not finite."""
         source = self.sources[chunk.name]
         rows = self._part(self._tensor(source.name, source.layer), source.part)[chunk.first : chunk.end].clone()
         if not_finite(rows):
@@ -214,15 +214,15 @@ class NemoParameters:
 
 
 def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
-    """Return the box in the dimensions from ``first``."""
+    """Return the slices that a chunk covers in the dimensions from ``first`` on."""
     corners = list(zip(chunk.offsets, chunk.sizes, strict=True))
     return tuple(slice(offset, offset + size) for offset, size in corners[first:])
 
 
 def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[NemoParameters, tuple[str, ...]]:
-    """Return the parameters, and the names of skipped tensors.
+    """Return the parameters of a NeMo checkpoint, and the names of skipped tensors.
 
-    Raises UsageError if the checkpoint at ``path`` does not hold exactly ``shapes``, or lacks a part of a file.
+    Raise UsageError if the checkpoint does not hold exactly ``shapes``, or a file is missing or too short.
     """
     metadata = _read_metadata(path / METADATA_FILE)
     tensors = {
@@ -237,7 +237,7 @@ def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[Ne
     problems += [f"{name} is not a tensor of this model" for name in sorted(unknown)]
     problems = problems or list(_damage(path / WEIGHTS, metadata, {source.name for source in sources.values()}))
     if problems:
-        what = f"the checkpoint of NeMo does not match the weights of {model.model} {model.size}:{itemized(problems)}"
+        what = f"the NeMo checkpoint does not match the weights of {model.model} {model.size}:{itemized(problems)}"
         raise UsageError(what, where=str(path), do=CONVERT)
     return (
         NemoParameters(
@@ -256,7 +256,7 @@ def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[Ne
 
 
 def source_of(name: str, prefix: str, *, stacked: bool) -> NemoSource:
-    """Return the tensor of a parameter of the engine."""
+    """Return the tensor that contains the engine's parameter ``name``, and its part of the tensor."""
     if name in OUTSIDE:
         return NemoSource(prefix + OUTSIDE[name].name, None, OUTSIDE[name].part)
     layer, _, inside = name.removeprefix(LAYER).partition(".")
@@ -306,7 +306,7 @@ def _fits(shape: Shape, expected: Shape, *, padded: bool) -> bool:
 
 
 def _damage(folder: Path, metadata: Metadata, names: Collection[str]) -> Iterator[str]:
-    """Yield files that are missing, or too short for their tensors."""
+    """Yield problems of tensors that are compressed or outside of the folder, and of missing or too short files."""
     sizes: dict[str, int] = {}
     for index, place in metadata.storage_data.items():
         if index.fqn not in names:
@@ -341,7 +341,7 @@ class HuggingFaceParameters:
     parameters: dict[str, Parameter]
 
     def read(self, chunk: Chunk) -> Tensor:
-        """Return rows of a parameter, in its own dtype."""
+        """Return rows of a parameter, in the dtype of the parameter."""
         matrices = len(matrices_of_expert(chunk.name, self.form))
         rows = read_rows(self.files, self.sources[chunk.name], matrices, chunk)
         parameter = self.parameters[chunk.name]
@@ -349,9 +349,9 @@ class HuggingFaceParameters:
 
 
 def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Write the checkpoint's ``weights``, each process with one chunk in memory at a time.
+    """Write the checkpoint's ``weights``; each process has one chunk in memory at a time.
 
-    Raises UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
+    Raise UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
     value is not finite.
     """
     if job.format == "nemo":
@@ -380,12 +380,12 @@ def _written(
 
 
 def stored_dtype(files: SafetensorsFiles, sources: Sequence[str]) -> torch.dtype:
-    """Return the dtype of the tensors that a parameter is made of, or one that can hold all their values."""
+    """Return the dtype of the tensors that form a parameter, or one that can hold all their values if they differ."""
     return reduce(torch.promote_types, {DTYPES[files.stored[name].dtype] for name in sources})
 
 
 def head_differences(files: SafetensorsFiles, match: Match) -> Iterator[str]:
-    """Yield differences between the stored head of a model with tied embeddings and its embedding."""
+    """Yield a problem if the stored head differs from the embedding that the model ties it to."""
     (embedding,) = match.sources[EMBEDDING]
     shape, copied = (files.stored[name].shape for name in (embedding, HEAD_WEIGHT))
     equal = shape == copied and all(
@@ -402,7 +402,7 @@ def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
-    """Return rows of a parameter; ``matrices`` tensors, [outputs, inputs], form a row if experts are separate."""
+    """Return rows of a parameter; ``matrices`` tensors, [outputs, inputs], form a row if each expert is separate."""
     if not matrices:
         return files.rows(sources[0], chunk.first, chunk.end)
     return torch.stack(
