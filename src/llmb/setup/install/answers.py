@@ -189,7 +189,7 @@ def flag_of(name: str) -> str:
 
 
 def parse_answers(values: Mapping[str, Any]) -> Answers:
-    """Return the answers from command-line options; None is open. Raises UsageError."""
+    """Return the answers from command-line options; None is open. Raise UsageError."""
     from pydantic import ValidationError
 
     values_read = {name: OPTIONS[name].value(value) for name, value in values.items() if value not in (None, [])}

@@ -32,7 +32,7 @@ SAME_KEYS = ("gpu_type", "node_architecture", "image_folder")
 
 
 def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
-    """Read a file of answers in either form. Raises UsageError with all its problems, or if another user owns it."""
+    """Read a file of answers in either form. Raise UsageError with all its problems, or if another user owns it."""
     check_owner(path)
     try:
         data = read_data(path)
@@ -53,12 +53,12 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Write the answers so that only their user can read them. Raises EnvironmentProblem."""
+    """Write the answers so that only their user can read them. Raise EnvironmentProblem."""
     put_file(path, ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True), mode=0o600)
 
 
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the answers of ``llmb install``, by name, in ``data`` of the file ``path``. Raises UsageError."""
+    """Return the answers of ``llmb install``, by name, in ``data`` of the file ``path``. Raise UsageError."""
     if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
         raise UsageError(f"old keys: {', '.join(old)}", where=str(path), do="rename them")
     slurm = data.get("slurm") or {}
@@ -125,7 +125,7 @@ def settings(
 
 
 def answers_in(root: Path) -> Answers:
-    """Return the answers in a cluster_config.yaml below ``root``. Raises UsageError if it cannot be used."""
+    """Return the answers in a cluster_config.yaml below ``root``. Raise UsageError if it cannot be used."""
     if not (root / CLUSTER_CONFIG).exists():
         return answers_schema()()
     config = read_cluster_config(root, cluster_schema())
@@ -216,7 +216,7 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
     """Write the file, or complete one that it did not write; return a description of the change.
 
-    Raises UsageError if such a file says something else; with ``keep`` it is left as it is.
+    Raise UsageError if such a file says something else; with ``keep`` it is left as it is.
     """
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):

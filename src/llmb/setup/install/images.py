@@ -61,7 +61,7 @@ class ImageRequest:
 
 
 def image_source(text: str) -> RegistryImage | Path:
-    """Parse an image of a registry, or a file. Raises UsageError."""
+    """Parse an image of a registry, or a file. Raise UsageError."""
     if text.startswith(("/", "./", "../", "~")) or text.endswith((*SUFFIXES.values(), ARCHIVE)):
         return Path(text).expanduser().absolute()
     match = _NAME.fullmatch(text)
@@ -90,7 +90,7 @@ def source_problem(text: str) -> str | None:
 
 
 def image_path(text: str, folder: Path, runtime: str) -> Path:
-    """Return the path of the image's file; a file that the runtime can start stays in place. Raises UsageError."""
+    """Return the path of the image's file; a file that the runtime can start stays in place. Raise UsageError."""
     source = image_source(text)
     if isinstance(source, Path):
         return folder / (source.stem + SUFFIXES[runtime]) if source.suffix == ARCHIVE else source
@@ -98,7 +98,7 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Import an image, unless one of this name exists. Raises UsageError, EnvironmentProblem and UserInterrupt."""
+    """Import an image, unless one of this name exists. Raise UsageError, EnvironmentProblem and UserInterrupt."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()
@@ -178,6 +178,6 @@ def _call(command: list[str], say: Callable[[str], None]) -> None:
 
 
 def remove_image(image: Path) -> None:
-    """Remove an image and the leftovers of killed imports. Raises OSError."""
+    """Remove an image and the leftovers of killed imports. Raise OSError."""
     for path in (image, *image.parent.glob(f".????????.{glob.escape(image.name)}")):
         path.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ def state_path(root: Path) -> Path:
 
 
 def read_state(root: Path) -> InstallState | None:
-    """None if nothing was installed. Raises UsageError for a file that cannot be read, or of a user who is neither
+    """None if nothing was installed. Raise UsageError for a file that cannot be read, or of a user who is neither
     this one nor the owner of the root."""
     path = state_path(root)
     check_links(path)
@@ -82,7 +82,7 @@ def read_state(root: Path) -> InstallState | None:
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replace ``path`` atomically. Only one installer writes below a root: leftovers of a killed one are overwritten.
 
-    Raises EnvironmentProblem.
+    Raise EnvironmentProblem.
     """
     temporary = partial_of(path)
     try:
@@ -163,7 +163,7 @@ class Journal:
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
     """Yield the locked journal of ``root``; create both if they do not exist.
 
-    Raises EnvironmentProblem if another installer is running, or if nothing can be written.
+    Raise EnvironmentProblem if another installer is running, or if nothing can be written.
     """
     _begin(root, answers)
     with locked_journal(root) as journal:
@@ -172,7 +172,7 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 
 @contextmanager
 def locked_journal(root: Path) -> Iterator[Journal]:
-    """Yield the locked journal of an existing installation. Raises UsageError if there is none."""
+    """Yield the locked journal of an existing installation. Raise UsageError if there is none."""
     if not state_path(root).exists():
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
@@ -217,8 +217,8 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Remove what was created, the last first. Returns the removed paths, and those that are kept because they are
-    not as they were made. Raises UsageError for what is not below the root."""
+    """Remove what was created, the last first. Return the removed paths, and those that are kept because they are
+    not as they were made. Raise UsageError for what is not below the root."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
         path = root / item.path

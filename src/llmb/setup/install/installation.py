@@ -83,7 +83,7 @@ def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepo
 
 
 def check_hub(repositories: Sequence[NeededRepository]) -> str:
-    """Describe the access to the repositories. Raises EnvironmentProblem if one cannot be read."""
+    """Describe the access to the repositories. Raise EnvironmentProblem if one cannot be read."""
     if not can_check():
         return f"not checked: this needs {pip_install('prepare')}"
     access = check_access(repositories)
@@ -108,7 +108,7 @@ class Preparations:
     """The jobs that ``llmb prepare submit --json`` prints."""
 
     def do(self, python: Path, root: Path, answers: Answers, workload: str, size: str) -> str:
-        """Prepare a size of a workload. Raises EnvironmentProblem if a command fails."""
+        """Prepare a size of a workload. Raise EnvironmentProblem if a command fails."""
         llmb = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "prepare"]
         model = ["-w", workload, "-s", size]
         if answers.prepare == "here":
@@ -173,7 +173,7 @@ class Removal:
 
 
 def planned_removal(root: Path, *, results: bool) -> list[str]:
-    """List the paths that would be removed if they are unchanged. Raises UsageError."""
+    """List the paths that would be removed if they are unchanged. Raise UsageError."""
     state = read_state(root)
     if state is None:
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
@@ -186,7 +186,7 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
     """Remove what the journal lists; with ``results`` also results, prepared data and the history.
 
-    One that was killed is completed by the next call. Raises UsageError while jobs run, EnvironmentProblem.
+    One that was killed is completed by the next call. Raise UsageError while jobs run, EnvironmentProblem.
     """
     with locked_journal(root) as journal:
         _check_no_live_jobs(root, say)

@@ -75,7 +75,7 @@ class Installed:
 def all_answers(answers: Answers, root: Path) -> Answers:
     """Return the explicit answers, completed by those of the installation in ``root``, then by a cluster_config.yaml.
 
-    Raises UsageError for files that cannot be used.
+    Raise UsageError for files that cannot be used.
     """
     state = read_state(root)
     if state is None:

@@ -80,7 +80,7 @@ class Surroundings:
     """The offers of the schedulers that were queried, by name."""
 
     def offer(self, scheduler: str) -> Offer:
-        """Query a scheduler. Raises InfrastructureError without an answer, EnvironmentProblem if it is not here."""
+        """Query a scheduler. Raise InfrastructureError without an answer, EnvironmentProblem if it is not here."""
         if scheduler not in self.offers:
             self.offers[scheduler] = find_scheduler(scheduler).offer()
         return self.offers[scheduler]
@@ -192,7 +192,7 @@ def matches(answers: Answers, root: Path) -> bool:
 
 
 def make_environment(answers: Answers, journal: Journal) -> str:
-    """Recreate the environment from scratch; describe its content. Raises EnvironmentProblem if a program fails."""
+    """Recreate the environment from scratch; describe its content. Raise EnvironmentProblem if a program fails."""
     record = record_of(answers)
     folder = journal.tree(FOLDER)
     for command in commands(record, folder):
@@ -254,7 +254,7 @@ def run_visibly(
 ) -> None:
     """Run a program with visible output; it is terminated if this process ends for any reason.
 
-    Raises EnvironmentProblem if it fails.
+    Raise EnvironmentProblem if it fails.
     """
     sys.stderr.flush()
     try:
@@ -273,7 +273,7 @@ def _name(command: Sequence[str]) -> str:
 
 
 def proven(python: Path, answers: Answers) -> PythonContents:
-    """Return the packages of a Python for runs. Raises EnvironmentProblem if it lacks some, or torch is for no GPU."""
+    """Return the packages of a Python for runs. Raise EnvironmentProblem if it lacks some, or torch is for no GPU."""
     packages = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
     output = ask_program([str(python), "-c", PROOF, *packages], PROOF_LIMIT_S, cwd=None)
     if output.code is None:

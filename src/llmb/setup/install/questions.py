@@ -377,7 +377,7 @@ class Interview:
         self.answers = self.answers.model_copy(update={question.name: getattr(answer, question.name)})
 
     def complete(self) -> Answers:
-        """Ask all questions. Raises UsageError with all missing or invalid answers."""
+        """Ask all questions. Raise UsageError with all missing or invalid answers."""
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
@@ -387,14 +387,14 @@ class Interview:
 
 
 def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """Ask for the path, which may select an existing installation's answers. Raises UsageError."""
+    """Ask for the path, which may select an existing installation's answers. Raise UsageError."""
     interview = Interview(answers, ask)
     interview.settle(Path(answers, around))
     return interview.complete()
 
 
 def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """Complete all other answers. Raises UsageError with all missing or invalid ones at once."""
+    """Complete all other answers. Raise UsageError with all missing or invalid ones at once."""
     if problems := list(answers.problems()):
         raise UsageError("\n".join(problems))
     interview = Interview(answers, ask)

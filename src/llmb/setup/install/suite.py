@@ -151,7 +151,7 @@ class _Software:
         return str(target)
 
     def clone(self, target: Path, commands: Callable[[Path], Commands], what: str) -> None:
-        """Clone; the folder gets its name once complete, and leftovers are removed. Raises EnvironmentProblem."""
+        """Clone; the folder gets its name once complete, and leftovers are removed. Raise EnvironmentProblem."""
         if target.exists():
             changed = "; ".join(changed_files(target, self.script)) if target.parent.name == SUITES else "other files"
             raise EnvironmentProblem(f"this is not {what}: {changed}", where=str(target), do=MOVE)
@@ -243,7 +243,7 @@ def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Pa
 def _call(
     commands: Commands, by_hand: Commands, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Run commands. Raises EnvironmentProblem with the commands to run by hand."""
+    """Run commands. Raise EnvironmentProblem with the commands to run by hand."""
     try:
         for command in commands:
             run_visibly(command, folder=folder, environ=environ)

@@ -93,7 +93,7 @@ def default_processes() -> int:
 
 
 def verify_saved(checkpoint: SavedCheckpoint, on_note: OnNote) -> None:
-    """Read every file. Raises UsageError if one is damaged."""
+    """Read every file. Raise UsageError if one is damaged."""
     checksums = checkpoint.record.crc32
     began = time.monotonic()
     if damaged := list(damaged_files(checkpoint.path, checksums, threads=os.cpu_count() or 1)):
@@ -115,7 +115,7 @@ def export_checkpoint(
     """Write the weights of the checkpoint at ``path`` as a Hugging Face model into the new folder ``target``.
 
     With ``merged`` adapters, if given.
-    Raises UsageError where one of them is not fit, EnvironmentProblem where there is no room.
+    Raise UsageError where one of them is not fit, EnvironmentProblem where there is no room.
     """
     checkpoint, target = read_checkpoint(path), target.absolute()
     model = checkpoint.record.model
@@ -148,7 +148,7 @@ def add_context(context: Path, folder: Path) -> None:
 
 
 def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy those of the named files that exist. Raises OSError."""
+    """Copy those of the named files that exist. Raise OSError."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -158,7 +158,7 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
     """Make a new weights-only checkpoint from another program's; resume an import that was killed.
 
-    Raises UsageError where the folder holds something else, EnvironmentProblem where there is no room.
+    Raise UsageError where the folder holds something else, EnvironmentProblem where there is no room.
     """
     source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
@@ -190,7 +190,7 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
 
 
 def read_source(path: Path, model: Model) -> WeightsFolder:
-    """Open a Hugging Face model or a NeMo 2 checkpoint of ``model``. Raises UsageError for anything else."""
+    """Open a Hugging Face model or a NeMo 2 checkpoint of ``model``. Raise UsageError for anything else."""
     if is_nemo_folder(path):
         folder = read_nemo_folder(path)
         check_nemo_config(folder, model)
@@ -316,7 +316,7 @@ class AdapterImport:
 
 
 def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_note: OnNote, *, verify: bool) -> None:
-    """Write the adapters in ``checkpoint`` in peft's format into the new folder ``target``. Raises UsageError."""
+    """Write the adapters in ``checkpoint`` in peft's format into the new folder ``target``. Raise UsageError."""
     target, base = target.absolute(), checkpoint.record.base
     check_converter()
     check_free(target)
@@ -347,7 +347,7 @@ def base_and_adapters(
 def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoint:
     """Find the base of the adapters in ``checkpoint``: at ``explicit``, or where it was during training.
 
-    Raises UsageError if it is not there, or if it is another one.
+    Raise UsageError if it is not there, or if it is another one.
     """
     recorded = checkpoint.record.base
     path = explicit or (Path(recorded.path) if recorded and recorded.path else None)
@@ -365,7 +365,7 @@ def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoi
 def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
     """Make a new checkpoint of adapters from a folder in peft's format.
 
-    Raises UsageError if the folder holds something else, or adapters that the engine cannot express.
+    Raise UsageError if the folder holds something else, or adapters that the engine cannot express.
     """
     source, target, base = request.source.absolute(), request.target.absolute(), read_checkpoint(request.base)
     config = read_json(source / ADAPTER_CONFIG)

@@ -67,7 +67,7 @@ def prepare_dataset(
 ) -> PreparedDataset:
     """Prepare missing parts; existing ones are checked and kept unless ``force`` is set.
 
-    Raises UsageError for a source, a tokenizer or prepared files that are not what they should be, and
+    Raise UsageError for a source, a tokenizer or prepared files that are not what they should be, and
     EnvironmentProblem if writing fails or another process prepares the same dataset.
     """
     work = _Preparation(catalogue, request, folders, on_count, say)
@@ -167,7 +167,7 @@ class _Preparation:
     def _kept(self, folder: Path, samples: SampleFiles) -> PackedDataset | None:
         """Return the packed dataset in ``folder`` if it is complete and made from ``samples``, else None.
 
-        Raises UsageError if it is made from something else, or damaged.
+        Raise UsageError if it is made from something else, or damaged.
         """
         record = None if self.request.force else read_packed(folder)
         if record is None:

@@ -70,7 +70,7 @@ def fetch_model(
 ) -> Path:
     """Download the configuration, tokenizer and ``weights`` of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
 
-    ``page`` is where access is requested. Files that were downloaded before are kept. Raises UsageError for a model
+    ``page`` is where access is requested. Files that were downloaded before are kept. Raise UsageError for a model
     that is not on the hub, EnvironmentProblem if this machine or this user cannot get it, and InfrastructureError if
     the hub fails.
     """
@@ -291,7 +291,7 @@ def needed_repositories(
 ) -> tuple[NeededRepository, ...]:
     """Return the repositories of workloads and sizes without duplicates; weights include the tokenizer.
 
-    Raises UsageError for a workload that needs no preparation.
+    Raise UsageError for a workload that needs no preparation.
     """
     files: dict[tuple[str, Kind, str], list[str]] = {}
     for workload, size in models:
@@ -312,7 +312,7 @@ def can_check() -> bool:
 def check_access(repositories: Sequence[NeededRepository], endpoint: str | None = None) -> tuple[RepositoryAccess, ...]:
     """Send one small request for each, with the token of HF_TOKEN or 'hf auth login', without waits and retries.
 
-    Raises EnvironmentProblem if the library that contacts the hub is not installed.
+    Raise EnvironmentProblem if the library that contacts the hub is not installed.
     """
     access = []
     for repository in repositories:
@@ -349,7 +349,7 @@ def access_problem(access: Sequence[RepositoryAccess]) -> EnvironmentProblem | N
 
 
 def token_source() -> TokenSource | None:
-    """Return the source of the token, if any. Raises EnvironmentProblem if the library that reads it is missing."""
+    """Return the source of the token, if any. Raise EnvironmentProblem if the library that reads it is missing."""
     if any(os.environ.get(name, "").strip() for name in VARIABLES):
         return "environment"
     check_installed("checking access", "huggingface_hub")
@@ -359,7 +359,7 @@ def token_source() -> TokenSource | None:
 
 
 def use_token(text: str) -> None:
-    """Set the token for this process and its children. Raises UsageError, which omits the token, for an invalid one."""
+    """Set the token for this process and its children. Raise UsageError, which omits the token, for an invalid one."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError("the input is not a token: it has spaces or other invalid characters")

@@ -114,7 +114,7 @@ class Documents:
 def tokenize(path: Path, temporary: Path, tokenizer: LoadedTokenizer, on_count: Callable[[int], object]) -> Documents:
     """Encode the samples in ``path`` into a file in ``temporary``; ``on_count`` is called with how many are done.
 
-    Memory is needed for one batch, and for two numbers a sample. Raises OSError if writing fails.
+    Memory is needed for one batch, and for two numbers a sample. Raise OSError if writing fails.
     """
     import numpy as np
 
@@ -142,7 +142,7 @@ def write_packed(
 ) -> PackedDataset:
     """Pack the documents that fit ``seq_len`` places into a new dataset in ``folder``.
 
-    Raises UsageError if none fits, or if ``folder`` exists or is being written; EnvironmentProblem if writing fails.
+    Raise UsageError if none fits, or if ``folder`` exists or is being written; EnvironmentProblem if writing fails.
     """
     import numpy as np
 

@@ -65,7 +65,7 @@ class PrepareChoices(Record):
 def preparation_orders(
     catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, options: JobOptions, site: Site
 ) -> list[TaskOrder]:
-    """Return the jobs that prepare what ``workload`` needs in ``size``. Raises UsageError."""
+    """Return the jobs that prepare what ``workload`` needs in ``size``. Raise UsageError."""
     source = source_of(catalogue, workload, size)
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))

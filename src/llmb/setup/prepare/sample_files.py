@@ -63,7 +63,7 @@ Prepared = TypeVar("Prepared", SampleFiles, PackedDataset)
 
 
 def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
-    """Read a record whose files are complete; None if there is none. Raises UsageError if a file is damaged."""
+    """Read a record whose files are complete; None if there is none. Raise UsageError if a file is damaged."""
     if not path.is_file():
         return None
     do = "prepare it again with --force"
@@ -79,7 +79,7 @@ def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
 def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_count: OnCount) -> SampleFiles:
     """Write the samples of ``files`` to ``folder``; ``temporary`` is an empty folder.
 
-    Memory is needed for one sample and the place of every sample, not for their text. Raises UsageError for what is no
+    Memory is needed for one sample and the place of every sample, not for their text. Raise UsageError for what is no
     sample, and if a split stays empty; OSError if writing fails.
     """
     (folder / RECORD).unlink(missing_ok=True)  # until the end, the files do not belong together

@@ -28,7 +28,7 @@ SPECIAL = (BOS, EOS)
 
 
 def write_model(folder: Path, model: Model, texts: Iterable[str]) -> None:
-    """Write configuration, weights and tokenizer to ``folder``, which exists. Raises OSError if writing fails."""
+    """Write configuration, weights and tokenizer to ``folder``, which exists. Raise OSError if writing fails."""
     from safetensors.numpy import save
 
     size = train_tokenizer(folder / TOKENIZER, model, texts)
@@ -192,7 +192,7 @@ SIZE = "tiny"
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:
     """Write ``squad.jsonl`` and ``model/`` to a new folder; every call writes the same files.
 
-    Raises UsageError for another size than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails, or if a
+    Raise UsageError for another size than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails, or if a
     package is missing.
     """
     source_of(catalogue, workload, size)

@@ -47,7 +47,7 @@ class LoadedTokenizer:
 
 
 def tokenizer_file(path: Path) -> Path:
-    """Return the path of ``tokenizer.json`` at ``path``, a file or a folder. Raises UsageError if there is none."""
+    """Return the path of ``tokenizer.json`` at ``path``, a file or a folder. Raise UsageError if there is none."""
     file = path / TOKENIZER if path.is_dir() else path
     if not file.is_file():
         do = f"pass a file {TOKENIZER}, or a folder that contains it"
@@ -56,14 +56,14 @@ def tokenizer_file(path: Path) -> Path:
 
 
 def checksum(file: Path) -> str:
-    """Return the SHA-256 of a ``tokenizer.json``. Raises UsageError if it cannot be read."""
+    """Return the SHA-256 of a ``tokenizer.json``. Raise UsageError if it cannot be read."""
     return hashlib.sha256(_content(file)).hexdigest()
 
 
 def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
     """Load the tokenizer in ``file`` for a model that has ``vocab_size`` embeddings; ``name`` is the model's.
 
-    Raises UsageError if it cannot be read, has tokens that the model has not, or its end of sequence is unknown.
+    Raise UsageError if it cannot be read, has tokens that the model has not, or its end of sequence is unknown.
     """
     import numpy  # noqa: F401 (tokenizers needs it, and says so in a panic)
     from tokenizers import Tokenizer
@@ -108,7 +108,7 @@ def _marks_spaces(tokenizer: "Tokenizer") -> bool:
 
 
 def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) -> int | None:
-    """Read ``eos`` or ``bos`` from the files next to the tokenizer; never guess. Raises UsageError if it is wrong."""
+    """Read ``eos`` or ``bos`` from the files next to the tokenizer; never guess. Raise UsageError if it is wrong."""
     for name in NAMING:
         token = _settings(file.with_name(name)).get(f"{which}_token")
         text = token.get("content") if isinstance(token, dict) else token

@@ -45,7 +45,7 @@ def from_question(context: str, question: str, answers: tuple[str, ...]) -> Data
 def from_row(row: Mapping[str, Any]) -> DatasetSample | None:
     """Parse a row of the hub's dataset, or a line in the template; None if it has no answer.
 
-    Raises Malformed for anything else.
+    Raise Malformed for anything else.
     """
     if "input" in row:
         _require(row, TEMPLATED_KEYS)
@@ -88,7 +88,7 @@ def _is_text(value: object) -> bool:
 
 
 def from_squad_document(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the rows of a file in SQuAD's own format, each with its position in the file. Raises Malformed."""
+    """Return the rows of a file in SQuAD's own format, each with its position in the file. Raise Malformed."""
     rows: list[tuple[str, Mapping[str, Any]]] = []
     for a, article in enumerate(_list(document, "data", "")):
         for p, paragraph in enumerate(_list(article, "paragraphs", f"data[{a}]")):
@@ -128,7 +128,7 @@ Row = tuple[str, Mapping[str, Any]]
 def split_files(source: Path) -> Files:
     """Return the files of each split at ``source``: a folder with files named after splits, or one file for training.
 
-    Raises UsageError if there are none, or if several are possible.
+    Raise UsageError if there are none, or if several are possible.
     """
     if not source.is_dir():
         with open_file(source, do="pass a file or a folder with --source"):
@@ -165,7 +165,7 @@ def _holds(path: Path, split: Split) -> bool:
 def read_samples(path: Path) -> Iterator[DatasetSample | None]:
     """Yield every sample of a file, in order; None for a question without an answer.
 
-    Raises UsageError, with the line or the place, for what is not a sample.
+    Raise UsageError, with the line or the place, for what is not a sample.
     """
     for place, row in _rows(path):
         try:

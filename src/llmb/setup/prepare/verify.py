@@ -92,7 +92,7 @@ def verify_prepared(
 ) -> Verification:
     """Compare the sizes of all files with their records; with ``on_progress``, read them for their checksums, too.
 
-    Raises UsageError for a workload that needs no preparation.
+    Raise UsageError for a workload that needs no preparation.
     """
     source, model = source_of(catalogue, workload, size), find_model(catalogue, workload, size)
     target = _Target(workload, size, source, model, folders)
