@@ -5,7 +5,8 @@ import csv
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,37 @@ REPOSITORY = "LLMB_BRIDGE_REPOSITORY"
 
 
 def differing(row: Mapping[str, str], line: str) -> list[str]:
-    """The columns of a row whose numbers its line, a row of a table in Markdown, does not have."""
+    """The columns of a row that its line, a row of a table in Markdown, does not have."""
     numbers = set(re.findall(r"\d+(?:\.\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", line)))
     columns = ("gpus", "gbs", "mbs", "tp", "pp", "cp", "vp", "ep", "tokens_per_s_per_gpu", "tflops_per_gpu")
     return [name for name in columns if row[name] and row[name] not in numbers]
+
+
+def headings(lines: Sequence[str], number: int) -> str:
+    """The headings of each level above a line."""
+    above: dict[int, str] = {}
+    for line in lines[:number]:
+        if mark := re.match("#+ ", line):
+            above = {level: text for level, text in above.items() if level < len(mark[0])} | {len(mark[0]): line}
+    return " / ".join(above.values())
+
+
+PRECISIONS = {"fp8-cs": ("FP8", "FP8-CS"), "mxfp8": ("MXFP8",), "nvfp4": ("NVFP4",), "bf16": ("BF16",)}
+TASKS = {"pretrain": "Pre-Training", "sft": "SFT", "lora": "LoRA"}
+
+
+def misplaced(row: Mapping[str, str], lines: Sequence[str]) -> list[str]:
+    """The columns of a row that neither its line nor the headings above it have."""
+    above, line = headings(lines, int(row["line"])), lines[int(row["line"]) - 1]
+    cells = {cell.strip() for cell in line.split("|")} | {above.partition("Model: ")[2], above.partition("System: ")[2]}
+    wrong = {
+        "release": f"## {row['release']} NeMo" not in above,
+        "task": f"{TASKS[row['task']]} Performance" not in above,
+        "gpu": f"DGX-{row['gpu'].upper()}" not in cells,
+        "model": not any(re.match(rf"{re.escape(row['model'])}( \(\w+\))?$", cell) for cell in cells),
+        "dtype": row["release"] != "25.09" and not cells & {*PRECISIONS[row["dtype"]]},
+    }
+    return [name for name, is_wrong in wrong.items() if is_wrong]
 
 
 def test_every_row_stands_in_its_line_of_the_tables(needs: Callable[[str, bool, str], None]) -> None:
@@ -66,7 +94,11 @@ def test_every_row_stands_in_its_line_of_the_tables(needs: Callable[[str, bool, 
     for commit, path in {(row["commit"], row["path"]) for row in ROWS}:
         show = ["git", "-C", clone, "show", f"{commit}:{path}"]
         files[path] = subprocess.run(show, capture_output=True, check=True, text=True).stdout.splitlines()
-    differences = [(row["line"], differing(row, files[row["path"]][int(row["line"]) - 1])) for row in ROWS]
+    differences = [
+        (row["line"], [*differing(row, lines[int(row["line"]) - 1]), *misplaced(row, lines)])
+        for row in ROWS
+        for lines in [files[row["path"]]]
+    ]
     assert [(line, names) for line, names in differences if names] == []
 
 
@@ -182,8 +214,41 @@ def test_sharded_rows_and_scalings_are_conditions() -> None:
     assert ways["parallelism.dp_sharding"].value == "full"
     assert "over 64 GPUs" in ways["parallelism.dp_sharding"].what
     assert ways["fp8_recipe"].value == "current"
+    assert (ways["cuda_graphs"].value, ways["recompute"].value, ways.get("dispatcher")) == ("none", "none", None)
+    assert ways["recompute"].source == "Megatron-Bridge v0.4.2, recipe llama3_70b for 64 gb300 in fp8"
+    request = Request(workload="pretrain_deepseek-v3", size="671b", gpu_type="gb200", release="mb-25.09", dtype="fp8")
+    ways = {condition.key: condition for condition in resolve(CATALOGUE, request).conditions}
     assert {key for key, way in ways.items() if way.value is None} == {"cuda_graphs", "recompute"}
-    assert all("not known" in way.source for way in ways.values() if way.value is None)
+    assert all(way.source == "not known: no recipe of 25.09 was read" for way in ways.values() if way.value is None)
+
+
+def test_conditions_of_rows_are_those_of_their_recipes() -> None:
+    known = [model_row for model_row in CATALOGUE.bridge.named if model_row[1].release != "25.09"]
+    for model, row in known:
+        dtype, version = CATALOGUE.bridge.file.dtypes[row.dtype], CATALOGUE.bridge.file.versions[row.release]
+        recipe = CATALOGUE.script_recipes.find(version, model.recipe, row.task, row.gpu, dtype, row.gpus)
+        assert recipe, "every row has its recipe"
+        assert recipe.is_laid_out(row.sizes), "and its layout is that of the row"
+        assert recipe.gpus == row.gpus
+        assert recipe.fsdp == bool(row.fsdp) or row.fsdp is None
+        assert recipe.expert_rows == ("even" if recipe.has_experts else None)
+        assert recipe.dispatcher or not recipe.has_experts
+    entries = [entry for _, row in known for entry in CATALOGUE.publications(PREFIX + row.release).conditions]
+    unknown = {(entry.key, entry.workloads, entry.sizes) for entry in entries if entry.value is None}
+    assert unknown == {
+        ("cuda_graphs", ("pretrain_llama3.1",), ("405b",)),
+        ("cuda_graphs", ("pretrain_llama3.1",), ("70b",)),
+        ("recompute", ("pretrain_nemotron3",), ("120b",)),
+    }
+
+
+def test_the_script_reads_the_recipes_from_a_clone(tmp_path: Path, needs: Callable[[str, bool, str], None]) -> None:
+    clone = os.environ.get(REPOSITORY, "")
+    needs("bridge", bool(clone), f"{REPOSITORY} names no clone of https://github.com/NVIDIA-NeMo/Megatron-Bridge")
+    reader = Path(__file__).parents[2] / "scripts" / "read_bridge_recipes.py"
+    subprocess.run([sys.executable, reader, clone, tmp_path], capture_output=True, check=True)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (DATA / path.name).read_bytes(), "run scripts/read_bridge_recipes.py"
 
 
 DTYPES = {"fp8-cs": "fp8_cs", "mxfp8": "fp8_mx", "nvfp4": "nvfp4", "bf16": "bf16"}

@@ -6,11 +6,11 @@ import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator
-
+from llmb.catalogue.bridge_recipes import ALWAYS, WAYS, BridgeSizes, Printed, ScriptRecipes
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.published import Document, Expectation
 from llmb.catalogue.records import Dtype, Model, Record
@@ -20,10 +20,7 @@ PREFIX = "mb-"
 """Prefix of the names of its releases; the rest is the release of NeMo's container."""
 NEWEST = "mb"
 """The newest release that has a recipe."""
-SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gbs")
 DECIMALS = 4
-Printed = Annotated[int | None, BeforeValidator(lambda text: int(text) if text else None)]
-"""A number of a table; None if its cell is empty or absent."""
 
 
 class BridgeModel(Record):
@@ -35,6 +32,11 @@ class BridgeModel(Record):
     size: str
     experiment: str
     """The prefix of the names of its experiments."""
+
+    @property
+    def recipe(self) -> str:
+        """The name of its recipe in the performance script."""
+        return self.experiment.removeprefix(f"{self.task}_")
 
 
 class BridgeErratum(Record):
@@ -50,30 +52,22 @@ class BridgeTablesFile(Record):
     """``megatron_bridge.yaml``."""
 
     releases: tuple[str, ...]
+    versions: dict[str, str]
+    """The version of Megatron-Bridge in the container of a release, if its recipes are known."""
     dtypes: dict[str, Dtype]
     models: tuple[BridgeModel, ...]
     errata: tuple[BridgeErratum, ...]
-    conditions: tuple[ConditionEntry, ...]
+    conditions: dict[str, tuple[ConditionEntry, ...]]
+    """The conditions of a release, or of ``all``."""
 
 
-class BridgeRow(Record):
+class BridgeRow(BridgeSizes):
     """A row of ``megatron_bridge.csv``: as printed, except for the step time."""
 
     release: str
-    gpu: str
-    gpus: int
     model: str
     task: str
     dtype: str
-    seq: int
-    gbs: int
-    mbs: int
-    tp: int
-    pp: int
-    cp: int
-    vp: Printed
-    ep: Printed
-    etp: Printed
     fsdp: Printed
     """Ranks that shard the parameters; 0 for none."""
     tokens_per_s_per_gpu: float
@@ -94,12 +88,6 @@ class BridgeRow(Record):
         if not self.rounding_pct:
             return self.step_s_from_tokens
         return round(self.gbs * self.seq / (self.tokens_from_tflops * self.gpus), DECIMALS)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The sizes that the row prints, by their names in layouts."""
-        printed = {name: getattr(self, name) for name in SIZES}
-        return {name: size for name, size in printed.items() if size is not None} | {"seq_len": self.seq}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +153,37 @@ class BridgeTables:
         key = (row.release, row.line, row.dtype)
         return next((one.note for one in self.file.errata if (one.release, one.line, one.dtype) == key), None)
 
-    def conditions(self, release: str) -> tuple[ConditionEntry, ...]:
+    def conditions(self, release: str, recipes: ScriptRecipes) -> tuple[ConditionEntry, ...]:
         """Return the training conditions of the rows of a release."""
-        return (*self._sharding(release), *self.file.conditions)
+        rows = [(model, row) for model, row in self.named if PREFIX + row.release == release]
+        ways = (way for model, row in rows for way in (*self._sharding(model, row), *self._ways(model, row, recipes)))
+        stated = (self.file.conditions.get(name, ()) for name in ("all", release.removeprefix(PREFIX)))
+        return (*dict.fromkeys(ways), *chain.from_iterable(stated))
 
-    def _sharding(self, release: str) -> Iterator[ConditionEntry]:
-        for model, row in self.named:
-            if PREFIX + row.release == release and row.fsdp:
-                yield ConditionEntry(
-                    key="parallelism.dp_sharding",
-                    value="full",
-                    what=f"FSDP in the table: parameters, gradients and optimizer state, over {row.fsdp} GPUs",
-                    source=f"Megatron-Bridge {row.path} line {row.line}, commit {row.commit}",
-                    workloads=(model.workload,),
-                    sizes=(model.size,),
-                    dtypes=(self.file.dtypes[row.dtype],),
-                    gpu_types=(row.gpu,),
-                )
+    def _entry(
+        self, model: BridgeModel, row: BridgeRow, key: str, value: str | None, what: str, source: str
+    ) -> ConditionEntry:
+        dtype = self.file.dtypes[row.dtype]
+        of = {"workloads": (model.workload,), "sizes": (model.size,), "dtypes": (dtype,), "gpu_types": (row.gpu,)}
+        return ConditionEntry(key=key, value=value, what=what, source=source, **of)
+
+    def _sharding(self, model: BridgeModel, row: BridgeRow) -> Iterator[ConditionEntry]:
+        if row.fsdp:
+            what = f"FSDP in the table: parameters, gradients and optimizer state, over {row.fsdp} GPUs"
+            source = f"Megatron-Bridge {row.path} line {row.line}, commit {row.commit}"
+            yield self._entry(model, row, "parallelism.dp_sharding", "full", what, source)
+
+    def _ways(self, model: BridgeModel, row: BridgeRow, recipes: ScriptRecipes) -> Iterator[ConditionEntry]:
+        """Yield the conditions that the recipe of a row decides, if that has the layout of the row."""
+        version, dtype = self.file.versions.get(row.release), self.file.dtypes[row.dtype]
+        found = version and recipes.find(version, model.recipe, row.task, row.gpu, dtype, row.gpus)
+        recipe = found if found and found.is_laid_out(row.sizes) else None
+        of = f"Megatron-Bridge {version}, recipe {model.recipe} for {row.gpus} {row.gpu} in {dtype}"
+        why = f"the recipe leaves it to a default ({of})" if recipe else f"no recipe of {row.release} was read"
+        for key, what in WAYS.items():
+            value = getattr(recipe, key, None)
+            if value or key in ALWAYS:
+                yield self._entry(model, row, key, value, what, of if value else f"not known: {why}")
 
     def layouts(self, workload: str, models: Mapping[str, Model]) -> tuple[LayoutTable, ...]:
         """Return the layouts of a workload, from the oldest release."""

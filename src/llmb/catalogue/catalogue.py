@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from llmb.base.errors import unknown
 from llmb.catalogue.bridge_figures import BridgeTables, is_bridge, read_bridge_tables
 from llmb.catalogue.bridge_figures import PublishedFigure as PublishedFigure
+from llmb.catalogue.bridge_recipes import ScriptRecipes, read_script_recipes
 from llmb.catalogue.data_files import CatalogueError, located, read_file, schema_problems
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.published import Document, Expectation
@@ -181,6 +182,11 @@ class Catalogue:
         return read_bridge_tables(self.root, self.documents)
 
     @cached_property
+    def script_recipes(self) -> ScriptRecipes:
+        """Return the recipes of Megatron-Bridge's performance script."""
+        return read_script_recipes(self.root)
+
+    @cached_property
     def undescribed(self) -> Mapping[str, tuple[str, ...]]:
         """Return the sizes of workloads that have figures for judging logs, but no described model."""
         models = [model for model in self.bridge.file.models if model.workload not in self.workloads]
@@ -203,7 +209,7 @@ class Catalogue:
         if document is None or not is_bridge(document):
             return self.published.get(document or "") or Published((), ())
         figures = (figure for figure in self.bridge.figures if figure.expectation.release == document)
-        return Published(tuple(figures), self.bridge.conditions(document))
+        return Published(tuple(figures), self.bridge.conditions(document, self.script_recipes))
 
     @cached_property
     def published(self) -> "Mapping[str, Published]":
