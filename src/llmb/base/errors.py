@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors a user can meet. Each class has the exit code that scripts rely on."""
+"""Errors that users can encounter. Each class has the exit code that scripts rely on."""
 
 import difflib
 import math
@@ -18,9 +18,9 @@ _BILLIONS = re.compile(r"\d+(\.\d+)?b")
 SHORT = 5
 MOST_ITEMS = 20
 LIMITS = {
-    "GPU type": "the catalogue has these; others: 'llmb docs what-llmb-does-not-do', or add one with --hardware",
-    "workload": "there is no recipe of {}: 'llmb docs what-llmb-does-not-do'; to add one: 'llmb docs add-a-model'",
-    "file": "'llmb bulk FILE' queues or makes the runs of a file",
+    "GPU type": "use one of these, or add a type with --hardware; see 'llmb docs what-llmb-does-not-do'",
+    "workload": "llmb has no recipe for {}; see 'llmb docs what-llmb-does-not-do' and 'llmb docs add-a-model'",
+    "file": "to queue or start the runs that a file lists, use 'llmb bulk FILE'",
 }
 """Hints for unknown values, by their kind."""
 
@@ -30,7 +30,7 @@ class LlmbError(Exception):
 
     exit_code = 2
     heading = "error"
-    """The word that the command line writes before the message."""
+    """The word that the command line prints before the message."""
 
     def __init__(
         self, what: str, *, where: str | None = None, choices: Iterable[object] = (), do: str | None = None
@@ -47,7 +47,7 @@ class LlmbError(Exception):
         return printable_lines("\n".join((self.what, *lines)))
 
     def document(self) -> dict[str, Any]:
-        """Return the error for programs; its keys are a contract."""
+        """Return the error as a JSON document, with keys that programs can rely on."""
         return {
             "error": {
                 "what": self.what,
@@ -113,14 +113,14 @@ def see(page: str, what: str = "") -> str:
 
 
 def itemized(items: Iterable[object]) -> str:
-    """Return the lines of an error below its first: one per item, then the number omitted beyond ``MOST_ITEMS``."""
+    """Return lines for an error message: one per item, up to ``MOST_ITEMS``, and the number of omitted items."""
     texts = list(items)
     more = [f"and {len(texts) - MOST_ITEMS} more"] if len(texts) > MOST_ITEMS else []
     return "".join(f"\n  - {item}" for item in (*texts[:MOST_ITEMS], *more))
 
 
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
-    """Return an error for a value outside a closed set, with the closest valid spelling when there is one."""
+    """Return an error for a value that is not one of ``choices``, with a suggestion if one of them is similar."""
     names = [str(choice) for choice in choices]
     model = str(value).lower().removeprefix("pretrain_").removeprefix("finetune_").partition("_")[0]
     meant = did_you_mean(value, names)
@@ -130,9 +130,9 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
-    """Return a question with the closest of ``names``, or an empty string. For a size such as 7b, that is the nearest
-    number. A word matches a name if one or two of its letters are wrong, if it is a part that no other name has, or if
-    it continues the name. A word as short as a100 that lacks a letter of h100 names something else.
+    """Return a suggestion with the closest of ``names``, or an empty string. Sizes such as 7b are compared as numbers.
+    Other text matches a name that it contains, the only name that contains it, or a name with at most two different
+    letters. A short text that ends in a digit must be closer: a100 does not mean h100.
     """
     text, known = str(value).lower(), list(names)
     if _BILLIONS.fullmatch(text) and (sizes := [name for name in known if _BILLIONS.fullmatch(name)]):
@@ -152,19 +152,19 @@ def _wrong_letters(text: str, name: str) -> int:
 
 
 def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -> list[str]:
-    """Return names like ``value``, the closest first; ``cutoff`` ranges from 0 (anything) to 1 (equal)."""
+    """Return up to ``most`` names like ``value``, the closest first; ``cutoff`` is from 0 (anything) to 1 (equal)."""
     return difflib.get_close_matches(value, list(names), n=most, cutoff=cutoff)
 
 
 def pip_install(*extras: str) -> str:
-    """Return the command that adds extras of llmb to this Python: from its checkout, if it has one."""
+    """Return the command that installs extras of llmb for this Python, from its checkout if there is one."""
     checkout, added = Path(__file__).parents[3], f"[{','.join(extras)}]"
     source = ("-e", f"{checkout}{added}") if (checkout / "pyproject.toml").is_file() else (f"llmb{added}",)
     return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(source)}"
 
 
 def check_installed(what: str, *names: str) -> None:
-    """Raise EnvironmentProblem if this Python lacks packages of the extra ``prepare``; ``what`` needs them."""
+    """Raise EnvironmentProblem if any of the packages ``names``, which ``what`` needs, is not installed."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         text = f"{what} needs {' and '.join(missing)}, which this Python does not have"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens untrusted files, and only regular ones: reading a pipe or a device may never end. Also reads the files by which
-Linux describes this machine.
+"""Opens untrusted files, but only regular ones, because reading a pipe or a device may never end. Also reads the files
+of /proc and /sys.
 """
 
 import errno
@@ -15,7 +15,7 @@ from llmb.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemFiles:
-    """The files of /proc and /sys. Missing files raise nothing: devices that are off cannot be read."""
+    """Files of /proc and /sys below ``root``. A file that cannot be read raises no error: a device may be off."""
 
     root: Path = Path("/")
 
@@ -23,7 +23,7 @@ class SystemFiles:
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str | None:
-        """Return None if it cannot be read, like many files of a device that is off."""
+        """Return the content without surrounding whitespace; None if it cannot be read."""
         try:
             return self.path(name).read_text(errors="replace").strip()
         except (OSError, ValueError):
@@ -37,7 +37,7 @@ class SystemFiles:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, in natural order; empty if it cannot be read."""
+        """Return the names in a folder, with cpu2 before cpu10; empty if the folder cannot be read."""
         try:
             names = [path.name for path in self.path(folder).iterdir()]
         except OSError:
@@ -71,7 +71,7 @@ _KINDS = (
 
 
 def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
-    """Open a regular file, by default unbuffered. Raises OSError for anything else, without waiting for a writer."""
+    """Open a regular file, by default unbuffered. Raise OSError for any other file, without waiting for a writer."""
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if kind := not_regular(os.fstat(descriptor).st_mode):
@@ -81,7 +81,7 @@ def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the whole content. Raise OSError as above, and if it is larger than ``most_bytes``."""
+    """Return the content of a regular file; raise OSError if it is larger than ``most_bytes`` or cannot be read."""
     with open_regular(path) as stream:
         return read_up_to(stream, most_bytes, path)
 
@@ -93,7 +93,7 @@ def read_up_to(stream: BinaryIO, most_bytes: int, path: Path) -> bytes:
 
 
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
-    """Read a file that a user names; raise UsageError. ``do`` is the advice if there is no such file."""
+    """Open a file that the user named; raise UsageError if that fails. ``do`` is the advice if there is no such file."""
     try:
         return open_regular(path)
     except FileNotFoundError as error:
@@ -105,11 +105,11 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
 
 
 def parse_path(text: str | Path) -> Path:
-    """Return a path that need not exist. Raises UsageError for a string that no path can be."""
+    """Return the path, which need not exist, with ``~`` expanded; raise UsageError for an impossible path."""
     try:
         path = Path(text).expanduser()
         path.lstat()
-    except (RuntimeError, ValueError) as error:  # of a user that there is none of, or no text for a file system
+    except (RuntimeError, ValueError) as error:  # ~NAME of an unknown user, or a null character
         raise UsageError(f"this is not a path: {error}", where=str(text)[:MOST_SHOWN]) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
@@ -118,33 +118,33 @@ def parse_path(text: str | Path) -> Path:
 
 
 def check_reachable(path: Path) -> None:
-    """Raise UsageError if a file or folder exists but cannot be accessed, or the content of a folder cannot."""
+    """Raise UsageError if permissions forbid access to a file or folder, or to the content of a folder."""
     try:
         if stat.S_ISDIR(path.stat().st_mode):
             (path / "..").stat()
     except PermissionError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except (OSError, ValueError):
-        return  # whoever needs it says what it should be
+        return  # the code that uses the path reports other errors
 
 
 def not_regular(mode: int) -> str | None:
-    """Name the kind of a file that is not regular, for use after its name; None for a regular file."""
+    """Return a predicate such as ``is a pipe`` if ``mode`` is not that of a regular file; None if it is."""
     if stat.S_ISREG(mode):
         return None
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "is not a regular file")
 
 
 def check_values(text: bytes, most: int = MOST_VALUES) -> None:
-    """Raise ValueError for JSON with more values than ``most``. A megabyte, compressed to a hundred bytes, has half a
-    million of them; while it is read, each takes some hundred bytes, or a thousand if it is invalid.
+    """Raise ValueError if JSON has more than ``most`` values. A megabyte can have half a million, which compress to a
+    hundred bytes; while they are parsed, each needs some hundred bytes, or a thousand if it is invalid.
     """
     if sum(map(text.count, (b",", b"{", b"["))) > most:
         raise ValueError(f"it has more than {most:,} values")
 
 
 def list_folder(path: Path) -> list[Path]:
-    """List a folder's paths. Raises UsageError if it cannot be listed."""
+    """Return the paths in a folder; raise UsageError if it cannot be listed."""
     try:
         return list(path.iterdir())
     except OSError as error:
@@ -152,7 +152,7 @@ def list_folder(path: Path) -> list[Path]:
 
 
 def read_text_file(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
-    """Return the whole content. Raises UsageError if it cannot be read, or is larger than ``most_bytes``."""
+    """Return the content of a file; raise UsageError if it is larger than ``most_bytes`` or cannot be read."""
     with open_file(path) as stream:
         try:
             return read_up_to(stream, most_bytes, path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A value that is unknown, and the reason."""
+"""The type of a value that is unknown for a stated reason."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Stands in for the value. It is false, so ``if value`` checks whether there is one."""
+    """Replaces a value that is unknown. It is false, so ``if value`` checks whether there is a value."""
 
     reason: str
 

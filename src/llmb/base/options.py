@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options as the fields of records declare them: ``steps: Annotated[int | None, Option(help=..., minimum=1)] = None``.
+"""Options, declared as fields of records: ``steps: Annotated[int | None, Option(help=..., minimum=1)] = None``.
 
-The field has the name, type and default. Command line, campaign files, variables and documentation derive from it, and
-strings such as ranges of numbers is read by the option's form.
+The field provides the name, the type and the default. The command line, campaign files, variables and documentation
+derive from it. The option's form checks text such as ranges of numbers.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Span(NamedTuple):
-    """``first`` to ``last``, both inclusive; equal for a single number."""
+    """The numbers from ``first`` to ``last``, both included; equal for a single number."""
 
     first: int
     last: int
     step: int = 1
     width: int = 1
-    """Digits of the first number as written, with leading zeros."""
+    """Number of digits of the first number as written, including leading zeros."""
 
     @property
     def numbers(self) -> range:
@@ -40,12 +40,12 @@ class Span(NamedTuple):
 
 
 def parse_ranges(text: str) -> tuple[Span, ...]:
-    """Parse without expanding ranges, because they may be long. Raises ValueError."""
+    """Parse ranges such as ``0,4-7``; raise ValueError if invalid. They are not expanded, because they may be long."""
     return tuple(_span(part) for part in text.split(","))
 
 
 def numbers_of(spans: Iterable[Span]) -> tuple[int, ...]:
-    """Return every number of the ranges, in their order."""
+    """Return every number in the ranges, in their order."""
     return tuple(number for span in spans for number in span.numbers)
 
 
@@ -64,7 +64,7 @@ MOST_WHOLE = 2**63 - 1
 
 
 class Form(NamedTuple):
-    """The form of an option's text. ``is_written`` returns False, or raises ValueError, for text in another format."""
+    """The format of an option's text. ``is_written`` returns a false value, or raises ValueError, for invalid text."""
 
     is_written: Callable[[str], object]
     valid: str
@@ -96,22 +96,22 @@ class Option:
     flags: tuple[str, ...] = ()
     """Flags on the command line, if not ``--name``."""
     panel: str | None = None
-    """Panel of the help that lists it."""
+    """Panel of the help in which the option is listed."""
     basic: bool = False
-    """True if the short help lists it, although its panel is not shown there."""
+    """True if the short help lists the option, although it omits the panel."""
     minimum: float | None = None
     above: float | None = None
     form: Form = TEXT
-    """Form of text."""
+    """Format of a text value."""
     metavar: str | None = None
     repeatable: bool = False
-    """It can be repeated, and a job gets all values: there is no sweep over them. The field is a tuple."""
+    """True if the option can be repeated, and a job gets all values instead of a sweep. The field is a tuple."""
     several: bool = False
-    """A string that accepts several values at once, as numbers and choices always do."""
+    """True for text that accepts several values to sweep over, as numbers and choices always do."""
     negates: bool = False
-    """A flag, ``--no-name``, that sets the field to False."""
+    """True for a flag ``--no-name``, which sets the field to False."""
     folder: bool = False
-    """A path, made absolute, because workers may start in another folder."""
+    """True for a path. It is made absolute, because workers may start in another folder."""
     envvar: str | None = None
     """The reference suite's variable, which the command line reads if the option is not set."""
     set_by: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Option:
 
     @property
     def type(self) -> Any:  # noqa: ANN401 (whatever the field's type is)
-        """Type of one value: without None, and without the tuple of a repeated option."""
+        """The type of one value, without None and without the tuple of an option with several values."""
         annotation = self.annotation
         if get_origin(annotation) in (Union, UnionType):
             (annotation,) = (item for item in get_args(annotation) if item is not NoneType)
@@ -132,12 +132,12 @@ class Option:
 
     @property
     def listed(self) -> bool:
-        """True if its values are separated by commas."""
+        """True if the option takes a list of values, separated by commas."""
         return get_origin(self.annotation) is tuple and not self.repeatable
 
     @property
     def swept(self) -> bool:
-        """True if the option takes several values, separated by commas, where several runs are requested."""
+        """True if the option takes several values, separated by commas, where each value can have a run of its own."""
         if self.listed or self.repeatable or self.negates or self.folder:
             return False
         return self.type in (int, float) or get_origin(self.type) is Literal or self.several
@@ -149,12 +149,12 @@ class Option:
 
     @property
     def spelled(self) -> str:
-        """Its name in messages."""
+        """The option's name in messages, such as ``--steps``."""
         return self.spellings[-1].partition("/")[0]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its keys in files: the option's name, the field's, and the long flags without dashes."""
+        """The option's keys in files: its name, that of its field, and the long flags without dashes."""
         long = (text.partition("/")[0] for text in self.spellings if text.startswith("--"))
         spelled = (text.removeprefix("--").replace("-", "_") for text in long)
         return tuple(dict.fromkeys((self.name, *(() if self.negates else (self.field,)), *spelled)))
@@ -167,7 +167,7 @@ class Option:
         return "" if self.above is None else f"above {self.above:g}"
 
     def is_within(self, number: Any) -> bool:  # noqa: ANN401 (of the option's type)
-        """Return True if the value is within the limit."""
+        """Return True if a number is within the limit."""
         low = self.minimum is None or number >= self.minimum
         return bool(low and (self.above is None or number > self.above))
 
@@ -184,7 +184,7 @@ class Option:
         return isinstance(value, (int, float) if self.type is float else self.type)
 
     def arguments(self, value: Any) -> Iterator[str]:  # noqa: ANN401 (of the option's type)
-        """Yield the arguments for a value: the inverse of ``value``."""
+        """Yield the command-line arguments that set the option to ``value``."""
         yes, _, no = self.spellings[-1].partition("/")
         if isinstance(value, bool):
             yield yes if value or self.negates else no
@@ -193,14 +193,15 @@ class Option:
                 yield from (yes, str(item))
 
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """Return the value of the field. Names are in lower case, so any case is accepted."""
+        """Return the field's value for a parsed one: in lower case if case is ignored, absolute if it is a path. Raise
+        UsageError if a path looks like a secret."""
         if isinstance(given, str) and self.form.any_case:
             return given.lower()
         if self.negates:
             return False if given else self.default
         if self.folder and has_secret(str(given), settings=False):
-            what = f"{self.spellings[0]} looks like a secret, and paths are saved in records"
-            raise UsageError(what, do="copy it to this machine, and specify the local folder or file")
+            what = f"the value of {self.spellings[0]} looks like a secret, and paths are saved in records"
+            raise UsageError(what, do="copy the folder or file to this machine, and pass its local path")
         return str(Path(given).absolute()) if self.folder else given
 
 
@@ -226,7 +227,7 @@ def build(record: type[Shape], values: Mapping[str, Any]) -> Shape:
 
 
 def arguments_of(record: object) -> Iterator[str]:
-    """Yield the command-line arguments that make ``record``, without values that are defaults."""
+    """Yield the command-line arguments that reproduce ``record``; values that are defaults are omitted."""
     kind: type = type(record)
     for field, declared in _declared(kind).items():
         value = getattr(record, field)
@@ -237,7 +238,7 @@ def arguments_of(record: object) -> Iterator[str]:
 
 
 def limit_problems(record: object) -> Iterator[str]:
-    """Yield problems with the numbers of a record's own fields."""
+    """Yield a message for each number that is outside the limit of its option, except in nested records."""
     kind: type = type(record)
     for field, option in _declared(kind).items():
         if isinstance(option, Option):
@@ -257,7 +258,7 @@ def _options(record: type) -> Iterator[Option]:
 
 @cache
 def _declared(record: type) -> dict[str, Option | type]:
-    """Return the option of each field, or the nested record, also of inherited ones; other fields are omitted."""
+    """Return the option, or the nested record, that each field declares, including inherited fields."""
     declared: dict[str, Option | type] = {}
     defaults = _defaults(record)
     annotations: dict[str, Any] = {}
@@ -298,7 +299,7 @@ NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
 
 
 def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN401 (of the option's type)
-    """Return the option's value, a tuple if it is repeated. Raise UsageError with ``key``, value and valid values."""
+    """Parse the option's value, or a tuple if it has several; raise UsageError with ``key`` if one is invalid."""
     if option.repeatable or option.listed:
         return tuple(_one(option, key, text) for text in texts)
     if len(texts) != 1:
@@ -307,7 +308,7 @@ def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN
 
 
 def read_value(option: Option, text: str) -> Any:  # noqa: ANN401 (of the option's type)
-    """Parse one value. Raises ValueError."""
+    """Parse one value; raise ValueError with the valid values if it is invalid."""
     try:
         return _adapter(option.type, option.minimum, option.above, option.form).validate_python(text)
     except ValidationError as error:
@@ -315,7 +316,7 @@ def read_value(option: Option, text: str) -> Any:  # noqa: ANN401 (of the option
 
 
 def valid_values(option: Option) -> str:
-    """Return valid values, as words after "it must be"."""
+    """Return a description of the valid values, as words after "it must be"."""
     if get_origin(option.type) is Literal:
         return " or ".join(get_args(option.type))
     if option.type is bool:

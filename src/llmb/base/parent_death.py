@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a program that does not outlive the process that started it, even if it is stopped and cannot end by itself.
+"""Starts a program that the kernel kills when the process that started it ends, even if the program is suspended.
 
-``python -m llmb.base.parent_death PARENT COMMAND...`` becomes COMMAND; PARENT is the id of the starting process. On
-Linux the kernel then kills it when the parent ends. This is done in the new process: code between fork and exec could
-deadlock if the parent has threads.
+``python -m llmb.base.parent_death PARENT COMMAND...`` becomes COMMAND; PARENT is the id of the starting process. The
+new process makes the request to the kernel, on Linux only: code between fork and exec could deadlock if the parent has
+threads.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ def ending_with_this(command: Sequence[str]) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. This survives exec, but not fork."""
+    """Have Linux kill this process when the thread that started it ends. This survives exec, but not fork."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def has_ended(pid: int) -> bool:
-    """Return True also for a process that its parent has not waited for: it still has its id."""
+    """Return True if a process has ended, even if its parent has not yet waited for it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

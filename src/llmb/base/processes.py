@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that was started here, and everything that it started: finding and ending them, the signals for that, and
-reading what a process reports."""
+"""Starts programs, reads their output, and ends them together with all processes that they started."""
 
 import os
 import signal
@@ -47,8 +46,8 @@ class SignalGate:
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[SignalGate]:
-    """Turn the first signal that ends a run into Interrupted, once it is let through; ignore further ones. Without
-    that, a signal during the start of a process would leave the process behind.
+    """Raise Interrupted for the first signal that ends a run, once the gate is open; ignore further signals. Otherwise
+    a signal during the start of a process would leave that process behind.
     """
     gate = SignalGate()
     previous = {number: signal.signal(number, gate.take) for number in ENDING}
@@ -64,10 +63,10 @@ PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
 """Used without /proc, as on macOS. Small images have no ps."""
 PS_LIMIT_S = 30
 BEGAN = 19
-"""Index among the fields of ``stat`` after the name of the program."""
+"""Index of the start time among the fields of ``stat`` after the program's name."""
 BETWEEN_S = 0.5
 GRACE_S = 8.0
-"""Time that workers have to end after a request; then they are killed."""
+"""Seconds that workers have to end after a request; then they are killed."""
 Process = subprocess.Popen[bytes]
 Stream = IO[bytes] | int
 
@@ -76,8 +75,8 @@ Stream = IO[bytes] | int
 def started_program(
     command: Sequence[str], output: Stream, errors: Stream, environ: Mapping[str, str] | None = None
 ) -> Iterator[Process]:
-    """Start a program that ends with this process, and with the block if an error or a signal leaves it. Raises
-    Interrupted for a signal, once everything that the program started has ended.
+    """Start a program that ends with this process, or when an exception leaves the block. Raise Interrupted for a
+    signal, after the program and everything that it started have ended.
     """
     with signals_as_exceptions() as signals:
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the others in order.
@@ -98,7 +97,7 @@ def started_program(
 
 
 def waiting_for(process: Process) -> threading.Event:
-    """An event that a waiting thread sets when the process has ended: polling would disturb the measurement."""
+    """Return an event that a thread sets when the process has ended: polling would disturb the measurement."""
     ended = threading.Event()
 
     def wait() -> None:
@@ -110,14 +109,14 @@ def waiting_for(process: Process) -> threading.Event:
 
 
 def end_stalled(process: Process) -> None:
-    """Give workers that end themselves, and their launcher, time to report; then end what is left."""
+    """Wait until workers that end themselves, and their launcher, have reported; then end what is left."""
     wait_for_stopped(process)
     if process.poll() is None:
         end_tree(process)
 
 
 def end_tree(process: Process) -> None:
-    """Ask the launcher to end its workers; kill whatever is left of them after a while.
+    """Ask the launcher to end its workers, and kill those that are left after ``GRACE_S``.
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
     """
@@ -134,7 +133,7 @@ def end_tree(process: Process) -> None:
 
 
 def wait_for_stopped(process: Process) -> None:
-    """Wait for ``process`` while it ends its children. Stopped ones get the signal to end once they continue."""
+    """Wait up to ``GRACE_S`` for ``process`` to end its children, and resume suspended ones so that they can end."""
     end = time.monotonic() + GRACE_S
     while time.monotonic() < end:
         for pid in family(process.pid):
@@ -155,7 +154,7 @@ def signal_process(pid: int, number: signal.Signals) -> None:
 
 
 def family(pid: int) -> list[int]:
-    """Return ``pid``, its children and their children."""
+    """Return the ids of a process and of all its descendants."""
     children: dict[int, list[int]] = {}
     for child, parent in _by_proc() if (PROC / "self" / "stat").exists() else _by_ps():
         children.setdefault(parent, []).append(child)
@@ -174,7 +173,7 @@ def _began(pid: int) -> str:
 
 
 def _by_proc() -> Iterator[tuple[int, int]]:
-    """Return id and parent of every process, without those that end during the call."""
+    """Yield the id of every process and that of its parent, except processes that end during the call."""
     for stat in PROC.glob("[0-9]*/stat"):
         try:
             _, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
@@ -200,7 +199,7 @@ class Ended(NamedTuple):
     last_lines: tuple[str, ...]
 
     def failure(self, program: str) -> RunFailed:
-        """Return an error for a program that printed none."""
+        """Return an error with the program's last lines, for a program that reported no error itself."""
         how = f"was killed by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
         return RunFailed(f"{program} {how}" + "".join(f"\n  | {line}" for line in self.last_lines))
 
@@ -208,9 +207,9 @@ class Ended(NamedTuple):
 def run_talking(
     program: Sequence[str], variables: Mapping[str, str], on_line: Callable[[bytes], None], if_interrupted: str
 ) -> Ended:
-    """Run ``program``, arguments of the Python interpreter, until it ends; it never outlives this process.
-    if_interrupted: what is left if a signal ends the program, for the message of UserInterrupt.
-    """
+    """Run Python with the arguments ``program`` until it ends, and call ``on_line`` with each line of its output.
+
+    Raise UserInterrupt for a signal; ``if_interrupted`` is the part of its message about what remains."""
     with tempfile.TemporaryFile() as talk:
         try:
             with started_program([sys.executable, *program], subprocess.PIPE, talk, variables) as process:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of records."""
+"""Base classes of records that are written to files."""
 
 import json
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ CACHE_SIZE = 1024
 
 
 class Record(BaseModel):
-    """Base of all records that are written to files: immutable; unknown keys are errors. For a list in JSON, which
-    programs write, only the first invalid item is reported: a short file may have millions, and each takes memory. For
-    other data, which people write, all invalid items are reported.
+    """Base of all records that are written to files: immutable; unknown keys are errors. In JSON, which programs write,
+    only the first invalid item of a list is reported: a short file may have millions, and each takes memory. In other
+    data, which people write, all invalid items are reported.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -41,7 +41,7 @@ class Record(BaseModel):
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:  # noqa: ANN401
-        """Validate as pydantic does, also untrusted files: those with too many values are not read."""
+        """Validate JSON from an untrusted file; raise ValidationError without parsing it if it has too many values."""
         try:
             check_values(json_data.encode(errors="replace") if isinstance(json_data, str) else bytes(json_data))
         except ValueError as error:
@@ -51,7 +51,7 @@ class Record(BaseModel):
 
 
 def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core, or a part of one)
-    """Return the schema, which stops at the first wrong item of a sequence in JSON."""
+    """Return a schema that stops at the first invalid item of a sequence in JSON."""
     if isinstance(schema, list):
         return [_stopping(part) for part in schema]
     if not isinstance(schema, dict) or schema.get("type") == "json-or-python":
@@ -63,7 +63,7 @@ def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core,
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the place of the first problem, as dotted keys, and the problem: listing many would take much memory."""
+    """Return the dotted keys and the message of the first problem; no keys if there are too many problems to list."""
     if error.error_count() > MOST_ERRORS:
         return "", f"{error.error_count():,} of its values are wrong"
     first = error.errors(include_url=False, include_input=False)[0]
@@ -73,8 +73,8 @@ def first_problem(error: ValidationError) -> tuple[str, str]:
 class ReasonedRecord(Record):
     """A record with values that may be ``Missing``.
 
-    In files and documents such a value is null, and a key beside it has the reason: ``verdict_reason`` for ``verdict``,
-    ``step_time_reason`` for ``step_time_s``. It is null if there is a value.
+    In files and documents such a value is null, and a second key has the reason: ``verdict_reason`` for ``verdict``,
+    ``step_time_reason`` for ``step_time_s``. The second key is null if there is a value.
     """
 
     @classmethod
@@ -93,7 +93,7 @@ class ReasonedRecord(Record):
         for name, key in cls.reason_keys():
             reason = values.pop(key, None)
             if values.get(name) is None:
-                values.pop(name, None)  # without a reason either, the default holds
+                values.pop(name, None)  # without a reason too, the default is used
                 if isinstance(reason, str):
                     values[name] = Missing(reason)
         return values
@@ -110,7 +110,7 @@ class ReasonedRecord(Record):
 
 
 class ValidateOnce:
-    """Return a validator of a field that many records share: equal values are validated once, and are one object."""
+    """Validates a field that many records share: equal values are validated once and become one object."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -127,7 +127,7 @@ class ValidateOnce:
 
 
 class Threshold(Record):
-    """A number and its source."""
+    """A threshold and the reason for its value."""
 
     value: float = Field(gt=0)
     why: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders for the lifetime of a process. Leftovers of a killed process are removed by the next one."""
+"""Temporary folders for the lifetime of a process. Each process removes those that killed ones left behind."""
 
 import fcntl
 import os
@@ -11,15 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NEW_S = 60.0
-"""Time that another process has to lock the folder that it has created."""
+"""Seconds that a process has to lock a folder after creating it."""
 
 
 @contextmanager
 def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder in ``place``, which only its owner can enter, by default in the folder for temporary files.
+    """Yield a new folder that only its owner can enter, in ``place`` or the system's folder for temporary files.
 
-    It is removed at the end, as are others with this prefix whose processes were killed. Raises OSError if it cannot
-    be made.
+    The folder is removed at the end, and those with this prefix whose processes were killed at the start. Raise OSError
+    if the folder cannot be created.
     """
     place = place or Path(tempfile.gettempdir())
     for folder in place.glob(f"{prefix}*"):
@@ -36,7 +36,7 @@ def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Return folders that belong to this user; links are not followed."""
+    """Remove a folder of this user that is not new; raise OSError if it is locked or a link."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects secrets, by name and by value: the only rule for files, scripts, jobs and messages. Pure."""
+"""Detects secrets by name and by value, with the same rules for files, scripts, jobs and messages. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ def has_secret(text: str, *, settings: bool = True) -> bool:
 
 
 def has_secret_in_log(line: str) -> bool:
-    """Return True if a line of a log may hold a secret: also a quoted one, in a header or JSON, or after an option."""
+    """Return True if a log line may contain a secret, also in quotes, in a header or JSON, or after an option."""
     if _may_hold(line) and re.search(_BY_VALUE, line):
         return True
     folded = line.casefold()
@@ -95,12 +95,12 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted(text: str) -> str:
-    """Return a message with secrets in it replaced."""
+    """Return a message with ``HIDDEN`` in place of each secret."""
     return re.sub(_BY_VALUE, HIDDEN, text)
 
 
 def secret_spans(text: str) -> list[tuple[int, int]]:
-    """Return the places of the secrets that ``redacted`` replaces."""
+    """Return the start and end of each secret that ``redacted`` replaces."""
     return [match.span() for match in re.finditer(_BY_VALUE, text)]
 
 
@@ -113,7 +113,7 @@ def _may_hold(text: str) -> bool:
 
 
 def _is_secret_name(name: str, value: str) -> bool:
-    """Return whether a name is that of a secret. Names that count something, such as ``max_tokens``, are not."""
+    """Return whether a name is that of a secret. A plural such as ``max_tokens`` is not if its value is a number."""
     match _secret_name(name):
         case "many":
             return not re.fullmatch(_PLAIN, value)
@@ -122,7 +122,7 @@ def _is_secret_name(name: str, value: str) -> bool:
 
 
 def _is_secret(name: str, value: str, mark: str) -> bool:
-    """Return whether the text beside a name in a log is a secret. Logs count tokens, and print special tokens."""
+    """Return whether the value beside a name in a log is a secret. Counts of tokens and special tokens are not."""
     if _secret_name(name) is None or value.casefold() in _NO_VALUES:
         return False
     if name.casefold() in _WORDS:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats values, and untrusted text so that it is safe to show. Pure. A terminal obeys control characters, even in a
-name, a record or a log.
-"""
+"""Formats values and untrusted text for display. Control characters are escaped, because terminals obey them. Pure."""
 
 import re
 from collections.abc import Iterable
 
-# C0 and C1 controls; marks that change the direction of what follows; surrogates, which stand for bytes that are no
-# characters and cannot be written.
+# C0 and C1 controls; marks that change the direction of the following text; surrogates, which replace bytes that are
+# not characters, and cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20](?s:.)")
 """Includes the full-width forms, which some spreadsheets treat alike; a sign alone does not count."""
@@ -16,19 +14,18 @@ _CONTROL_IN_LINES = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x0
 
 
 def printable(text: object) -> str:
-    r"""Return a name or a value in one line: each control character as its escape, such as ``\x1b``."""
+    r"""Return text on one line, with each control character as its escape, such as ``\x1b``."""
     return _CONTROL.sub(_escape, str(text))
 
 
 def printable_lines(text: str) -> str:
-    """Return several lines of text, with their line ends and tabs."""
+    """Return text with its line ends and tabs, and with other control characters as their escapes."""
     return _CONTROL_IN_LINES.sub(_escape, text)
 
 
 def csv_value(value: object) -> object:
-    """Return a value for a CSV file, with no text that a spreadsheet takes for a formula or that a terminal obeys.
-
-    Text that begins like a formula gets an apostrophe before it, unless it is a number.
+    """Return a value that is safe in a CSV file: control characters are escaped, and text that a spreadsheet would take
+    for a formula begins with an apostrophe.
     """
     if not isinstance(value, str):
         return value
@@ -52,7 +49,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(items: Iterable[str], most: int = 4) -> str:
-    """Return the first ``most`` items in one line, and the number of the others."""
+    """Return the first ``most`` items on one line, and the number of the others."""
     texts = list(items)
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more

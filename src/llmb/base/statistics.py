@@ -17,7 +17,7 @@ Series: TypeAlias = Sequence[float] | Floats
 
 PRIOR_AUTOCORRELATION = 0.55
 MOST_BLOCKS = 512
-"""A longer series is first averaged in blocks of equal size, so that the cost is linear."""
+"""A longer series is first averaged in blocks of equal size, so that the cost stays linear."""
 
 
 def student_t(freedom: float, probability: float = 0.975) -> float:
@@ -28,9 +28,9 @@ def student_t(freedom: float, probability: float = 0.975) -> float:
 
 
 def half_width(deviations: Floats) -> float:
-    """Return half the 95 % confidence interval of the mean of a series of at least 2 steps, in step order.
+    """Return half the width of the 95 % confidence interval of the mean of at least 2 steps (EWC, Lazarus et al. 2018).
 
-    ``deviations`` are the steps' differences from that mean.
+    ``deviations`` are the differences of the steps from their mean, in step order.
     """
     blocks, size = block_means(deviations)
     waves = cosines(len(blocks))
@@ -48,7 +48,8 @@ def block_means(values: Series) -> tuple[Floats, int]:
 
 @lru_cache(maxsize=16)
 def cosines(count: int, more: int = 0) -> Floats:
-    """Return orthogonal weights of the slowest movements of ``count`` steps, and of ``more``: of length 1 and sum 0."""
+    """Return the cosines of the lowest frequencies over ``count`` steps, one per row, and ``more`` further ones. Each
+    row has norm 1 and sum 0."""
     terms = max(min(2, count // 4), round(count ** (2 / 3) / 3)) + more
     angles = np.pi / count * np.outer(np.arange(1, terms + 1), np.arange(count) + 0.5)
     waves: Floats = np.sqrt(2 / count) * np.cos(angles)
@@ -56,7 +57,7 @@ def cosines(count: int, more: int = 0) -> Floats:
 
 
 def ar1_variances(weights: Floats) -> Floats:
-    """Return the variances of the rows' weighted sums of an AR(1) series with ``PRIOR_AUTOCORRELATION``, variance 1."""
+    """Return the variance of each row's weighted sum of an AR(1) series: variance 1, ``PRIOR_AUTOCORRELATION``."""
     places = np.arange(weights.shape[-1])
     correlations = PRIOR_AUTOCORRELATION ** np.abs(np.subtract.outer(places, places))
     variances: Floats = ((weights @ correlations) * weights).sum(axis=-1)
@@ -65,7 +66,7 @@ def ar1_variances(weights: Floats) -> Floats:
 
 @lru_cache(maxsize=16)
 def _correction(count: int) -> float:
-    """Return the variance of the mean over the expected estimate, of an AR(1) series with ``PRIOR_AUTOCORRELATION``."""
+    """Return the variance of the mean divided by its expected estimate, for the prior AR(1) series."""
     of_mean = ar1_variances(np.full(count, 1 / math.sqrt(count)))
     return float(of_mean / ar1_variances(cosines(count)).mean())
 
@@ -92,7 +93,7 @@ def level_and_spread(values: Series) -> tuple[float, float, float]:
 
 
 def despike(values: Series) -> Floats:
-    """Return at least 4 ``values`` with outliers replaced by the median of their neighbors (Hampel filter)."""
+    """Return ``values`` (at least 4) with outliers replaced by the median of their neighbors (Hampel filter)."""
     array, half = np.asarray(values, float), SPIKE_NEIGHBORS
     padded = np.concatenate((array[half:0:-1], array, array[-2 : -half - 2 : -1]))
     windows = sliding_window_view(padded, 2 * half + 1)
@@ -132,10 +133,7 @@ class Statistics:
 
 
 def describe(values: Sequence[float]) -> Statistics:
-    """Return statistics of finite ``values`` in step order.
-
-    Raises ValueError for an empty series or a value that is not finite.
-    """
+    """Return statistics of ``values`` in step order; raise ValueError if there are none, or if one is not finite."""
     count = len(values)
     if not count:
         raise ValueError("statistics of an empty sample")
@@ -143,7 +141,7 @@ def describe(values: Sequence[float]) -> Statistics:
     if not np.isfinite(array).all():
         raise ValueError("statistics of values that are not finite")
     low, high, middle = float(array.min()), float(array.max()), float(np.median(array))
-    mean = min(max(float(array.mean()), low), high)  # rounding gives equal values a mean beside them, and so a spread
+    mean = min(max(float(array.mean()), low), high)  # rounding may move the mean of equal values
     if count == 1:
         return Statistics(count, mean, middle, None, None, None, low, high)
     deviations = array - mean
@@ -163,8 +161,9 @@ def describe(values: Sequence[float]) -> Statistics:
 
 
 def describe_means(values: Sequence[float], steps: Sequence[int], error: float = 0.0) -> Statistics:
-    """Return statistics of consecutive steps from the finite means ``values``: the first is the mean of the first
-    ``steps``, and so on. Their mean is wrong by at most ``error``, which widens the interval."""
+    """Return statistics of consecutive steps from means: ``values[i]`` is the mean of ``steps[i]`` steps.
+
+    The mean of all steps is wrong by at most ``error``, which widens the interval."""
     array = np.asarray(values, float)
     mean = float(np.average(array, weights=steps))
     half = error + (half_width(array - mean) if len(array) > 1 else 0.0)
@@ -174,15 +173,15 @@ def describe_means(values: Sequence[float], steps: Sequence[int], error: float =
 
 
 def are_between(low: float, values: Sequence[float], high: float) -> bool:
-    """Return whether all values are; nan is not."""
+    """Return whether all values are strictly between ``low`` and ``high``; nan is not."""
     array = np.asarray(values, float)
     return bool(((low < array) & (array < high)).all())
 
 
 def _effective_count(count: int, correlation: float) -> float | None:
-    """Return the effective count of a series with lag-1 ``correlation``, as if it were AR(1); a negative one is
-    ignored. In a short series the correlation is too low by about (1 + 4 rho) / n (Kendall, Biometrika 41, 1954).
-    """
+    """Return the effective count of an AR(1) series with this lag-1 correlation (0 if negative); None if it is short.
+
+    The correlation of a short series is too low by about (1 + 4 rho) / n (Kendall, Biometrika 41, 1954)."""
     if count < FEWEST_FOR_AUTOCORRELATION:
         return None
     unbiased = min(max((count * correlation + 1) / (count - 4), 0.0), 1.0)
@@ -203,7 +202,7 @@ class Spread:
 
 
 def spread_of(means_s: Sequence[float]) -> Spread | None:
-    """Return the spread of repeats; None without a repeat."""
+    """Return the spread of repeats; None if there are no repeats."""
     if not means_s:
         return None
     mean, std = fmean(means_s), stdev(means_s) if len(means_s) > 1 else None

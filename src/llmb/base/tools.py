@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LONGEST_S = 1800.0
-"""The upper limit of all timeouts."""
+"""The upper limit of all timeouts, in seconds."""
 MOST_BYTES = 32 * 2**20
 """Limit of output and errors together: squeue prints about 1 MB for 10,000 jobs."""
 LAST_WORDS = 200
 """Characters of a program's last line to use as its answer."""
 GRACE_S = 2.0
-"""Time that a program has to end after SIGTERM, and after SIGKILL."""
+"""Seconds that a program has to end after SIGTERM, and again after SIGKILL."""
 PAUSE_S = 0.05
 """Seconds between checks whether a program has ended while other processes keep its output open."""
 BLOCK = 1 << 16
@@ -35,7 +35,7 @@ class Output(NamedTuple):
     errors: str = ""
     """The program's standard error."""
     code: int | None = None
-    """Its exit code; None if it was not started, or ended for a limit."""
+    """The exit code; None if the program was not started, or was ended at a limit."""
     not_here: bool = False
     """True if the program does not exist on this machine."""
 
@@ -48,10 +48,10 @@ def ask_program(
     held: Sequence[int] = (),
     cwd: str | None = "/",
 ) -> Output:
-    """Run a program; never raise for one that is missing, fails, prints without end, or hangs even when it is killed.
+    """Run a program for at most ``limit_s`` seconds. Any failure is the ``problem`` of the result, not an exception.
 
-    ``held`` are descriptors that it inherits. Whatever it started ends with it, except a process that waits for a
-    device or a file system: that cannot be killed, and is left behind.
+    The program inherits the descriptors ``held``. Processes that it started end with it, except one that waits for a
+    device or a file system and so cannot be killed.
     """
     limit_s = min(limit_s, LONGEST_S)
     try:
@@ -92,7 +92,7 @@ def ask_program(
 
 
 def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, bytes, bool]:
-    """Read until the program has ended, ignoring its children; return also whether it ended within the limits."""
+    """Return output and errors until the program ends, and whether it ended in time; do not wait for its children."""
     assert process.stdout and process.stderr
     buffers = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     pipes = list(buffers)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose files are trusted: the only rule for settings and states that are acted on, and for links in shared folders.
+"""Trust in files, by owner: the only rule for settings and states that are acted on, and for links in shared folders.
 
-The content of a file may be executed, written into a batch script or deleted for a user of ``llmb``. So such a file
-must be of this user or the system's administrator or, below a root of installation, of the root's owner: a root is
-either named explicitly, or found at or above the working folder, and must then not belong to another user. Git does the
-same for repositories (``safe.directory``). Results of others can be read by anyone.
+The content of such a file may be executed, written into a batch script or deleted. So it must belong to this user, to
+the system's administrator or, below a root of installation, to the root's owner. A root is either named explicitly, or
+found at or above the working folder, and must then not belong to another user. Git does the same for repositories
+(``safe.directory``). Results of other users can be read by anyone.
 """
 
 import os
@@ -20,19 +20,19 @@ STATE_FOLDER = ".llmb"
 
 
 def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:
-    """Raise UsageError if another user owns ``path``, or the link there. ``root`` is the root of installation."""
+    """Raise UsageError if another user owns ``path``, or the link at it. The owner of ``root`` is trusted."""
     trusted = (ADMINISTRATOR, os.geteuid(), root and _owner(root))
     for owner in (_link_owner(path), _owner(path)):
         if owner not in (None, *trusted):
-            what = f"this belongs to another user, {_name(owner)}; what it says would be done as {_name(os.geteuid())}"
-            raise UsageError(what, where=str(path), do=do or "read it, and copy it if you want to use it")
+            what = f"this belongs to another user, {_name(owner)}; llmb would act on it as {_name(os.geteuid())}"
+            raise UsageError(what, where=str(path), do=do or "read it, and use a copy of your own")
 
 
 def foreign_link(path: Path) -> Path | None:
-    """Return the other user's link through which ``path``, below a root of installation, is reached; None without one.
+    """Return another user's link on the way to ``path``, below a root of installation; None if there is none.
 
-    In a root that several users can write to, a link of one of them must not lead another one's commands elsewhere.
-    Links of the root's owner and of the system's administrator are followed, and so are all links above the root.
+    In a root that several users can write to, one user's link must not redirect another user's commands. Links of the
+    root's owner and of the system's administrator are followed, and so are all links above the root.
     """
     places = [path, *path.parents]
     depth = next((number for number, place in enumerate(places) if place.name in (WORKLOADS, STATE_FOLDER)), None)
@@ -43,17 +43,17 @@ def foreign_link(path: Path) -> Path | None:
 
 
 def check_links(path: Path) -> None:
-    """Raise UsageError if ``path`` is reached through another user's link."""
+    """Raise UsageError if the way to ``path`` leads through another user's link."""
     if link := foreign_link(path):
-        do = "have its owner replace it by a folder, or by a link that the owner of the root makes"
+        do = "ask its owner to replace it with a folder, or the owner of the root to create the link"
         raise UsageError("this is another user's link, which is not followed", where=str(link), do=do)
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Raise UsageError if removing ``path`` would remove something outside of ``root``, once links are resolved."""
+    """Raise UsageError if removing ``path`` would remove something outside ``root``, once links are resolved."""
     below = path.parent.resolve()
     if path.name in ("", "..") or path == root or not below.is_relative_to(root.resolve()):
-        do = "nothing was removed there; see what it is, and remove it yourself"
+        do = "nothing was removed there; inspect the path, and remove it yourself if you do not need it"
         raise UsageError("this is not below the root of installation, once links are resolved", where=str(path), do=do)
 
 
@@ -61,11 +61,11 @@ def _owner(path: Path) -> int | None:
     try:
         return path.stat().st_uid
     except OSError:
-        return None  # whoever uses it meets the same error
+        return None  # the code that uses the path gets the same error
 
 
 def _link_owner(place: Path) -> int | None:
-    """Return None for a path that is not a link, or cannot be read."""
+    """Return the owner of a link; None for any other path, or if it cannot be read."""
     try:
         return place.lstat().st_uid if place.is_symlink() else None
     except OSError:
