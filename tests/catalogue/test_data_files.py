@@ -32,7 +32,7 @@ class Anything(Record, extra="allow"):
         ("a: " + "{b: " * 100_000, ":1: not valid YAML: more than 50 nested levels"),
         ("- " * 100_000, ":1: not valid YAML: more than 50 nested levels"),
         (LAUGHS, "not valid YAML: more than 200,000 values"),
-        ("a: &a [1, *a]\n", ":1: not valid YAML: alias 'a' of no value before it"),
+        ("a: &a [1, *a]\n", ":1: not valid YAML: alias 'a' without an anchor before it"),
         ("a: 1\nb: !!int ''\n", ":2: not valid YAML: a tag, which is unsupported"),
         ("a: !!bool x\n", ":1: not valid YAML: a tag"),
         ("a: !!python/object/apply:os.system [ls]\n", ":1: not valid YAML: a tag"),

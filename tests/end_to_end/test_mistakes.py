@@ -31,7 +31,7 @@ MISTAKES = [
     ("parse --csv", 2, "no such option: --csv; did you mean --format?"),
     ("show --wrkload x", 2, "no such option: --wrkload; did you mean --workload?"),
     # Values.
-    ("run 8b", 2, "'8b' is a size, and its workload is missing"),
+    ("run 8b", 2, "'8b' is a size; the workload is missing"),
     ("show pretrain_grok1 314b", 2, "llmb has no recipe for grok"),
     (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tried on AMD Instinct MI300X"),
     ("run my_sweep.yaml", 2, "to queue or start the runs that a file lists, use 'llmb bulk FILE'"),

@@ -198,7 +198,7 @@ def test_a_model_that_is_not_described_has_only_figures(tmp_path: Path) -> None:
     for form in (("pretrain_nemotron3", "120b"), ("pretrain_deepseek-v4", "flash")):
         with pytest.raises(UsageError, match=f"{form[0]} has only figures, of .*{form[1]}") as caught:
             resolve(CATALOGUE, Request(workload=form[0], size=form[1]))
-        assert caught.value.do == f"judge a log of it: 'llmb judge LOG -w {form[0]}'"
+        assert caught.value.do == f"judge a log instead: 'llmb judge LOG -w {form[0]}'"
         assert split_model(CATALOGUE, "_".join(form)) == form
     assert sum(figure.workload in CATALOGUE.undescribed for figure in CATALOGUE.figures) == 51
     row, figure = ROWS[LOGGED[4]], FIGURES[LOGGED[4]]

@@ -93,7 +93,7 @@ def read_up_to(stream: BinaryIO, most_bytes: int, path: Path) -> bytes:
 
 
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
-    """Open a file that the user named; raise UsageError if that fails. ``do`` is the advice if there is no such file."""
+    """Open a file that the user named; raise UsageError if that fails. ``do`` is the advice if it does not exist."""
     try:
         return open_regular(path)
     except FileNotFoundError as error:

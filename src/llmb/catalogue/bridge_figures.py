@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of Megatron-Bridge's performance tables, as layouts of workloads and as published figures. Pure except for
-its two data files."""
+"""Rows of Megatron-Bridge's performance tables, as layouts of workloads and as published figures. Pure except for
+reading two data files."""
 
 import csv
 from collections.abc import Iterator, Mapping
@@ -17,30 +17,30 @@ from llmb.catalogue.records import Dtype, Model, Record
 from llmb.catalogue.schema import ConditionEntry, FlopsEntry, LayoutRow, LayoutTable
 
 PREFIX = "mb-"
-"""Prefix of the names of its releases; the rest is the release of NeMo's container."""
+"""Prefix of the names of Megatron-Bridge's releases; the rest is the release of NeMo's container."""
 NEWEST = "mb"
-"""The newest release that has a recipe."""
+"""Name for the newest release that has a recipe."""
 DECIMALS = 4
 
 
 class BridgeModel(Record):
-    """A model's name in the tables, with its workload and size."""
+    """The name of a model in the tables, and the workload and size that it corresponds to."""
 
     name: str
     task: str
     workload: str
     size: str
     experiment: str
-    """The prefix of the names of its experiments."""
+    """The prefix of the names of Megatron-Bridge's experiments with this model."""
 
     @property
     def recipe(self) -> str:
-        """The name of its recipe in the performance script."""
+        """The name of the model's recipe in Megatron-Bridge's performance script."""
         return self.experiment.removeprefix(f"{self.task}_")
 
 
 class BridgeErratum(Record):
-    """A printed layout that is impossible: the row is used as a figure, but not as a layout."""
+    """A printed layout that is impossible. Its row is used for its figures, but not as a layout."""
 
     release: str
     line: int
@@ -62,7 +62,7 @@ class BridgeTablesFile(Record):
 
 
 class BridgeRow(BridgeSizes):
-    """A row of ``megatron_bridge.csv``: as printed, except for the step time."""
+    """A row of ``megatron_bridge.csv``: as printed, with the step time and FLOPs derived from it."""
 
     release: str
     model: str
@@ -79,12 +79,12 @@ class BridgeRow(BridgeSizes):
     tokens_from_tflops: float
     """TFLOP/s divided by the FLOPs per token of the model."""
     rounding_pct: str
-    """The possible error of the printed tokens/s, if they are rounded to whole samples."""
+    """The possible error of the printed tokens/s if they are rounded to whole samples; otherwise empty."""
     notes: str
 
     @property
     def step_time_s(self) -> float:
-        """The step time from tokens/s or, if these are rounded to whole samples, from TFLOP/s."""
+        """The step time in seconds, from tokens/s or, if these are rounded to whole samples, from TFLOP/s."""
         if not self.rounding_pct:
             return self.step_s_from_tokens
         return round(self.gbs * self.seq / (self.tokens_from_tflops * self.gpus), DECIMALS)
@@ -101,7 +101,7 @@ class PublishedFigure:
     gpus: int
     expectation: Expectation
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the layout, if figures of one recipe differ in them."""
+    """Sizes of the layout, if a recipe has figures for several layouts."""
 
     @property
     def title(self) -> str:
@@ -110,7 +110,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True)
 class BridgeTables:
-    """All rows, in the order of the file."""
+    """All rows of the tables, in the order of the file."""
 
     file: BridgeTablesFile
     rows: tuple[BridgeRow, ...]
@@ -118,7 +118,7 @@ class BridgeTables:
 
     @cached_property
     def named(self) -> list[tuple[BridgeModel, BridgeRow]]:
-        """The rows, with the model of each."""
+        """The rows, each with its model."""
         models = {(model.name, model.task): model for model in self.file.models}
         return [(models[row.model, row.task], row) for row in self.rows]
 
@@ -186,7 +186,7 @@ class BridgeTables:
                 yield self._entry(model, row, key, value, what, of if value else f"not known: {why}")
 
     def layouts(self, workload: str, models: Mapping[str, Model]) -> tuple[LayoutTable, ...]:
-        """Return the layouts of a workload, from the oldest release."""
+        """Return the layouts of a workload, those of the oldest release first."""
         return tuple(
             LayoutTable(
                 size=model.size,
@@ -204,7 +204,7 @@ class BridgeTables:
         )
 
     def flops(self, workload: str, models: Mapping[str, Model]) -> Iterator[FlopsEntry]:
-        """Yield the FLOPs of a sequence according to the rows of each release: the ratio of the printed figures."""
+        """Yield the FLOPs of a sequence for each size and release, from the printed TFLOP/s and tokens/s."""
         found: dict[tuple[str, str], FlopsEntry] = {}
         for model, row in self.named:
             if model.workload == workload:
@@ -231,7 +231,7 @@ def _layout_sizes(row: BridgeRow) -> dict[str, Any]:
 
 
 def _counts_ends(row: BridgeRow, layers: int) -> bool:
-    """Return whether the layers are divisible only if the embedding and the loss count as one layer each."""
+    """Return whether the layers divide evenly only if the embedding and the loss count as one layer each."""
     stages = row.pp * (row.vp or 1)
     return layers % stages != 0 and (layers + 2) % stages == 0
 

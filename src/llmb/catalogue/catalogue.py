@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and checks the complete catalogue, and finds what a recipe requests from a scheduler."""
+"""Loads and checks the catalogue, and returns the job defaults of a recipe."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
@@ -35,7 +35,7 @@ Entry = TypeVar("Entry", LayoutTable, JobEntry)
 
 
 def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
-    """Return the workload with GPU types by name: those that ``gpus_with`` describes, and types to borrow from."""
+    """Return the workload with the names of the GPU types that ``gpus_with`` describes, and of those to borrow from."""
     jobs = workload.jobs.model_copy(
         update={name: _applicable(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
     )
@@ -54,7 +54,7 @@ def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
 
 
 def _applicable(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ...]:
-    """Drop entries that apply to none of ``gpus``: an empty list of GPU types would mean all types."""
+    """Return the entries that apply to any of ``gpus``, by name. An empty list of GPU types would mean all types."""
     return tuple(item for entry in entries if (item := _with_names(entry, gpus)).gpu_types or entry.gpus_with is None)
 
 
@@ -72,14 +72,14 @@ DATA = Path(__file__).parent / "data"
 
 
 class Published(NamedTuple):
-    """The content that a document publishes, and how its code trained."""
+    """The figures that a document publishes, and the conditions under which its code trained."""
 
     figures: tuple[PublishedFigure, ...]
     conditions: tuple[ConditionEntry, ...]
 
 
 class Files(Mapping[str, Content]):
-    """The files of a folder by name without ``.yaml``; each is read at its first use."""
+    """The contents of a folder's files, by name without ``.yaml``; each file is read when it is first used."""
 
     def __init__(self, folder: Path, read: Callable[[Path], Content]) -> None:
         self.paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
@@ -101,12 +101,12 @@ class Files(Mapping[str, Content]):
 class Catalogue:
     """All recipes and published figures. Each part is read when it is first used.
 
-    Every part raises CatalogueError, with file and line, for a file that violates its schema, a layout that is not
-    divisible, or a row whose printed DP or GA contradicts its other columns.
+    Every part raises CatalogueError, with file and line, if a file violates its schema, if the sizes of a layout are
+    not divisible, or if the printed DP or GA of a row contradicts its other columns.
     """
 
     def __init__(self, root: Path = DATA, hardware: Path | None = None) -> None:
-        """``hardware``: a user's file with more GPU types, which take precedence."""
+        """Set the folder of the data files, and a user's file of GPU types, which take precedence."""
         self.root, self.hardware = root, hardware
 
     @cached_property
@@ -132,7 +132,7 @@ class Catalogue:
 
     @cached_property
     def rates(self) -> RatesFile:
-        """Return the rates of predicted steps, and the accuracy of each."""
+        """Return the rates from which steps are predicted, and the error of each kind of prediction."""
         return read_file(self.root / "rates.yaml", RatesFile)
 
     @cached_property
@@ -150,7 +150,7 @@ class Catalogue:
         return {(name, size): model for name, sizes in self.families.items() for size, model in sizes.items()}
 
     def is_trainable(self, workload: WorkloadFile, size: str) -> bool:
-        """Return whether llmb's own engine has the parts of a model."""
+        """Return whether llmb's engine implements all parts of the model."""
         return self.families[workload.model][size].other_parts is None
 
     @cached_property
@@ -178,7 +178,7 @@ class Catalogue:
 
     @cached_property
     def bridge(self) -> BridgeTables:
-        """Return the tables of Megatron-Bridge, each with rows for many workloads."""
+        """Return Megatron-Bridge's tables, which have rows for many workloads."""
         return read_bridge_tables(self.root, self.documents)
 
     @cached_property
@@ -188,14 +188,14 @@ class Catalogue:
 
     @cached_property
     def undescribed(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the sizes of workloads that have figures for judging logs, but no described model."""
+        """Return the sizes of workloads that have published figures, but no description of the model."""
         models = [model for model in self.bridge.file.models if model.workload not in self.workloads]
         names = dict.fromkeys(model.workload for model in models)
         return {name: tuple(model.size for model in models if model.workload == name) for name in names}
 
     @property
     def undescribed_text(self) -> str:
-        """Return the undescribed sizes in one line."""
+        """Return the undescribed workloads and sizes in one line."""
         names = ", ".join(" ".join((name, *sizes)) for name, sizes in self.undescribed.items())
         return f"only figures, which judge logs: {names}"
 
@@ -205,7 +205,7 @@ class Catalogue:
         return (*suite, *self.bridge.figures)
 
     def publications(self, document: str | None) -> "Published":
-        """Return what a document publishes; nothing for a recipe of llmb itself."""
+        """Return the content that a document publishes; empty for None, that is, for llmb's own recipes."""
         if document is None or not is_bridge(document):
             return self.published.get(document or "") or Published((), ())
         figures = (figure for figure in self.bridge.figures if figure.expectation.release == document)
@@ -213,7 +213,7 @@ class Catalogue:
 
     @cached_property
     def published(self) -> "Mapping[str, Published]":
-        """Return the publications by document."""
+        """Return the content of each document of the reference suite, by the document's name."""
         return Files(self.root / "expectations", lambda path: _read_published(path, self.documents))
 
 
@@ -226,7 +226,8 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
 
 
 def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
-    """Return the model that a row trains: a proxy has fewer layers, tokens or experts; frameworks pad vocabularies."""
+    """Return the model that a row trains: a proxy has fewer layers, tokens or experts, and the vocabulary may be
+    padded."""
     changes: dict[str, object] = {"layers": row.layers}
     if vocab_size := row.vocab_size or table.vocab_size:
         changes["vocab_size"] = vocab_size
@@ -250,7 +251,7 @@ def _read_models(path: Path) -> Mapping[str, Model]:
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
-    """Check that a file is named after its content, which can then be found without reading other files."""
+    """Raise CatalogueError if a file is not named after its content: files are looked up by name, without reading."""
     if name != path.stem:
         problem = f"{key}: '{name}' must be '{path.stem}', like the name of its file"
         raise CatalogueError([located(path, (key,), problem)])
@@ -348,7 +349,7 @@ def _figures(published: PublishedFile, document: Document) -> Iterator[Published
 
 
 class JobVariable(Record):
-    """An environment variable of a recipe's or a fabric's jobs, and its source."""
+    """An environment variable that the jobs of a recipe or a fabric set, and its source."""
 
     name: str
     value: str
@@ -366,12 +367,12 @@ class JobDefaults(Record):
     """Number of nodes whose GPUs NVLink connects."""
     variables: tuple[JobVariable, ...]
     vboost: int | None
-    """The setting that the published jobs requested, on nodes that allow it; None for nothing."""
+    """The setting that the published jobs requested on nodes that allow it; None if they requested none."""
     vboost_source: str | None
 
 
 def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:
-    """Return the catalogue's time limit and variables for ``recipe``, and the placement of its GPUs on nodes."""
+    """Return the catalogue's resources for a job of ``recipe``: time limit, variables, GPUs per node and vboost."""
     jobs = catalogue.workloads[recipe.workload].jobs
     limit = next(entry for entry in jobs.time_limits if entry.holds_for(recipe))
     variables = {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads YAML data files into typed records; every error names its file and line. Files from others are loaded as
-written, and checked to need bounded time and memory.
+"""Reads YAML data files into typed records. Errors name the file and the line. For files from outside this package,
+numbers that would change when written again are text, and checks limit the time and memory to load them.
 """
 
 import re
@@ -23,7 +23,7 @@ _AS_WRITTEN = {
         r"(?:-?(?:0|[1-9][0-9]*)\.(?:0|[0-9]*[1-9])(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
     ),
 }
-"""Numbers that keep their spelling when they are converted to text again."""
+"""Numbers with the same spelling when they are converted back to text."""
 MOST_LEVELS = 50
 """The loaders recurse: 30,000 levels end the process, and time grows with the square of the depth."""
 MOST_VALUES = 200_000
@@ -58,7 +58,7 @@ def _foreign_loader() -> Any:  # noqa: ANN401 (of either loader)
 
 
 FOREIGN_LOADER: Any = _foreign_loader()
-"""Loads files of users: 10:00:00, 010, 1_000 and 3.10 are text, though YAML 1.1 reads other values."""
+"""Loads files of users: 10:00:00, 010, 1_000 and 3.10 are text, although they are numbers in YAML 1.1."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class _Open:
 
 
 def check_yaml(text: bytes | str) -> None:
-    """Raise yaml.MarkedYAMLError if the text cannot be loaded safely, and any error of the parser."""
+    """Raise yaml.YAMLError if the text is invalid, or too deep or too large to be loaded safely."""
     sizes: dict[str, int] = {}
     stack = [_Open(None)]
     for event in yaml.parse(text, Loader=LOADER):
@@ -90,7 +90,7 @@ def check_yaml(text: bytes | str) -> None:
                     sizes[event.anchor] = 1
             case yaml.AliasEvent():
                 size = sizes.get(event.anchor or "", 0)
-                _refuse(event, size == 0, f"alias '{event.anchor}' of no value before it")
+                _refuse(event, size == 0, f"alias '{event.anchor}' without an anchor before it")
                 stack[-1].values += size
         _refuse(event, getattr(event, "tag", None) not in (None, _STRING_TAG), "a tag, which is unsupported")
         _refuse(event, stack[-1].values > MOST_VALUES, f"more than {MOST_VALUES:,} values")
@@ -103,7 +103,7 @@ def _refuse(event: yaml.Event, wrong: bool, what: str) -> None:
 
 
 class CatalogueError(UsageError):
-    """A data file contradicts itself or its schema; lists every problem as ``file:line: what``."""
+    """Data files have problems, each as ``file:line: what``."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -113,10 +113,10 @@ class CatalogueError(UsageError):
 
 
 def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreign: bool = False) -> Shape:
-    """Read ``path`` as ``shape``; ``wrap`` names the field that a file holding a bare list fills.
+    """Read ``path`` as ``shape``; raise CatalogueError if it violates the schema.
 
-    A ``foreign`` file is one that did not come with this package: it may hold anything. Raises CatalogueError with the
-    schema violations of the file.
+    If the file is a bare list, ``wrap`` is the field of ``shape`` for it. A ``foreign`` file did not come with this
+    package, so its content is checked before it is loaded.
     """
     data = _parse(path, foreign=foreign)
     try:
@@ -126,7 +126,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
 
 
 def read_data(path: Path) -> object:
-    """Read a YAML file from outside this package. Raises CatalogueError, also for duplicate keys."""
+    """Read a YAML file from outside this package; raise CatalogueError if it is invalid or has duplicate keys."""
     data = _parse(path, foreign=True)
     if doubled := [f"{path}:{line}: duplicate key '{key}'" for line, key in duplicate_keys(compose_file(path))]:
         raise CatalogueError(doubled)
@@ -134,7 +134,7 @@ def read_data(path: Path) -> object:
 
 
 def _parse(path: Path, *, foreign: bool = False) -> object:
-    """Parse YAML. Raises CatalogueError with the place of a syntax error."""
+    """Parse YAML; raise CatalogueError with the line of a syntax error."""
     try:
         text = read_text_file(path)
         if foreign:
@@ -145,12 +145,12 @@ def _parse(path: Path, *, foreign: bool = False) -> object:
         raise CatalogueError([f"{path}:{line}: not valid YAML: {error.problem}"]) from error
     except UsageError as error:
         raise CatalogueError([f"{path}: {error.what}"]) from error
-    except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
+    except (yaml.YAMLError, ValueError) as error:  # an invalid character or date
         raise CatalogueError([f"{path}: not valid YAML: {str(error).splitlines()[0]}"]) from error
 
 
 def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = ()) -> list[str]:
-    """Return one line per violation. ``skip`` drops leading keys that the file lacks; ``below`` adds missing ones."""
+    """Return one line per violation: without ``skip`` leading keys, and with the keys ``below`` before the others."""
     problems = []
     root = compose_file(path)
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
@@ -164,18 +164,18 @@ def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tu
 
 
 def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
-    """Return ``file:line: what`` for the value that ``keys`` lead to (or the nearest one above it)."""
+    """Return ``file:line: what`` for the value at ``keys``, or for the nearest one above it."""
     return f"{path}:{line_in(compose_file(path), keys)}: {what}"
 
 
 def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Return the nodes of a YAML file, with line numbers. The file is parsed a second time, only in case of errors."""
+    """Return the nodes of a YAML file, with line numbers. The file is parsed again, but only for error messages."""
     with path.open("rb") as stream:
         return yaml.compose(stream, Loader=LOADER)
 
 
 def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Return the line (from 1) of a value in a composed file."""
+    """Return the line, from 1, of the value at ``keys`` in a composed file."""
     for key in keys:
         child = _child(node, key)
         if child is None:
@@ -185,7 +185,7 @@ def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's no
 
 
 def duplicate_keys(node: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Yield the line and name of each duplicate key of a composed file: YAML would silently drop the first value."""
+    """Yield the line and name of each duplicate key of a composed file: YAML would silently ignore the first value."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from duplicate_keys(item)

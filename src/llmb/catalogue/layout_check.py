@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of a layout: the layers of its stages, and all its problems at once. Pure."""
+"""Arithmetic of layouts: the layers of each stage, and all problems of a layout. Pure."""
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
@@ -11,7 +11,7 @@ SIZES = (*PARALLEL, "gpus", "mbs", "gbs", "seq_len", "layers")
 
 
 def rank_model(model: Model, layout: Layout) -> Model:
-    """Return the model with the sizes that one rank has of each layer: its heads, features, vocabulary and experts."""
+    """Return the model with the part of each layer that one rank holds: its heads, features, vocabulary and experts."""
     divided = ("attention_heads", "kv_heads", "ffn_hidden_size", "vocab_size")
     sizes: dict[str, object] = {name: getattr(model, name) // layout.tp for name in divided}
     if moe := model.moe:
@@ -28,7 +28,7 @@ def stage_layers(layout: Layout) -> list[range]:
 
 
 def stage_counts(layout: Layout) -> list[int] | None:
-    """Return the numbers of layers of the stages; None for the uneven split of another program."""
+    """Return the number of layers of each stage; None if another program splits them unevenly."""
     divides = layout.has_custom_split or layout.pipeline_layers % (layout.pp * layout.vp) == 0
     return [len(stage) for stage in stage_layers(layout)] if divides else None
 
@@ -36,9 +36,9 @@ def stage_counts(layout: Layout) -> list[int] | None:
 def stage_sizes(layout: Layout) -> list[int]:
     """Return the number of layers of every stage, in the order in which a token passes them.
 
-    There are PP x VP stages of equal size, except for a first and a last stage whose size the layout may give. If the
-    recipe counts the embedding and the loss as layers, the first and the last stage have one layer less. The remainder
-    of a number that does not divide, which only other programs split, is on stages after the first.
+    There are PP x VP stages of equal size, except for a first and a last stage with a number of layers that the layout
+    sets. If the recipe counts the embedding and the loss as layers, the first and the last stage have one layer less.
+    If the layers are not divisible, which only other programs allow, stages after the first get one more.
     """
     stages = layout.pp * layout.vp
     if layout.pipeline_layers != layout.layers:
@@ -55,12 +55,12 @@ def _split(layers: int, stages: int) -> list[int]:
 
 
 def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """Return the numbers of the stages of a pipeline rank: every PP-th stage."""
+    """Return the indices of the stages that a pipeline rank holds: every PP-th one."""
     return tuple(range(pp_rank, layout.pp * layout.vp, layout.pp))
 
 
 def end_stage_sizes(layout: Layout) -> tuple[list[int], list[int]]:
-    """Return layers of the first and of the last stage, each empty if the layout does not give them."""
+    """Return the layers of the first and of the last stage, each as a list: empty if the layout does not set it."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     return [first] if first is not None else [], [last] if last is not None else []
 
@@ -125,9 +125,10 @@ def _pipeline(model: Model, layout: Layout, *, batch_divides: bool) -> Iterator[
 
 
 def _custom_split(layout: Layout) -> Iterator[str]:
-    """Yield the problems of sizes set for the first or the last stage; the other stages share the rest evenly."""
+    """Yield problems of the sizes that the layout sets for the first or the last stage; the others split the rest
+    evenly."""
     if layout.pp == 1:
-        yield "a first or last stage with a given number of layers needs PP above 1"
+        yield "a number of layers for the first or last stage needs PP above 1"
         return
     first, last = end_stage_sizes(layout)
     layers, stages = sum(first) + sum(last), layout.pp * layout.vp - len(first) - len(last)

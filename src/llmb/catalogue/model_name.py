@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of models: a workload and a size, also in one word, as in ``pretrain_llama3.1_8b``."""
+"""Parses names of models: a workload and a size, also as one word such as ``pretrain_llama3.1_8b``."""
 
 from collections.abc import Iterator
 
@@ -8,11 +8,11 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_workload, sized_workload, sizes_of
 
 FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
-"""The workload meant by a size that every workload has."""
+"""The workload of the size that every workload has, if only the size is named."""
 
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """Return the workload, and the size if ``name`` ends in one. Raises UsageError with the closest name."""
+    """Return the workload, and the size if ``name`` ends with one; raise UsageError for an unknown name."""
     workload, size = _parts_of(catalogue, name)
     if size is not None and workload not in catalogue.undescribed:
         sized_workload(catalogue, workload, size)
@@ -20,9 +20,9 @@ def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
 
 
 def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """Return the workload and the size, which may be in ``name`` or separate.
+    """Return the workload and the size, which is in ``name`` or separate.
 
-    Raises UsageError for an unknown name, and if there are two sizes or none.
+    Raise UsageError for an unknown name, for two different sizes, and if there is no size.
     """
     workload, model_size = parse_model(catalogue, name, size)
     sized_workload(catalogue, workload, model_size)
@@ -30,7 +30,7 @@ def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, st
 
 
 def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """Return the result of ``model_of`` without checking the size: the caller looks the model up."""
+    """Return the workload and the size like ``model_of``, but without checking that the workload has this size."""
     workload, own_size = _parts_of(catalogue, name)
     if own_size and size and own_size != size:
         raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="pass only one")
@@ -42,7 +42,7 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
 
 
 def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """Split a name, which may omit the task of its workload, such as ``llama3.1_8b``, or be just a size."""
+    """Split a name, which may omit the task, such as ``llama3.1_8b``, or be only a size that one workload has."""
     for workload in (*catalogue.workloads, *catalogue.undescribed):
         for known in (workload, workload.partition("_")[2]):
             if name == known:
@@ -53,7 +53,7 @@ def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
         if name == SMALLEST or len(of) == 1:
             return FIRST if name == SMALLEST else of[0], name
         choices = [f"{one} {name}" for one in of]
-        raise UsageError(f"'{name}' is a size, and its workload is missing", choices=choices, do="specify both")
+        raise UsageError(f"'{name}' is a size; the workload is missing", choices=choices, do="pass both")
     with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
     raise unknown("workload", name, [*catalogue.workloads, *with_size])
 

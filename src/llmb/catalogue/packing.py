@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences packed from synthetic documents: document lengths, and the cost of attention within documents.
+"""Packing of synthetic documents into sequences: document lengths, and the cost of attention within documents.
 
 Lengths are uniform between one token and ``longest_document``, or distributed like those of SQuAD. Documents fill a
-sequence one after the other; the last one is truncated at the end of the sequence. Pure but for its data file.
+sequence one after the other; the last one is truncated at the end of the sequence. Pure except for reading a data file.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,18 +43,18 @@ def document_lengths(mean: int, kind: DocumentLengths = "uniform") -> Sequence[i
 
 
 def longest_document(mean: int, kind: DocumentLengths = "uniform") -> int:
-    """Return the longest of documents with ``mean`` tokens on average."""
+    """Return the length of the longest document if documents have ``mean`` tokens on average."""
     return document_lengths(mean, kind)[-1]
 
 
 def scaled_mean(seq_len: int) -> int:
-    """Return the mean length of documents relative to a sequence that SQuAD's have relative to one of 4096 tokens."""
+    """Return SQuAD's mean document length, scaled from its sequence length to ``seq_len``."""
     squad = squad_lengths()
     return max(SHORTEST_MEAN, round(squad.mean_tokens * seq_len / squad.seq_len))
 
 
 def synthetic_packing(model: Model, seq_len: int, mean: int, kind: DocumentLengths = "uniform") -> Packing:
-    """Return the expected statistics of sequences packed from documents of ``mean`` tokens on average."""
+    """Return the expected statistics of sequences packed from documents with ``mean`` tokens on average."""
     chunked = model.chunked_attention
     long = chunked is not None and min(seq_len, longest_document(mean, kind)) > chunked.chunk_size
     like = ", with lengths like SQuAD's" if kind == "squad" else ""
@@ -70,17 +70,17 @@ def synthetic_packing(model: Model, seq_len: int, mean: int, kind: DocumentLengt
 def expected_squares(
     seq_len: int, mean: int, chunk_size: int | None = None, kind: DocumentLengths = "uniform"
 ) -> float:
-    """Return the mean sum of squared document lengths of a sequence, or of the lengths of their chunks.
+    """Return the expected sum of squared document lengths of a sequence, or of squared chunk lengths.
 
-    A sequence of n tokens begins with a document of l tokens, which leaves one of n - l tokens: over all equally likely
-    lengths l, E(n) is the mean of square(min(l, n)) + E(n - min(l, n)).
+    A sequence of n tokens begins with a document of l tokens, which leaves a sequence of n - l tokens. Over all equally
+    likely lengths l, E(n) is the mean of square(min(l, n)) + E(n - min(l, n)).
     """
     squares = [_square(length, chunk_size) for length in range(seq_len + 1)]
     return _of_uniform(squares, 2 * mean - 1) if kind == "uniform" else _of(squares, document_lengths(mean, kind))
 
 
 def _of_uniform(squares: Sequence[int], longest: int) -> float:
-    """Return the mean over lengths from 1 to ``longest``, with each sum as the difference of two prefix sums."""
+    """Return the expected sum for lengths from 1 to ``longest``, with differences of prefix sums as inner sums."""
     squares_up_to = list(accumulate(squares))
     expected, expected_up_to = [0.0], [0.0]
     for n in range(1, len(squares)):
@@ -102,7 +102,7 @@ def _of(squares: Sequence[int], lengths: Sequence[int]) -> float:
 
 @cache
 def fitted_mean(squares: float, seq_len: int, kind: DocumentLengths = "uniform") -> int:
-    """Return the mean document length whose sequences come closest to ``squares``, the published sum of squares."""
+    """Return the mean document length for which the expected sum of squares is closest to ``squares``."""
     lengths = document_lengths(seq_len, kind)
     # The sum of squares is nearly proportional to the mean: it would be, if no document were truncated.
     spread = sum(length**2 for length in lengths) * len(lengths) / sum(lengths) ** 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of the reference documents: figures, profiles, folders, and the sources of weights and data."""
+"""Records of the reference documents: figures, profiles, folders, and the sources of weights and data."""
 
 from typing import Literal
 
@@ -14,15 +14,15 @@ class DocumentProfile(Record):
     start: int
     stop: int
     file: str | None = None
-    """Name of a rank's report, without its ending; None for llmb's own."""
+    """Name of a rank's report without the file extension; None if llmb names it."""
 
 
 class DocumentResults(Record):
-    """The places of a run by a document's launch script, as templates of paths below the install root."""
+    """The paths of a run that a document's script started, as templates below the root of installation."""
 
     experiment: str
     folders: tuple[str, ...]
-    """Folders of the log; the first one also contains the files below."""
+    """Folders of the log; the first one also contains the profile and the checkpoint."""
     nsys_profile: str | None = None
     checkpoint: str | None = None
     """The folder above ``weights``."""
@@ -43,11 +43,11 @@ class Document(Record):
     nccl_trace_in_log: bool = False
     """True if the log of a traced run has NCCL's lines."""
     results: DocumentResults | None = None
-    """None if it names the folders like llmb."""
+    """None if llmb's names of the folders apply."""
     averaged_steps: int = 1
     """The number of steps that each printed step time averages."""
     experiments: tuple[str, ...] = ()
-    """Workloads, or workloads and sizes, as prefixes of its experiments' names."""
+    """Workloads, or workloads and sizes, that are prefixes of the names of the document's experiments."""
     convention: str
     framework: str
     """The software with which the document's runs trained."""
@@ -57,14 +57,14 @@ class Document(Record):
 
 
 class PublishedCondition(Record):
-    """How a published run trained, if a run here may train differently."""
+    """A condition of a published run that may differ in a run here."""
 
     key: str
     """A key of the verdict's conditions."""
     value: str | None
-    """None if it is not known; the source then says why."""
+    """None if it is unknown; ``source`` then has the reason."""
     slower_pct: tuple[float, float] | None = None
-    """The slowdown of a step without it, in percent, from and to. Estimates from sizes; None if unknown."""
+    """The slowdown of a step without the condition, in percent, from and to, as estimated; None if unknown."""
     what: str
     """A description, and the source of the estimate."""
     source: str
@@ -72,11 +72,11 @@ class PublishedCondition(Record):
 
 
 class Figures(Record):
-    """Figures of one run that a document prints; None if it omits one."""
+    """The figures of one run in a document; None for those that it omits."""
 
     step_time_s: float
     step_time_std_s: float | None = None
-    """Standard deviation of the window's steps, over the population, as printed by the document's script."""
+    """Population standard deviation of the window's steps, as printed by the document's script."""
     tokens_per_s: float | None
     mfu_pct: float | None = Field(gt=0, le=100)
     days_per_1t_tokens: float | None
@@ -109,11 +109,11 @@ class Expectation(Figures):
 
 
 class PublishedFlops(Record):
-    """The reference document's way of counting the model FLOPs of one sequence."""
+    """How the reference document counts the model FLOPs of one sequence."""
 
     formula: Literal["full", "causal", "two thirds of causal"]
     as_published: dict[str, int] = Field(default_factory=dict)
-    """Wrong sizes in the document, used only for its own formula."""
+    """Wrong sizes of the document, used only in its own formula."""
     printed_flops: float | None
     """The document's printed value for this depth and sequence length, if any."""
     source: str
@@ -122,7 +122,7 @@ class PublishedFlops(Record):
 
 
 class Checkpoint(Record):
-    """Checkpoint sizes in the documents, and the numbers of GPUs that save and load them there."""
+    """The checkpoint size in the documents, and the numbers of GPUs that saved and loaded it."""
 
     size_gb: float
     save_scales: tuple[int, int] | None = None
@@ -134,12 +134,12 @@ class Checkpoint(Record):
 
 
 class Source(Record):
-    """The source of the weights and the data of a fine-tuning."""
+    """The source of the weights and the data for fine-tuning."""
 
     model: str
     """Folder of the checkpoint below ``models/``, and its repository on the Hugging Face hub if it has one."""
     page: str | None
-    """The page to request access to the repository; None for a model that is not on the hub."""
+    """The page where users request access to the repository; None for a model that is not on the hub."""
     dataset: Literal["squad", "squad-tiny"]
     """Folder below ``datasets/``. A tiny model has its own: its few samples must never be mistaken for SQuAD."""
     document: str | None = None

@@ -21,7 +21,7 @@ from llmb.catalogue.published import (
 
 DEFAULT = "default"
 MIG = " MIG"
-"""The mark in the device name of a GPU slice."""
+"""The part of a device name that marks a MIG slice of a GPU."""
 OPEN_CHOICES = {"gpu_type": "GPU type", "scale": "scale", "dtype": "dtype", "release": "release"}
 """Optional fields of a request, and their names in messages."""
 
@@ -47,7 +47,7 @@ class Unspecified:
 
 
 def unspecified_text(choices: Sequence[Unspecified]) -> str:
-    """Return the default and its alternatives in one line."""
+    """Return the defaults and their alternatives in one line."""
     return f"not specified: {'; '.join(choice.text() for choice in choices)}"
 
 
@@ -69,7 +69,7 @@ class Dtype(StrEnum):
 
 
 ENGINE_DTYPES = (Dtype.FP32, Dtype.BF16, Dtype.FP8)
-"""Dtypes in which the engine of llmb computes; recipes in others are for other programs."""
+"""Dtypes in which llmb's engine computes; recipes in other dtypes are for other programs."""
 
 GradReduceDtype = Literal["fp32", "bf16"]
 
@@ -120,14 +120,14 @@ class Gpu(Record):
     network_gb_s: float | None = Field(default=None, gt=0, lt=1e4)
     tdp_w: float | None = Field(default=None, gt=0)
     sms: int | None = Field(default=None, gt=0)
-    """Streaming multiprocessors; without them no quantization of waves is predicted."""
+    """Number of streaming multiprocessors; if None, predictions ignore wave quantization."""
     gpus_per_node: int = Field(gt=0)
     relative_efficiency: float | None = Field(default=None, gt=0, lt=2)
-    """The efficiency of a step relative to nominal figures, divided by an H100's; None if no step is known."""
+    """The efficiency of a step relative to nominal rates, divided by that of an H100; None if no step is published."""
     device_names: tuple[str, ...]
-    """Patterns (glob) of the driver's device names of exactly this variant."""
+    """Glob patterns that match the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
-    """GPU types whose published layouts it uses if a workload has none for it, the closest first."""
+    """GPU types with published layouts that this type uses if a workload has none for it, the closest first."""
     nvlink_c2c: bool = False
     """True if NVLink also connects it to its host's CPU."""
     sources: dict[str, str]
@@ -146,18 +146,18 @@ class Gpu(Record):
 
 
 def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:
-    """Return the type of a device name; None for any other variant, whose peak is not guessed."""
+    """Return the GPU type of a device name; None for an unknown variant, for which no peak is assumed."""
     return next((gpu.gpu_type for gpu in gpus if gpu.is_called(name)), None)
 
 
 class Fabric(Record):
-    """A network between nodes: the NCCL settings that make NCCL use it, and only it."""
+    """A network between nodes, with the variables that make NCCL use this network only."""
 
     fabric: str
     title: str
     variables: dict[str, str] = Field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    """Variables whose value only the site knows."""
+    """Variables that each site must set."""
     profile: str | None = None
     """A file on the nodes that sets more variables; the batch script sources it."""
     source: str
@@ -183,7 +183,7 @@ Router = Literal["sigmoid-scaled-inputs", "softmax-weighted-outputs", "sigmoid-w
 
 
 class MixtureOfExperts(Record):
-    """Expert layers: every ``interleave``-th layer, counted so that layer ``interleave - 1`` is the first."""
+    """Expert layers: one of every ``interleave`` layers, the first of which is layer ``interleave - 1``."""
 
     router: Router
     experts: Size
@@ -211,29 +211,29 @@ class ChunkedAttention(Record):
 
 
 class LatentAttention(Record):
-    """Multi-head latent attention (DeepSeek-V2): queries, and keys with values, are projected from latent vectors."""
+    """Multi-head latent attention (DeepSeek-V2): queries, keys and values are projected from latent vectors."""
 
     query_rank: Size
     key_value_rank: Size
     nope_head_dim: Size
-    """Elements of a query and key head without a rotary embedding; ``head_dim`` counts these and the rotated ones."""
+    """Elements of a query or key head without rotary embedding; ``head_dim`` counts these and the rotated ones."""
     value_head_dim: Size
 
     @property
     def key_value_dim(self) -> int:
-        """Return the elements of a key and value head that are projected from a latent vector."""
+        """Return the number of elements of a key head and a value head that are projected from a latent vector."""
         return self.nope_head_dim + self.value_head_dim
 
 
 class SlidingWindow(Record):
-    """Attention to the last ``tokens`` tokens, in the first of every ``every`` layers."""
+    """Attention to the last ``tokens`` tokens, in the first of every ``every`` layers; other layers attend to all."""
 
     tokens: Size
     every: Size
 
 
 class RouterGroups(Record):
-    """Selection of experts within the best groups of them, by scores with a bias that only selects (DeepSeek-V3)."""
+    """Selection of experts within the best groups, by scores plus a bias that only affects selection (DeepSeek-V3)."""
 
     groups: Size
     top_groups: Size
@@ -250,21 +250,21 @@ class Yarn(Record):
 
 
 class OtherParts(Record):
-    """Parts of a model that llmb's engine does not have."""
+    """Parts of a model that llmb's engine does not implement."""
 
     attention_sinks: bool = False
-    """A learned logit of each head that takes part in the softmax, but has no key or value."""
+    """Each head has a learned logit that is included in the softmax, but has no key or value."""
     sliding_window: SlidingWindow | None = None
     latent_attention: LatentAttention | None = None
     router_groups: RouterGroups | None = None
     dense_layers: Count = 0
-    """The first layers, which have no experts."""
+    """Number of first layers that have no experts."""
     expert_biases: bool = False
-    """Router and both matrices of an expert have biases."""
+    """The router and all matrices of an expert have biases."""
     clamped_glu: bool = False
     """The gate and its input are clamped, and one is added to the input (gpt-oss)."""
     multi_token_layers: Count = 0
-    """Layers that predict further tokens, each with the head; they are no part of the number of parameters."""
+    """Layers that predict further tokens, each with the head; the number of parameters excludes them."""
     yarn: Yarn | None = None
 
     @property
@@ -277,11 +277,11 @@ Norm = Literal["rmsnorm", "layernorm1p"]
 Mlp = Literal["swiglu", "squared-relu"]
 """Feed-forward layers, including experts: gated SiLU with three matrices, or squared ReLU with two."""
 RotaryPairs = Literal["halves", "interleaved"]
-"""The elements of a head that are rotated together: i and i + half, or 2i and 2i + 1."""
+"""The pairs of a head's elements that are rotated together: i and i + half, or 2i and 2i + 1."""
 
 
 class Model(Record):
-    """The true architecture of one model, by its parts. Sizes are in elements."""
+    """The architecture of one model, by its parts. Sizes are numbers of elements."""
 
     model: str
     size: str
@@ -289,7 +289,7 @@ class Model(Record):
     mlp: Mlp
     rotary_pairs: RotaryPairs = "halves"
     qk_norm: Literal["rmsnorm"] | None = None
-    """True for a norm of each query and key head, before the rotary embedding."""
+    """Norm of each query and key head before the rotary embedding; None without one."""
     qkv_bias: bool = False
     """True if query, key and value have biases."""
     attention_output_bias: bool = False
@@ -351,7 +351,7 @@ class Model(Record):
 
 
 class ParallelSizes(Record):
-    """The number of ranks that share a model, in each way of parallelism. ``vp`` is 1 without virtual stages."""
+    """The number of ranks in each dimension of parallelism; ``vp`` is the number of virtual stages per rank."""
 
     tp: Size = 1
     pp: Size = 1
@@ -380,11 +380,11 @@ class Layout(ParallelSizes):
     last_stage_layers: Count | None = None
     """Layers of the last stage, if it differs; the loss is then not counted."""
     sequence_parallel: bool = True
-    """With it, each TP rank holds a part of the sequence between tensor parallel layers; otherwise all of it."""
+    """True if each TP rank holds only a part of the sequence between tensor parallel layers."""
 
     @property
     def sequence_shards(self) -> int:
-        """Parts of a sequence between tensor parallel layers."""
+        """Number of parts of a sequence between tensor parallel layers."""
         return self.tp if self.sequence_parallel else 1
 
     @property
@@ -399,18 +399,18 @@ class Layout(ParallelSizes):
 
     @property
     def ga(self) -> int:
-        """Micro-batches per step whose gradients are accumulated."""
+        """Number of micro-batches per step and data-parallel rank."""
         return self.gbs // (self.mbs * self.dp)
 
     @property
     def pipeline_layers(self) -> int:
-        """Number of layers as counted by the pipeline split."""
+        """Number of layers that the pipeline split counts."""
         counted = self.counts_embedding_and_loss and self.pp > 1 and not self.has_custom_split
         return self.layers + (2 if counted else 0)
 
     @property
     def has_custom_split(self) -> bool:
-        """True if the layout gives the number of layers of the first or the last stage."""
+        """True if the layout sets the number of layers of the first or the last stage."""
         return self.first_stage_layers is not None or self.last_stage_layers is not None
 
 
@@ -435,22 +435,22 @@ class Training(Record):
     data: Literal["uniform", "zipf"]
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, which a model can learn."""
     document_tokens: int | None = None
-    """Mean tokens of the packed documents; 0: each sequence is one document; None: so is it unless the recipe packs."""
+    """Mean tokens of packed documents; 0: each sequence is one document; None: 0, unless the recipe packs."""
     document_lengths: DocumentLengths = "uniform"
 
 
 class Packing(Record):
-    """Statistics of sequences packed from documents, per packed sequence."""
+    """Statistics of one packed sequence: its tokens, and the sum of the squared lengths of its documents."""
 
     tokens: Positive
     sum_of_squares: Positive
     chunked_sum_of_squares: Positive | None = None
-    """Sum of squares for documents split at the model's attention chunks; None if none is longer than a chunk."""
+    """The sum for documents split at the model's attention chunks; None if no document is longer than a chunk."""
     source: str
 
 
 class Window(Record):
-    """The steps of the statistics, numbered from 0, both ends included."""
+    """The steps of the statistics, numbered from 0, both ends included, and the rule that selected them."""
 
     first: Count
     last: Count
@@ -501,15 +501,15 @@ class Recipe(Record):
     lora: Lora | None = None
     """The adapters that the recipe trains; None if it trains all weights."""
     capacity_factor: Positive | None = None
-    """Rows that each routed expert computes, relative to an equal share of a rank's tokens, with dropped and padded
-    tokens; None if no token is dropped."""
+    """Rows that each routed expert computes, relative to an equal share of a rank's tokens: others are dropped, missing
+    ones padded. None if no token is dropped."""
     packing: Packing | None
     published_flops: PublishedFlops | None
     expectations: tuple[Expectation, ...]
     expectations_reason: str | None
     """The reason if there is no expectation."""
     conditions: tuple[PublishedCondition, ...] = ()
-    """How the document's code trained, if a run here may train differently."""
+    """Conditions of the published run that may differ in a run here."""
     checkpoint: Checkpoint | None
     peak_tflops: Positive | None
     notes: tuple[str, ...]
@@ -523,36 +523,36 @@ class Recipe(Record):
     decisions: tuple[str, ...] = ()
     """The differences from the published recipe."""
     pretended_rank: Count | None = None
-    """The rank that runs alone, as if the others existed; None for a run of all ranks."""
+    """The rank that runs alone, as if the other ranks existed; None for a run of all ranks."""
 
     @property
     def model_name(self) -> str:
-        """The workload, the size and any substitute, so that it never passes for the full model or all its ranks."""
+        """The workload and the size, and a mark if the run is of a proxy or of one rank alone."""
         return " ".join(filter(None, (self.workload, self.size, self.stand_in)))
 
     @property
     def stand_in(self) -> str:
-        """Return what replaces the model, or all ranks; empty without a replacement."""
+        """Return the mark of a proxy, or of a rank that runs alone; empty for a full run."""
         return " ".join(filter(None, (self.proxy_text, self.pretended_text)))
 
     @property
     def pretended_text(self) -> str:
-        """Empty unless a rank runs alone."""
+        """The mark of a rank that runs alone; empty for a run of all ranks."""
         return "" if self.pretended_rank is None else f"PRETEND (rank {self.pretended_rank} of {self.scale} alone)"
 
     @property
     def proxy_text(self) -> str:
-        """Empty unless it is a proxy."""
+        """The mark of a proxy; empty for the full model."""
         return f"PROXY ({self.layout.layers} of {self.full_layers} layers)" if self.proxy else ""
 
     @property
     def engine_problem(self) -> str | None:
-        """Name what llmb's own engine lacks to train the recipe, and programs that have it; None if nothing."""
+        """Name the parts that llmb's engine lacks to train the recipe, and programs that have them; None if none."""
         return self._problem_without(*self.model.other_names)
 
     @property
     def dtype_problem(self) -> str | None:
-        """Return the part of ``engine_problem`` that also prevents predictions."""
+        """Return the part of ``engine_problem`` about the dtype, which also prevents predictions."""
         return self._problem_without()
 
     def _problem_without(self, *parts: str) -> str | None:
@@ -562,20 +562,20 @@ class Recipe(Record):
 
     @property
     def shares_parameters(self) -> bool:
-        """True if several ranks use the same parameters."""
+        """True if several ranks hold the same parameters."""
         return self.layout.dp * self.layout.cp > 1 or (self.model.moe is not None and self.layout.edp > 1)
 
     @property
     def figure(self) -> Expectation | None:
-        """Return the published figure that runs are compared with: one from a table rather than an example."""
+        """Return the published figure that runs are compared with: from a table if possible, else an example."""
         return next(iter(self.expectations), None)
 
     def title(self, dtype: str | None = None) -> str:
-        """Return the title of the recipe; ``dtype`` may describe the precision in more detail."""
+        """Return the title of the recipe; ``dtype`` is a more detailed description of the precision, if any."""
         return f"{self.model_name} {dtype or self.dtype} on {self.scale} x {self.gpu_type}"
 
     def published_way(self, key: str) -> str | None:
-        """Return how the published run trained under one of the conditions; None if unknown."""
+        """Return the published value of a condition of training; None if unknown."""
         return next((condition.value for condition in self.conditions if condition.key == key), None)
 
     @property
@@ -584,5 +584,5 @@ class Recipe(Record):
 
     @property
     def documented_window(self) -> str | None:
-        """The steps behind the figures of the recipe's document, such as ``35-44`` or ``last``."""
+        """The steps behind the figures of the recipe's document, such as ``35-44`` or ``last``; None if not stated."""
         return self.document.window if self.document else None

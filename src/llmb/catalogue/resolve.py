@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves a request to a recipe: selects the layout, applies overrides, checks everything, adds published figures."""
+"""Resolves a request to a recipe: selects a layout, applies overrides, checks all, and adds published figures."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 def published_flops(
     catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
 ) -> PublishedFlops | None:
-    """Return the document's own count: its printed value for this shape, or its formula."""
+    """Return how the document counts FLOPs: its printed value for this shape, or its formula; None if it does not."""
     entries = [
         entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
     ]
@@ -47,20 +47,20 @@ def scale_name(row: LayoutRow) -> str:
 
 
 def by_size(row: LayoutRow) -> tuple[bool, int]:
-    """Return a sort key that puts proxies last."""
+    """Return a sort key: rows of full models before proxies, each from the smallest scale."""
     return row.proxy, row.gpus
 
 
 CPU = "cpu"
 CUSTOM = "a custom layout"
 MOST_GPUS = 1 << 32
-"""No machine has more, and batch sizes for more would be too large for a layout."""
+"""Upper limit of a scale: no machine has more GPUs, and batch sizes would exceed the limit of a layout."""
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
 _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
 
 class LayoutSizes(Record):
-    """Sizes of a layout, as far as they are stated."""
+    """Sizes of a layout; None for those that are not stated."""
 
     tp: Annotated[int | None, _size(help="Tensor parallel size.")] = None
     pp: Annotated[int | None, _size(help="Pipeline parallel size.")] = None
@@ -80,14 +80,10 @@ class Overrides(LayoutSizes):
     first_stage_layers: Annotated[
         int | None, _size(help="Layers of the first pipeline stage; the others split the rest.", minimum=0)
     ] = None
-    last_stage_layers: Annotated[int | None, _size(help="Layers of the last pipeline stage, likewise.", minimum=0)] = (
-        None
-    )
+    last_stage_layers: Annotated[int | None, _size(help="Layers of the last pipeline stage.", minimum=0)] = None
     sequence_parallel: Annotated[
         bool | None,
-        Option(
-            help="Tensor parallelism without sharding the sequence between layers.", panel=LAYOUT_PANEL, negates=True
-        ),
+        Option(help="Do not shard the sequence between tensor parallel layers.", panel=LAYOUT_PANEL, negates=True),
     ] = None
 
     def explicit(self) -> dict[str, int]:
@@ -106,7 +102,8 @@ class Request:
         ),
     ]
     dtype: Annotated[
-        str | None, Option(help="bf16, fp8, mxfp8, nvfp4, fp32. Default: bf16; on a CPU fp32.", form=WORD, several=True)
+        str | None,
+        Option(help="bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16; fp32 on a CPU.", form=WORD, several=True),
     ] = None
     scale: Annotated[
         int | None,
@@ -129,7 +126,7 @@ class Request:
 
 
 class ScaleChoices(NamedTuple):
-    """The scales that are itemized, and the rule for scales above the largest."""
+    """The scales of a recipe's layouts, and the rule for scales above the largest."""
 
     full: tuple[int, ...]
     proxies: tuple[int, ...]
@@ -138,7 +135,7 @@ class ScaleChoices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A layout table of the right size, dtype and GPU type; borrowed if it was published for another type."""
+    """A layout table with the requested size, release and GPU type, perhaps borrowed from another GPU type."""
 
     table: LayoutTable
     borrowed_from: str | None
@@ -146,7 +143,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """The row for a scale, and its changes for that scale."""
+    """The row for a scale, and notes on its changes for that scale."""
 
     choice: _Choice
     row: LayoutRow
@@ -156,18 +153,16 @@ class _Pick:
 def resolve(
     catalogue: Catalogue, request: Request, found: Mapping[str, str] = MappingProxyType({}), *, check: bool = True
 ) -> Recipe:
-    """Return the recipe that ``request`` names.
+    """Return the recipe for ``request``.
 
-    ``found`` maps fields that the caller filled in for the user to their origin, such as ``detected``. Without
-    ``check`` the layout may be invalid.
-
-    Raises UsageError for an unknown name (with the closest one), a scale that the recipe does not list, and an
-    invalid layout (with all problems).
+    ``found`` maps fields that the caller filled in to their origin, such as ``detected``. Without ``check``, the layout
+    may be invalid. Raise UsageError for an unknown name, a scale without a layout, and an invalid layout, with all its
+    problems.
     """
     workload = sized_workload(catalogue, request.workload, request.size)
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request, gpu_type)
-    # What documents publish comes before what llmb adds.
+    # Published layouts before those that llmb adds.
     choices = sorted(
         _choices(workload, request.size, gpu_type, release), key=lambda choice: choice.table.release is None
     )
@@ -179,7 +174,7 @@ def resolve(
     if check and (problems := check_layout(recipe.model, recipe.layout)):
         raise layout_error(problems)
     rows = sorted((row for choice in choices for row in choice.table.rows), key=by_size)
-    # The scales above the largest that is itemized, in words.
+    # A description of the valid scales above the largest row.
     largest = max((choice.table.rows[-1].gpus, choice.table.above_largest) for choice in choices)
     above = {"any": ["any"], "double": [f"doublings of {largest[0]}"], "refuse": []}[largest[1]]
     possible = {
@@ -194,7 +189,7 @@ def resolve(
 def _unspecified(
     recipe: Recipe, request: Request, found: Mapping[str, str], possible: Mapping[str, Sequence[str]]
 ) -> Iterator[Unspecified]:
-    """Return every default that has alternatives; a value may be followed by words in brackets."""
+    """Yield every default that has alternatives. The text of an alternative may end with a remark in parentheses."""
     for field_name, name in OPEN_CHOICES.items():
         value = getattr(recipe, field_name)
         if value is None or (getattr(request, field_name) is not None and field_name not in found):
@@ -206,7 +201,7 @@ def _unspecified(
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
     """Return the scales of a workload's size on a GPU type, by dtype; the request's dtype and scale are ignored.
 
-    Raises UsageError for an unknown name.
+    Raise UsageError for an unknown name.
     """
     workload = sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request, _gpu_type(catalogue, workload, request))
@@ -223,7 +218,7 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
 
 
 def listed_tables(workload: WorkloadFile, size: str) -> Iterator[tuple[str, LayoutTable]]:
-    """Yield the layouts with the release to show; all those of Megatron-Bridge count as one."""
+    """Yield the layouts of a size, each with the release to show; those of Megatron-Bridge are merged into one."""
     tables = [table for table in workload.layouts if table.size == size]
     bridge = [table for table in tables if table.release and is_bridge(table.release)]
     yield from ((table.release or "llmb", table) for table in tables if table not in bridge)
@@ -239,34 +234,34 @@ def listed_tables(workload: WorkloadFile, size: str) -> Iterator[tuple[str, Layo
 def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
     if name in catalogue.undescribed:
         what = f"{name} has only figures, of {' and '.join(catalogue.undescribed[name])}: its model is not described"
-        raise UsageError(what, do=f"judge a log of it: 'llmb judge LOG -w {name}'")
+        raise UsageError(what, do=f"judge a log instead: 'llmb judge LOG -w {name}'")
     if name not in catalogue.workloads:
         raise unknown("workload", name, catalogue.workloads, do="see 'llmb list'")
     return catalogue.workloads[name]
 
 
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
-    """Return the full model, not a proxy, that a size of a workload trains."""
+    """Return the model that a size of a workload trains, not a proxy of it."""
     return catalogue.families[sized_workload(catalogue, workload, size).model][size]
 
 
 def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
-    """Return the source of data and weights of a fine-tuning. Raises UsageError for a workload without."""
+    """Return the source of weights and data of fine-tuning; raise UsageError if the workload is not fine-tuning."""
     sources = find_workload(catalogue, workload).sources
     if size not in sources:
         fine_tuning = [name for name, item in catalogue.workloads.items() if item.sources]
-        what = f"{workload} {size} starts from nothing prepared: it is not fine-tuning"
-        raise UsageError(what, choices=fine_tuning, do="set --workload to one of these")
+        what = f"{workload} {size} is not fine-tuning: it needs no prepared weights or data"
+        raise UsageError(what, choices=fine_tuning, do="pass one of these with --workload")
     return sources[size]
 
 
 def seq_lens_of(catalogue: Catalogue, workload: str, size: str) -> tuple[int, ...]:
-    """Return sequence lengths of all recipes of a size, from the shortest."""
+    """Return the sequence lengths of all recipes of a size, the shortest first."""
     return tuple(sorted({table.seq_len for table in find_workload(catalogue, workload).layouts if table.size == size}))
 
 
 def sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
-    """Return a workload that has the size. Raises UsageError for a workload or a size that does not exist."""
+    """Return the workload; raise UsageError if there is no such workload, or if it does not have the size."""
     workload = find_workload(catalogue, name)
     if size not in sizes_of(workload):
         raise unknown(f"size of {name}", size, sizes_of(workload))
@@ -278,24 +273,24 @@ def sizes_of(workload: WorkloadFile) -> list[str]:
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return GPU types that a size runs on: those of its layouts and those that may borrow one."""
+    """Return the GPU types that a size runs on: those of its layouts, then those that borrow one."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
     borrowing = [gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized]
     return list(dict.fromkeys(itemized + borrowing))
 
 
 def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
-    """Return the GPU type of a request, by default the first that its size is published for. Raises UsageError."""
+    """Return the GPU type of a request, by default the first one with a layout; raise UsageError if unknown."""
     return _gpu_type(catalogue, sized_workload(catalogue, request.workload, request.size), request)
 
 
 def releases_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return releases of the reference suite that publish layouts of a size, oldest first."""
+    """Return the releases of the reference suite that publish layouts of a size, the oldest first."""
     return [release for release in _all_releases(workload, size) if not is_bridge(release)]
 
 
 def bridge_releases_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return releases of Megatron-Bridge that publish figures of a size, oldest first."""
+    """Return the releases of Megatron-Bridge that publish figures of a size, the oldest first."""
     return [release for release in _all_releases(workload, size) if is_bridge(release)]
 
 
@@ -316,8 +311,8 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
 
 
 def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | None:
-    """Return the release of the request; by default the newest one of the reference suite or, if the suite has none
-    with this dtype, of Megatron-Bridge."""
+    """Return the requested release. The default is the newest one with this dtype of the reference suite, else of
+    Megatron-Bridge."""
     suite, bridge = releases_of(workload, request.size), bridge_releases_of(workload, request.size)
     if request.release in (None, NEWEST):
         default = suite[-1:] if request.release is None else []
@@ -327,7 +322,7 @@ def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | N
     releases = [*suite, *bridge]
     if request.release not in releases:
         if not releases:
-            raise UsageError(f"size {request.size} belongs to no release", do="do not specify --release")
+            raise UsageError(f"size {request.size} belongs to no release", do="omit --release")
         raise unknown("release", request.release, releases)
     return request.release
 
@@ -394,7 +389,7 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
 
 
 def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
-    """Return the layout of a scale without a row, if the document's rule gives its batch."""
+    """Return the layout of a scale without a row, if a rule of the document determines its batch size."""
     for choice in choices:
         rule = choice.table.batch_rule
         if rule and scale > rule.gpus and scale * rule.gbs % rule.gpus == 0:
@@ -415,7 +410,7 @@ def _scale_error(
         if table.size == request.size and table.release not in (None, release)
     }
     elsewhere = [name for name, table in others.items() if _has(table, scale)]
-    advice = f"add --release {elsewhere[0]}" if elsewhere else "specify --gbs too, to run a custom layout"
+    advice = f"add --release {elsewhere[0]}" if elsewhere else "pass --gbs too, to run a custom layout"
     doubled = [f"doublings of {max(row.gpus for row in itemized)}"] if above == "double" else []
     choices = [*(scale_name(row) for row in sorted(itemized, key=by_size)), *doubled]
     if scale < 1:
@@ -478,7 +473,7 @@ def _recipe(
 
 def layout_error(problems: Sequence[str]) -> UsageError:
     return UsageError(
-        f"this layout is invalid:{itemized(problems)}", do="change these sizes; 'llmb show' prints the recipe's"
+        f"this layout is invalid:{itemized(problems)}", do="change these sizes; 'llmb show' prints valid ones"
     )
 
 
@@ -497,7 +492,7 @@ def _expectations(
 ) -> tuple[tuple[Expectation, ...], str | None]:
     """Return the published figures of exactly this recipe, or the reason why there are none.
 
-    Tables are before examples, and figures of a stated GPU type before those that may be of any type in the document.
+    Figures from tables precede examples; among these, figures for this GPU type precede those without a GPU type.
     """
     table = pick.choice.table
     gpu_types = (gpu_type,) if pick.choice.borrowed_from else (gpu_type, None)
@@ -519,10 +514,10 @@ def _expectations(
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:
-    """Return the recipes of a request's dtype, or of all, by dtype and from the smallest scale to the largest.
+    """Return the recipes of a request at all scales, the smallest first, by dtype; only the request's dtype if it has
+    one.
 
-    Raises UsageError for an unknown name, and if the request has a scale.
-    """
+    Raise UsageError for an unknown name, and if the request has a scale."""
     if request.scale is not None:
         raise UsageError("--all-scales and --scale cannot be combined", do="pass only one")
     listed = listed_scales(catalogue, request)

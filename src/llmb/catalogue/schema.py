@@ -16,14 +16,14 @@ class HardwareFile(Record):
 
 
 class Prior(Record):
-    """The estimate of a rate before any published step."""
+    """The estimate of a rate before it is fitted to published steps."""
 
     mean: float
     deviation: float = Field(gt=0)
 
 
 class StepRate(Record):
-    """The factor by which work takes longer than at nominal rates, or seconds; with a prior if the rate was fitted."""
+    """A factor by which work takes longer than at nominal rates, or seconds; with a prior if it was fitted."""
 
     value: float = Field(ge=0)
     prior: Prior | None = None
@@ -31,7 +31,7 @@ class StepRate(Record):
 
 
 class ExpectedError(Record):
-    """95 % of steps are within this percentage of their prediction."""
+    """The percentage of the prediction within which 95 % of steps are."""
 
     pct: float = Field(gt=0)
     source: str
@@ -60,19 +60,19 @@ class DocumentsFile(Record):
 
 
 class GpuKind(Record):
-    """GPU types by property, so that a new type need not be added to lists."""
+    """A selection of GPU types by their properties, so that new types are included automatically."""
 
     min_memory_gb: float = 0
     below_memory_gb: float = float("inf")
     nvlink_c2c: bool = False
-    """Restricts to GPU types with this property."""
+    """True to select only GPU types with this property."""
 
     def holds_for(self, gpu: Gpu) -> bool:
         return self.min_memory_gb <= gpu.memory_gb < self.below_memory_gb and (gpu.nvlink_c2c or not self.nvlink_c2c)
 
 
 class LayoutRow(ParallelSizes):
-    """One row of a layout table. ``dp`` and ``ga`` are as printed and must agree with the rest of the row."""
+    """One row of a layout table. ``dp`` and ``ga`` are as printed, and must agree with the other columns."""
 
     line: int | None = None
     gpus: int
@@ -87,7 +87,7 @@ class LayoutRow(ParallelSizes):
 
 
 class BatchRule(Record):
-    """A document's rule for the global batch size of scales above ``gpus``: in proportion to the number of GPUs."""
+    """A document's rule for scales above ``gpus``: the global batch size is proportional to the number of GPUs."""
 
     gpus: int
     gbs: int
@@ -95,7 +95,7 @@ class BatchRule(Record):
 
 
 class LayoutTable(Record):
-    """Layouts of one size. A table without a release is a custom one of the project."""
+    """Layouts of one size. A table without a release is one that this project adds."""
 
     size: str
     model_size: str | None = None
@@ -104,7 +104,7 @@ class LayoutTable(Record):
     document: str | None = None
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """More GPU types that it applies to."""
+    """More GPU types that the table applies to."""
     dtypes: tuple[Dtype, ...]
     seq_len: int
     above_largest: Literal["double", "refuse", "any"]
@@ -124,7 +124,7 @@ class LayoutTable(Record):
 
 
 class FlopsEntry(Record):
-    """A document's way of counting the FLOPs of a size; ``printed_flops`` holds for the given depth and length only."""
+    """How a document counts the FLOPs of a size; ``printed_flops`` applies only to this number of layers and length."""
 
     size: str
     document: str
@@ -162,7 +162,7 @@ class LoraEntry(Lora):
 
 
 class CapacityEntry(Record):
-    """Rows that each routed expert computes, relative to an equal share of a rank's tokens."""
+    """The number of rows that each routed expert computes, relative to an equal share of a rank's tokens."""
 
     factor: float = Field(gt=0)
     source: str
@@ -181,17 +181,17 @@ class FabricsFile(Record):
 
 
 class JobEntry(Record):
-    """Selects the recipes that an entry applies to; an omitted key matches all."""
+    """A selection of the recipes that an entry applies to; an omitted key matches all."""
 
     release: str | None = None
     sizes: tuple[str, ...] = ()
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """More GPU types that it applies to; then not to a CPU."""
+    """More GPU types that the entry applies to; with this key it does not apply to a CPU."""
     min_scale: int = 1
     pipelined: bool = False
-    """Restricts to layouts with pipeline parallelism."""
+    """True to select only layouts with pipeline parallelism."""
     source: str
 
     def holds_for(self, recipe: Recipe) -> bool:
@@ -218,13 +218,13 @@ class VariablesEntry(JobEntry):
 
 
 class VboostEntry(JobEntry):
-    """The level of ``nvidia-smi boost-slider`` of the published jobs, on nodes that allow it."""
+    """The level of ``nvidia-smi boost-slider`` that the published jobs set on nodes that allow it."""
 
     level: int
 
 
 class JobsEntry(Record):
-    """Defaults of a workload's jobs. The first matching time limit is used, and the first matching vboost."""
+    """Defaults of a workload's jobs. The first time limit and the first vboost that match are used."""
 
     time_limits: tuple[TimeLimitEntry, ...]
     variables: tuple[VariablesEntry, ...] = ()
@@ -246,9 +246,9 @@ class WorkloadFile(Record):
     task: Literal["pretrain", "lora", "sft"]
     model: str
     experiments: dict[str, str] = Field(default_factory=dict)
-    """The prefix of the reference suite's names of experiments by size, if not workload and size."""
+    """The prefix of the reference suite's experiment names, by size; by default the workload and the size."""
     borrowed_layouts: dict[str, str] = Field(default_factory=dict)
-    """GPU types without layouts, and the type whose layouts they use; overrides ``hardware.yaml``."""
+    """GPU types without layouts, each with the type to borrow layouts from; overrides ``hardware.yaml``."""
     training: dict[str, dict[str, Any]]
     lora: LoraEntry | None = None
     """Adapters of a workload whose task is lora."""
@@ -258,7 +258,7 @@ class WorkloadFile(Record):
     published_flops: tuple[FlopsEntry, ...]
     checkpoints: dict[str, CheckpointEntry]
     sources: dict[str, Source] = Field(default_factory=dict)
-    """The sources by size for a workload that starts from prepared weights and data."""
+    """The sources by size, for a workload that needs prepared weights and data."""
     jobs: JobsEntry
     layouts: tuple[LayoutTable, ...]
 
@@ -302,10 +302,10 @@ class Example(FigureRow):
 
 
 class ConditionEntry(PublishedCondition):
-    """A condition of the figures that it selects; an omitted key matches all of them."""
+    """A condition and the figures that it applies to; an omitted key matches all of them."""
 
     workloads: tuple[str, ...] = ()
-    """Only of a document that has several."""
+    """For a document with several workloads."""
     sizes: tuple[str, ...] = ()
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()

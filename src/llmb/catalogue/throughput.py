@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters and FLOPs of a model; throughput, FLOP rate, MFU and time to train, from a step time."""
+"""Parameters and FLOPs of a model, and the metrics that follow from a step time: throughput, FLOP rate and MFU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 
 
 def parameter_count(model: Model) -> tuple[int, int]:
-    """Return total parameters, and active parameters, which include only the experts that the router chooses. Both
-    include embedding and head, counted once if they are one matrix.
-    """
+    """Return the number of all parameters, and of active ones, which exclude experts that the router does not choose.
+
+    Both include embedding and head, counted once if they share one matrix."""
     vocabularies = 1 if model.tied_embeddings else 2
     outside = vocabularies * model.vocab_size * model.hidden_size + _norm(model)
     total, active = outside, outside
@@ -27,10 +27,10 @@ def parameter_count(model: Model) -> tuple[int, int]:
 
 
 def trainable_parameters(model: Model, lora: Lora | None) -> int:
-    """Return parameters that have gradients and optimizer state: those of the adapters, or all if there are none.
+    """Return the number of parameters with gradients and optimizer state: those of the adapters, or all without
+    adapters.
 
-    Of a model without experts if feed-forward layers have adapters.
-    """
+    If feed-forward layers have adapters, the model must have no experts."""
     if lora is None:
         return parameter_count(model)[0]
     shapes = _linear_shapes(model)
@@ -41,12 +41,12 @@ def trainable_parameters(model: Model, lora: Lora | None) -> int:
 
 
 def checkpoint_bytes(model: Model, lora: Lora | None = None) -> int:
-    """Estimate the size: each trainable parameter is saved in fp32, with the two AdamW moments."""
+    """Estimate the size of a checkpoint: each trainable parameter in fp32, with the two AdamW moments."""
     return 4 * 3 * trainable_parameters(model, lora)
 
 
 def _linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
-    """Return inputs and outputs of the linear layers of a block without experts."""
+    """Return the number of inputs and outputs of each linear layer of a block without experts."""
     hidden, inner = model.hidden_size, model.ffn_hidden_size
     queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
     shapes = {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys)}
@@ -73,7 +73,7 @@ def _attention_matrices(model: Model) -> int:
 
 
 def _biases(model: Model) -> int:
-    """Return biases of one layer. A bias has an element for each output of its matrix."""
+    """Return the number of bias elements of one layer: one for each output of a matrix with a bias."""
     outputs = {name: outputs for name, (_, outputs) in _linear_shapes(model).items()}
     attention = {"q_proj": model.qkv_bias, "k_proj": model.qkv_bias, "v_proj": model.qkv_bias}
     attention |= {"o_proj": model.attention_output_bias}
@@ -86,7 +86,7 @@ def _norm(model: Model) -> int:
 
 
 def _feed_forward(model: Model, layer: int) -> tuple[int, int]:
-    """Return parameters with all experts, and with the chosen ones."""
+    """Return the parameters of a feed-forward layer: with all experts, and with only the chosen ones."""
     matrices = MATRICES[model.mlp]
     if model.moe is None or not model.is_moe_layer(layer):
         dense = matrices * model.hidden_size * model.ffn_hidden_size
@@ -110,10 +110,10 @@ FROZEN_PASSES = 2
 def flops_per_sequence(
     recipe: Recipe, convention: Convention, *, lora: Lora | None = None, packing: Packing | None = None
 ) -> float | None:
-    """Return model FLOPs of one sequence of ``recipe``, without padding in ``packed``.
+    """Return the model FLOPs of one sequence of ``recipe``; ``packed`` excludes padding.
 
     ``lora`` adds the FLOPs of these adapters, except for ``published``; ``packing`` replaces the recipe's statistics.
-    None if no reference document counts them (``published``), or if there are no statistics (for ``packed``).
+    Return None if no reference document counts FLOPs (``published``), or if there are no statistics (``packed``).
     """
     model, seq_len = recipe.model, recipe.layout.seq_len
     if convention == Convention.PUBLISHED:
@@ -130,19 +130,19 @@ def flops_per_sequence(
 
 
 def adapter_flops(model: Model, lora: Lora | None, tokens: float) -> float:
-    """Return the FLOPs of the adapters' own products: one multiplication of each of ``tokens`` with each parameter."""
+    """Return the FLOPs of the adapters' matrices: three passes with one multiply-add per token and parameter."""
     return PASSES * 2 * trainable_parameters(model, lora) * tokens if lora else 0.0
 
 
 def model_flops(
     model: Model, seq_len: int, *, causal: bool, frozen: bool = False, packing: Packing | None = None
 ) -> float:
-    """Return model FLOPs of one sequence of ``seq_len`` tokens.
+    """Return the model FLOPs of one sequence of ``seq_len`` tokens.
 
-    ``causal`` counts the half of the attention square that a causal model needs, otherwise the full square counts.
-    ``frozen`` leaves out weight gradients: two thirds of the weight products remain (attention has no weights).
-    ``packing`` replaces the tokens by those of the documents, and the square of the length by the documents' sum of
-    squared lengths (of their attention chunks).
+    ``causal`` counts only the half of the attention square that a causal model needs. ``frozen`` excludes weight
+    gradients, so two of three passes remain for weights; attention has no weights. ``packing`` replaces the number of
+    tokens by that of the documents, and the squared length by the sum of squared lengths of the documents (or of their
+    attention chunks).
     """
     tokens = packing.tokens if packing else seq_len
     passes = FROZEN_PASSES if frozen else PASSES
@@ -160,7 +160,7 @@ def model_flops(
 
 
 def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float:
-    """Return the count of the source document: its printed value, or the value of its formula, including errors."""
+    """Return the FLOPs of one sequence as the document counts them: a printed value, or its formula with its errors."""
     if source.printed_flops is not None:
         return source.printed_flops
     as_published = model.model_copy(update=source.as_published)
@@ -170,7 +170,7 @@ def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float
 
 
 def _layer_weights(model: Model, layer: int) -> int:
-    """Return the weights of one layer that multiply a token (without the router, which is under 0.5 %, as is usual)."""
+    """Return the number of weights of a layer that multiply a token, without the router (under 0.5 %), as is usual."""
     matrices = MATRICES[model.mlp] * model.hidden_size
     if model.moe is None or not model.is_moe_layer(layer):
         return _attention_matrices(model) + matrices * model.ffn_hidden_size
@@ -179,8 +179,9 @@ def _layer_weights(model: Model, layer: int) -> int:
 
 
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
-    """Return the pairs of positions that a layer compares in a sequence, without subtracting the causal half. Unless it
-    attends to all positions, its attention is limited to chunks or to a window."""
+    """Return the number of position pairs that a layer compares in a sequence, without subtracting the causal half.
+
+    Unless the layer attends to all positions, its attention is limited to chunks or to a window."""
     window, chunked = model.other_parts and model.other_parts.sliding_window, model.chunked_attention
     if window and not attends_all and seq_len > window.tokens:
         return 2 * seq_len * window.tokens - window.tokens**2
@@ -196,7 +197,7 @@ def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Pac
 SECONDS_PER_DAY = 86_400
 MOST_MFU_PCT = 100.0
 MFU = "mfu_pct"
-"""The name of the figure in ``reasons``."""
+"""The key of the MFU in ``reasons``."""
 TERA = 1e12
 
 
@@ -205,10 +206,10 @@ class Throughput:
     """The metrics that follow from a step time. Each None has its reason in ``reasons``, under the same name."""
 
     tokens_per_s: float
-    """Rate of all places, including padding."""
+    """Rate of all positions, including padding."""
     tokens_per_s_per_gpu: float
     real_tokens_per_s: float
-    """Rate of the places filled by documents; the same if sequences are not packed."""
+    """Rate of positions without padding; equal to ``tokens_per_s`` if sequences are not packed."""
     flops_per_sequence: dict[str, float | None]
     tflops_per_gpu: dict[str, float | None]
     mfu_pct: dict[str, float | None]
@@ -220,10 +221,10 @@ class Throughput:
 def throughput(
     recipe: Recipe, step_time_s: float, *, lora: Lora | None = None, packing: Packing | None = None
 ) -> Throughput:
-    """Return the metrics of ``recipe`` at ``step_time_s`` seconds per step, with the FLOPs of the adapters of ``lora``.
+    """Return the metrics of ``recipe`` for a step time in seconds, including the FLOPs of the adapters ``lora``.
 
-    ``packing`` has the statistics of sequences that were trained, if they are known, instead of the recipe's.
-    tokens/s = GBS x sequence length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak).
+    ``packing`` has the statistics of the trained sequences, which replace the recipe's. tokens/s = GBS x sequence
+    length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak).
     """
     layout = recipe.layout
     tokens_per_s = layout.gbs * layout.seq_len / step_time_s
@@ -251,7 +252,8 @@ def throughput(
 
 
 def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float | None) -> str | None:
-    """Return why a step time is impossible by any convention: even the one that counts least exceeds the peak."""
+    """Return why a step time is impossible: even the convention with the fewest FLOPs exceeds the peak. None if it is
+    not."""
     tflops = {name: value for name, value in tflops_per_gpu.items() if value is not None}
     if not tflops or not peak_tflops:
         return None
@@ -263,7 +265,7 @@ def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float 
 
 
 def _beyond_peak(tflops: Mapping[str, float | None], peak: float | None) -> dict[str, str]:
-    """Return conventions that count so much skipped work, such as masked attention, that their MFU means nothing."""
+    """Return the conventions that exceed the peak because they count skipped work, such as masked attention."""
     beyond = [name for name, value in tflops.items() if value and peak and value > peak]
     return {f"{MFU}.{name}": "above the peak, because it counts work that is skipped" for name in beyond}
 
@@ -283,7 +285,7 @@ def _reasons(recipe: Recipe, flops: dict[str, float | None]) -> dict[str, str]:
 
 
 def unpacked_reason(recipe: Recipe) -> str:
-    """Return why FLOPs of packed sequences are not known."""
+    """Return why the FLOPs of packed sequences are unknown."""
     if recipe.task == "pretrain":
         return "sequences are not packed from documents"
     return f"no statistics of packed sequences of {recipe.layout.seq_len} tokens are known"

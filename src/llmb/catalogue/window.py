@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps behind the statistics of a run."""
+"""Selects the steps for the statistics of a run."""
 
 from functools import lru_cache
 
@@ -11,19 +11,19 @@ WINDOW_RULES = ("reference", "auto", "last", "all", "A-B")
 DEFAULT_RULE = "reference"
 LAST = "last"
 STEADY = "auto"
-"""The steps in which the run is steady, which are known only after its end."""
+"""The rule for the steps in which the run is steady, which are known only after its end."""
 DOCUMENTED_STEPS = 50
-"""Steps of the runs whose figures documents publish."""
+"""Number of steps of the published runs."""
 
 
 def check_rule(rule: str) -> None:
-    """Raise UsageError if no run can have the window ``rule``."""
+    """Raise UsageError if ``rule`` is not a window."""
     if rule not in WINDOW_RULES[:-1]:
         _literal(rule)
 
 
 def _literal(rule: str) -> Span:
-    """Return the steps of a rule A-B. Raises UsageError."""
+    """Return the steps of a rule A-B; raise UsageError for any other rule."""
     try:
         span, *others = parse_ranges(rule)
     except ValueError as error:
@@ -33,13 +33,13 @@ def _literal(rule: str) -> Span:
     return span
 
 
-@lru_cache(maxsize=64)  # many logs are of runs of as many steps
+@lru_cache(maxsize=64)  # many logs have the same number of steps
 def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented: str | None = None) -> Window:
     """Return the window of a run of ``total_steps`` steps; ``first_step`` is not 0 if it resumes from a checkpoint.
 
-    ``reference`` is the ``documented`` window of the recipe's source if the run has the same length; otherwise it
-    excludes the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup): 35-44 of 50 steps. A document that uses
-    only the last step documents no window. For ``auto`` the same is provisional, until the steps of the run are known.
+    ``reference`` is the ``documented`` window if the document states a range and the run has as many steps as the
+    published ones. Otherwise it excludes the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup). For ``auto``
+    this window is provisional, until the steps of the run are known. Raise UsageError for a window outside the run.
     """
     if total_steps < 1:
         raise ValueError("a run has at least one step")
@@ -65,7 +65,7 @@ def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented:
 
 
 def rule_of_document(rule: str, documented: str | None) -> str:
-    """Return the rule for the printed figures of a document's program: the last step if it uses that by default."""
+    """Return ``last`` for the default rule if the document's program uses the last step; otherwise ``rule``."""
     return LAST if rule == DEFAULT_RULE and documented == LAST else rule
 
 
