@@ -180,7 +180,7 @@ def test_runs_have_the_same_names_from_python_as_in_commands(
     assert printed.startswith("2 s a step, mean of 3 runs") and all(run.id in printed for run in week)
     document = json.loads(CliRunner().invoke(app, ["result", "label:week", "--json"]).stdout)
     assert [run["id"] for run in document["recipes"][0]["runs"]] == [run.id for run in week]
-    with pytest.raises(UsageError, match="3 runs have the name 'week'"):
+    with pytest.raises(UsageError, match="3 runs match 'week'"):
         llmb.result("week")
     with pytest.raises(UsageError, match="no job 'nothing'"):
         llmb.result("nothing")

@@ -48,7 +48,7 @@ def test_a_schema_has_every_key_of_the_file_and_what_fields_mean(llmb: Run) -> N
 
 def test_a_misspelled_schema_is_an_error_with_the_nearest_name(llmb: Run) -> None:
     assert "did you mean 'run.json'?" in llmb("docs", "schema", "runs.json", code=2).stderr
-    assert "specify one stored file" in llmb("docs", "schema", code=2).stderr
+    assert "'schema' requires one stored file" in llmb("docs", "schema", code=2).stderr
 
 
 def test_a_misspelled_page_is_an_error_with_the_nearest_name(llmb: Run) -> None:

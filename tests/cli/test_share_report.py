@@ -177,7 +177,7 @@ def test_the_page_is_opened_in_a_browser(root: Path, llmb: Run, monkeypatch: pyt
     write_run(runs_below(root), gpu_record(), times_around(12.0))
     for name in ("report.html", "none"):
         monkeypatch.setattr("webbrowser.open", lambda address, name=name: address.endswith(f"/{name}"))
-        assert ("no browser was found here: open" in llmb("report", "--open", code=0).stderr) == (name == "none")
+        assert ("no browser was found here; open" in llmb("report", "--open", code=0).stderr) == (name == "none")
     assert "not Markdown" in llmb("report", "--open", "--format", "md", code=2).stderr
 
 

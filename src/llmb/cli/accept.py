@@ -57,7 +57,7 @@ _nodes = partial(typer.Option, rich_help_panel="Nodes of a cluster")
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """The nodes to accept instead of this machine."""
+    """Options for nodes of a cluster, which are accepted instead of this machine."""
 
     nodes: Annotated[
         int | None, _nodes("-N", "--nodes", min=1, help="Accept this number of usable nodes of the cluster.")
@@ -73,27 +73,27 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """The time limit of an acceptance, and its criteria."""
+    """Options for the time limit of an acceptance, and for its criteria."""
 
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0, max=MOST_MINUTES, help="Minutes for repeats until every verdict is settled. Default: 30; on a CPU 5."
+            min=0, max=MOST_MINUTES, help="Maximum minutes to settle every verdict by repeats. Default: 30; 5 on a CPU."
         ),
     ] = None
     set_name: Annotated[
         str | None,
         typer.Option(
-            "--set", metavar="SET", help=f"Train and judge this acceptance set: {', '.join(acceptance_sets())}."
+            "--set", metavar="SET", help=f"Train and judge the recipes of this set: {', '.join(acceptance_sets())}."
         ),
     ] = None
     checks: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Run only these checks, as in 'llmb doctor --only'.")
     ] = None
-    start_new: Annotated[bool, typer.Option("--new", help="Start again, even if an earlier call was interrupted.")] = (
+    start_new: Annotated[bool, typer.Option("--new", help="Start again instead of resuming an interrupted call.")] = (
         False
     )
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and how long it takes.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the parts and their durations, run nothing.")] = False
 
 
 @app.command()
@@ -101,14 +101,14 @@ class Duration:
 def accept(
     chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration, junit: Junit = None, json: Json = False
 ) -> None:
-    """Say whether this machine, or nodes of a cluster, are as fast as they should be: all checks in one command.
+    """Check whether this machine, or nodes of a cluster, are as fast as they should be: all checks in one command.
 
-    Checks of the node, measurements of its parts, and training of the recipe that fits its GPUs, in bf16 and fp8; on a
-    CPU a tiny one. The step time is compared with the published figure, else with the prediction, and with the
-    acceptance before. With --nodes the same for nodes of a cluster: each alone, then pairs of them, then the recipe at
-    the scale of those that are fit. It ends in a sentence, a table, a page, and an archive to send.
+    It checks the node, measures its parts, and trains the recipe that fits its GPUs, in bf16 and fp8; on a CPU a tiny
+    one. The step time is compared with the published figure, or else the prediction, and with the previous acceptance.
+    With --nodes, nodes of a cluster are tested alone, then in pairs, and the fit ones then train together. The result
+    is a sentence, a table, a page, and an archive to send.
 
-    An acceptance that was interrupted continues where it was when the same command is called again.
+    An interrupted acceptance is resumed by calling the same command again.
 
     Exit codes: 0 as fast as it should be, 4 a check fails or a device is slow, 5 slower, 6 not settled, or there is
     nothing to compare with.
@@ -136,7 +136,7 @@ def accept(
 
 
 def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) -> tuple[AcceptedNodes, Choose, Terms]:
-    """Validate the options. Raises UsageError for options that cannot be combined, and for too few nodes or GPUs."""
+    """Parse the options; raise UsageError if they cannot be combined, or if there are too few nodes or GPUs."""
     catalogue, install = Catalogue(), install_here()
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
     if one_set and any(chosen.values()):
@@ -158,16 +158,16 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
 
 
 def _relay(line: str) -> None:
-    """Print a message of this command, or pass on a line of a command that it calls, which has its own prefix."""
+    """Print a message of this command, or a line of a command that it calls, which has a prefix already."""
     sys.stderr.write(f"{line}\n")
 
 
 def _wanted(chosen: dict[str, Any]) -> Request | None:
-    """Return the recipe that the user names. Raises UsageError if the name is incomplete."""
+    """Return the requested recipe, or None for the default; raise UsageError without both workload and size."""
     if not any(chosen.values()):
         return None
     if not (chosen["workload"] and chosen["size"]):
-        raise UsageError("a recipe needs a workload and a size", do="add -w and -s, or omit --dtype and --scale")
+        raise UsageError("a recipe requires a workload and a size", do="add -w and -s, or omit --dtype and --scale")
     return build(Request, chosen)
 
 
@@ -179,8 +179,8 @@ def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
     machine = this_machine()
     names, host = machine.gpu_names, host_name()
     if not names and shutil.which(QUERY[0]) and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        what = f"{QUERY[0]} is installed, and shows no GPU"
-        raise EnvironmentProblem(what, do="see 'llmb doctor'; CUDA_VISIBLE_DEVICES=-1 accepts only the CPU")
+        what = f"{QUERY[0]} is installed but shows no GPU"
+        raise EnvironmentProblem(what, do="run 'llmb doctor', or set CUDA_VISIBLE_DEVICES=-1 to accept only the CPU")
     if not names:
         return AcceptedNodes(
             subject=f"{host} ({machine.cores} CPU cores)", host=host, gpu_type=CPU, per_node=machine.cores
@@ -193,7 +193,7 @@ def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
 
 
 def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptions) -> AcceptedNodes:
-    """Return the first usable nodes, by name. Raises UsageError if there are too few."""
+    """Return as many usable nodes as requested, in order of name; raise UsageError if there are too few."""
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
     given = {"partition": cluster.partition, "account": cluster.account, "nodes": cluster.nodes}
@@ -205,7 +205,7 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
     if len(usable) < (wanted := cluster.nodes or 0):
         problems = "; ".join(f"{name}: {state.problem}" for name, state in states.items() if not state.usable)
         what = f"{len(usable)} of {len(states)} nodes accept jobs; {wanted} were requested"
-        raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or choose another --partition")
+        raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or pass another --partition")
     per_node = nodes.placement.processes_per_node
     return AcceptedNodes(
         subject=f"{wanted} nodes of {per_node} x {nodes.gpu_type}",
@@ -229,18 +229,18 @@ def _print_planned(place: AcceptedNodes, choose: Choose, terms: Terms, *, json: 
 
 
 def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:
-    """Do the rest of an acceptance, and return its result. Raises the errors of its parts."""
+    """Run the remaining parts of an acceptance and return its result; raise the errors of its parts."""
     install = install_here()
     key = acceptance_key(place, choose(place.gpus), terms)
     folder, request = open_acceptance(install, key, place.nodes, start_new=terms.start_new)
     if done := len(list(folder.glob("*.json"))) - 1:
-        on_message(f"continues {folder.name}, which has the results of {counted(done, 'part')}; --new starts again")
+        on_message(f"resuming {folder.name}, which has the results of {counted(done, 'part')}; --new starts again")
     parts = PartsFolder(folder, install, lambda line: on_message(line.rstrip("\n")), on_message)
     return accept_place(parts, request, place, choose, terms, partial(_write_page, install))
 
 
 def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) -> None:
-    """Write the page about the runs, which begins with the acceptance. Raises EnvironmentProblem."""
+    """Write the page about the runs, which begins with the acceptance; raise EnvironmentProblem if that fails."""
     from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.reports.page.render import page_html, public_text
 
@@ -253,13 +253,13 @@ def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) 
 def accept_with(
     on_message: Callable[[str], None], minutes: float | None, nodes: int | None, checks: str | None, *, start_new: bool
 ) -> AcceptanceResult:
-    """Run an acceptance from Python. Raises the command's errors, except those for a verdict."""
+    """Run an acceptance from Python; raise the command's errors, except those for a verdict."""
     duration = Duration(minutes=minutes, checks=checks, start_new=start_new)
     return accepted(*_asked(dict.fromkeys(CHOSEN), ClusterOptions(nodes=nodes), duration), on_message)
 
 
 def raise_unless_accepted(result: AcceptanceResult) -> None:
-    """End with the exit code of the verdict. Raises RunFailed, Regressed or NoVerdict."""
+    """Raise the error with the exit code of the verdict, unless the nodes are accepted."""
     errors = {"fail": RunFailed, "regressed": Regressed, "inconclusive": NoVerdict}
     if result.verdict in errors:
         raise errors[result.verdict](result.verdict)

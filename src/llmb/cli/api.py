@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """llmb from Python, such as in a notebook: the commands as functions with typed results.
 
-Options have the names of the command line's, with underscores: ``llmb.run("pretrain_llama3.1", "tiny", scale=2)``.
-Errors are those of ``llmb.base.errors``; each has the text that the command line prints.
+Options have the names of those of the command line, with underscores: ``llmb.run("pretrain_llama3.1", "tiny",
+scale=2)``. Errors are those of ``llmb.base.errors``; their text is the one that the command line prints.
 """
 
 import os
@@ -70,10 +70,10 @@ MOST_RUNS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run(Shown):
-    """A run that has ended; ``recipe.unspecified`` lists what was left open."""
+    """A run that has ended; ``recipe.unspecified`` lists the defaults that were used."""
 
     id: str
-    """Short; what commands and ``llmb.result`` accept."""
+    """A short id, which commands and ``llmb.result`` accept."""
     label: str | None
     folder: Path
     recipe: Recipe
@@ -84,7 +84,7 @@ class Run(Shown):
 
     @property
     def step_time_s(self) -> float | None:
-        """Return the mean over the window; None if the run has no statistics."""
+        """Return the mean step time of the window; None if the run has no statistics."""
         return self.result.step_time_s.mean if self.result.step_time_s else None
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class Run(Shown):
         return run_document(read_ended_run(RunFolder(self.folder)))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return its steps, one per row, with the columns of ``llmb export``."""
+        """Return the run's steps, one per row, with the columns of ``llmb export``."""
         return data_frame(STEPS, step_rows(iter([exported_run(RunFolder(self.folder))])))
 
 
@@ -108,7 +108,7 @@ class Runs(tuple[Run, ...]):
     __slots__ = ()
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return one run per row, with the columns of ``llmb export``."""
+        """Return the runs, one per row, with the columns of ``llmb export``."""
         return data_frame(RESULTS, (exported_run(RunFolder(run.folder)) for run in self))
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class Runs(tuple[Run, ...]):
 
 
 class ParsedLogs(list[ParsedFile]):
-    """Logs with their outcomes; a notebook shows them as a table."""
+    """Logs with their statistics and outcomes; a notebook shows them as a table."""
 
     __slots__ = ()
 
@@ -148,7 +148,7 @@ class RunComparison(Comparison):
         return "".join(map(html_table, compare_tables(self)))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return one recipe per row, with the columns of ``llmb compare --json``."""
+        """Return the recipes, one per row, with the columns of ``llmb compare --json``."""
         return frame_of([row.model_dump(mode="json") for row in self.rows], [*Row.model_fields])
 
 
@@ -183,18 +183,18 @@ def _checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, R
             try:
                 adapter.validate_python(value)
                 if isinstance(value, str):
-                    value.encode()  # neither a file nor a database takes half a pair of surrogates
-            except ValueError as error:  # pydantic's is one
+                    value.encode()  # lone surrogates cannot be written to files or databases
+            except ValueError as error:  # includes pydantic's ValidationError
                 raise UsageError(f"{name} is {repr(given[name])[:_MOST_SHOWN]}; it must be {text}") from error
         return function(*args, **kwargs)
 
     return call
 
 
-def _type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
+def _type_text(annotation: Any) -> str:  # noqa: ANN401 (of any type)
     """Format the type of an argument for an error message."""
     if origin := get_origin(annotation):
-        if origin in (UnionType, Union):  # the latter for those with a literal
+        if origin in (UnionType, Union):  # Union if a member is a Literal
             return " or ".join(map(_type_text, get_args(annotation)))
         if origin is Literal:
             return " or ".join(get_args(annotation))
@@ -226,7 +226,7 @@ def _run_of(run: EndedRun) -> Run:
 
 @_checked
 def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
-    """Return a recipe with its layout and published figures, as ``llmb show``. Raises UsageError."""
+    """Return a recipe with its layout and published figures, like ``llmb show``; raise UsageError if there is none."""
     values = _known(options, Request, workload, size)
     return resolve_request(Catalogue(), build(Request, values))
 
@@ -246,9 +246,9 @@ def predict(
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunPrediction:
-    """Predict a training step and its memory, as ``llmb predict``.
+    """Predict the time and the memory of a training step, like ``llmb predict``; raise UsageError.
 
-    ``calibrate`` is a run, or a file of ``llmb bench``; ``hardware`` a file of GPU types. Raises UsageError.
+    ``calibrate`` is a run, or a file of ``llmb bench``; ``hardware`` is a file of GPU types.
     """
     values = _known(options, Request, workload, size, Choices)
     request, choices = build(Request, values), build(Choices, values)
@@ -274,9 +274,9 @@ def plan(
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> LayoutPlan:
-    """Find the fastest layouts of a recipe, as ``llmb plan``. Sizes that are passed apply to every layout.
+    """Find the fastest layouts of a recipe, like ``llmb plan``. Sizes that are passed apply to every layout.
 
-    Raises UsageError.
+    Raise UsageError if no layout fits, or for invalid options.
     """
     values = _known(options, Request, workload, size, Choices)
     return plan_with(
@@ -302,7 +302,7 @@ def memory(
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunMemory:
-    """Count, or with ``estimate`` estimate, the memory of a recipe's ranks, as ``llmb memory``. Raises UsageError."""
+    """Count or, with ``estimate``, estimate the memory of a recipe's ranks, like ``llmb memory``; raise UsageError."""
     values = _known(options, Request, workload, size, Choices)
     request, choices = build(Request, values), build(Choices, values)
     return count_memory(request, choices, on_message, rank=rank, all_stages=all_stages, estimated=estimate)
@@ -318,9 +318,9 @@ def run(
     force: bool = False,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> Run:
-    """Train on this machine, as ``llmb run``; call it from the main thread. ``force``: even if it does not fit a GPU.
+    """Train on this machine, like ``llmb run``; call it from the main thread. ``force`` ignores a lack of GPU memory.
 
-    Raises UsageError and EnvironmentProblem before the training, RunFailed and InvalidRun after it.
+    Raise UsageError or EnvironmentProblem before training, RunFailed or InvalidRun after it.
     """
     values = _known(options, Request, workload, size, Choices)
     install = install_root(os.environ, Path.cwd())
@@ -334,15 +334,15 @@ def run(
 
 @_checked
 def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: None) -> Run:
-    """Return a run that has ended, also one that failed, as ``llmb result``. Raises UsageError.
+    """Return a run that has ended, even if it failed, like ``llmb result``.
 
-    ``run`` is its id, ``"latest"`` for the newest that ended successfully, its label if no other run has it, or its
-    folder.
+    ``run`` is its id, its folder, its label if no other run has that, or ``"latest"``, the newest that ended
+    successfully. Raise UsageError if there is no such run.
     """
     text = str(run.absolute() if isinstance(run, Path) else run)
     folders = run_folders(text, install_root(os.environ, Path.cwd()), on_message)
     if len(folders) > 1:
-        raise UsageError(f"{len(folders)} runs have the name '{run}'", do="use llmb.list_runs() for several runs")
+        raise UsageError(f"{len(folders)} runs match '{run}'", do="pass the id of one; see llmb.list_runs()")
     return _run_of(read_ended_run(folders[0]))
 
 
@@ -356,9 +356,9 @@ def list_runs(
     limit: int | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Runs:
-    """Return the runs that have ended, the newest last, as ``llmb runs``. Raises UsageError.
+    """Return the runs that have ended, the newest last, like ``llmb runs``; raise UsageError for invalid filters.
 
-    ``on_message`` receives a message about each run that is skipped because it has not ended or cannot be read.
+    ``on_message`` receives a message for each run that is skipped because it has not ended or cannot be read.
     """
     if limit is not None and not 0 <= limit <= MOST_RUNS:
         raise UsageError(f"limit is {str(limit)[:_MOST_SHOWN]}; it must be a whole number from 0 to {MOST_RUNS}")
@@ -392,17 +392,17 @@ def judge(
     window: str | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> RunVerdict:
-    """Judge whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
+    """Judge whether a run is as fast as it should be, like ``llmb judge``.
 
-    Repeats with a label or in a folder get one verdict ``against`` other runs. ``tolerance`` is in percent,
-    ``gpu_type`` is for logs that do not report theirs, ``window`` is the steps to average. Raises UsageError if no run
-    has ended, or if there would be several verdicts.
+    ``path`` is its id, folder or log, or ``"latest"``. Repeats with a label or in a folder get one verdict ``against``
+    other runs. ``tolerance`` is in percent, ``gpu_type`` is that of logs that do not report it, and ``window`` selects
+    the steps to average. Raise UsageError unless there is exactly one verdict.
     """
     limit = tolerance_of(tolerance, "tolerance")
     if window is not None:
         check_rule(window)
     if expect is not None and against is not None:
-        raise UsageError("expect cannot be combined with against", do="omit it")
+        raise UsageError("expect cannot be combined with against", do="pass only one")
     install = install_root(os.environ, Path.cwd())
     found = find_ended_runs(str(path.absolute() if isinstance(path, Path) else path), install, on_message)
     reference = Against(
@@ -415,8 +415,8 @@ def judge(
     judged = judge_runs(in_window(found.runs, window), reference, install, on_message)
     if len(judged) != 1:
         count = f"{len(judged)} verdicts" if judged else "no run has ended"
-        do = "pass one of them, or against=, which judges repeats together" if judged else None
-        raise UsageError(f"one run or repeats of one recipe required: {count}", where=str(path), do=do)
+        do = "pass one run, or pass against= to judge repeats together" if judged else None
+        raise UsageError(f"there must be one run, or repeats of one recipe: {count}", where=str(path), do=do)
     return RunVerdict(**dict(judged[0].verdict))
 
 
@@ -429,18 +429,18 @@ def accept(
     start_new: bool = False,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> AcceptanceResult:
-    """Check whether this machine, or ``nodes`` of the cluster, are as fast as they should be, as ``llmb accept``.
+    """Check whether this machine, or ``nodes`` of the cluster, are as fast as they should be, like ``llmb accept``.
 
-    It takes minutes, and continues one that was interrupted. Raises UsageError, EnvironmentProblem, UserInterrupt.
+    It takes minutes, and resumes an interrupted call. Raise UsageError, EnvironmentProblem or UserInterrupt.
     """
     return accept_with(on_message, minutes, nodes, checks, start_new=start_new)
 
 
 @_checked
 def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> ParsedLogs:
-    """Return the outcome of every log in a folder, of one file, or of runs by id or label, as ``llmb parse``.
+    """Return the outcome of one log, of every log in a folder, or of runs by id or label, like ``llmb parse``.
 
-    Raises UsageError.
+    Raise UsageError for an invalid window or path.
     """
     check_rule(window)
     found = find_all_logs(run_paths([parse_path(path)]))
@@ -458,10 +458,10 @@ def compare(
     tolerance: float | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> RunComparison:
-    """Compare two groups of runs, as ``llmb compare``: folders, labels, campaigns, ids or dates. Raises UsageError.
+    """Compare two groups of runs, like ``llmb compare``: folders, labels, campaigns, ids or dates.
 
-    Without ``after``, groups within ``before`` that differ in ``vary`` are compared. ``tolerance`` is in percent. A
-    regression raises no error: see ``rows``.
+    Without ``after``, groups within ``before`` that differ in ``vary`` are compared. ``tolerance`` is in percent. Raise
+    UsageError for invalid arguments, but no error for a regression: see ``rows``.
     """
     limit = tolerance_of(tolerance, "tolerance")
     install = install_root(os.environ, Path.cwd())
@@ -479,10 +479,10 @@ def report(
     full: bool = False,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write a page about runs, as ``llmb report``, and return its path; by default about every run here.
+    """Write a page about runs, by default all runs here, and return its path, like ``llmb report``.
 
-    The name of ``output`` ends in .html, .md or .pdf. ``full`` shows names of users, hosts and home folders. Raises
-    UsageError, EnvironmentProblem.
+    The name of ``output`` ends with .html, .md or .pdf. ``full`` shows names of users, hosts and home folders. Raise
+    UsageError if no run has ended, EnvironmentProblem if the page cannot be written.
     """
     path = parse_path(output)
     if path.suffix not in _PAGES:
@@ -499,7 +499,7 @@ _PAGES: Mapping[str, Form] = {".html": "html", ".md": "md", ".pdf": "pdf"}
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:
-    """Return the values by option. Raises UsageError for an option that does not exist or has the wrong type."""
+    """Return the values by name of the option; raise UsageError for an unknown option or a value of the wrong type."""
     known = {key: option for option in options_of(request, *more).values() for key in option.keys}
     values: dict[str, Any] = {}
     for name, value in {**options, "workload": workload, "size": size}.items():

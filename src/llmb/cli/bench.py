@@ -50,15 +50,15 @@ SHAPES = selection_options([option for name, option in options_of(Request).items
 """The options of a recipe that determine its shapes; all of them are optional."""
 Dtypes = Annotated[
     str | None,
-    typer.Option("--dtype", help="bf16, fp16, fp32 or fp8, or several separated by commas. Default: the recipe's."),
+    typer.Option("--dtype", help="bf16, fp16, fp32, fp8, or several separated by commas. Default: the recipe's."),
 ]
 Seconds = Annotated[
     float,
     typer.Option(
-        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third; 0: do not."
+        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third; 0: no."
     ),
 ]
-Sizes = Annotated[list[str] | None, typer.Option("--size", help="Bytes with a unit, such as 64MiB or 1GB. Repeatable.")]
+Sizes = Annotated[list[str] | None, typer.Option("--size", help="Size with a unit, such as 64MiB or 1GB. Repeatable.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,12 @@ class Measuring:
     """Options that all measuring commands share."""
 
     repeat: Annotated[
-        int | None,
-        typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 200, by their duration."),
+        int | None, typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 200, by duration.")
     ] = None
     json: Json = False
 
     def run(self, device: Device, cases: Sequence[TimedCase], title: str, recipe: Recipe | None = None) -> None:
-        """Measure and print the results. Then raise RunFailed if memory ran out or nothing could be measured."""
+        """Measure the cases, and save and print the results; then raise RunFailed if any case was not measured."""
         install, settings = install_here(), BenchSettings(device, self.repeat, command_line())
         with CaseProgress() as progress:
             measured = measure(Catalogue(), cases, settings, progress.case, recipe)
@@ -85,7 +84,7 @@ class Measuring:
         raise_if_incomplete(measured)
 
     def recipe(self, device: Device, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
-        """Return the requested recipe, or a default one, which the first line names."""
+        """Return the requested or the default recipe, and print its name; raise UsageError for --size alone."""
         catalogue, values, by_default = Catalogue(), dict(shapes), not shapes["workload"]
         if by_default and values["size"]:
             raise UsageError("--size needs --workload", do="add --workload; see 'llmb list'")
@@ -102,9 +101,9 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True)
 class OneDevice:
-    choice: Annotated[
-        DeviceChoice, typer.Option("--device", help="'auto': the first GPU that is visible, else the CPU.")
-    ] = "auto"
+    choice: Annotated[DeviceChoice, typer.Option("--device", help="'auto': the first visible GPU, else the CPU.")] = (
+        "auto"
+    )
 
     @property
     def device(self) -> Device:
@@ -128,8 +127,8 @@ def gemm(
 ) -> None:
     """Measure matrix products of a recipe: those of one GPU for one micro-batch, forward and both gradients.
 
-    A square product shows what the device reaches at its best; the product with the most FLOPs is also repeated for
-    some seconds, at the clocks that power and temperature then allow.
+    A square product shows the highest rate of the device. The product with the most FLOPs is also repeated for some
+    seconds, at the clocks that power and temperature then allow.
 
     Examples:
 
@@ -160,7 +159,7 @@ def attention(
     """
     device, dtypes = one.device, parse_dtypes(dtype)
     if "fp8" in dtypes:
-        raise UsageError("attention is not computed in fp8", do="choose bf16: recipes in fp8 compute attention in bf16")
+        raise UsageError("attention is not computed in fp8", do="pass --dtype bf16, in which fp8 recipes compute it")
     recipe = measuring.recipe(device, shapes, dtypes)
     measuring.run(device, list(attention_cases(recipe, dtypes, seconds)), f"Attention of {recipe.model_name}", recipe)
 
@@ -201,7 +200,7 @@ def transfer(measuring: Measuring, size: Sizes = None) -> None:
 @app.command()
 @takes(OneDevice, Measuring)
 def launch(one: OneDevice, measuring: Measuring) -> None:
-    """Measure the time to launch work: one addition to one number, alone, in a queue, and in a CUDA graph.
+    """Measure launch times: one addition to one number, alone, in a queue, and in a CUDA graph.
 
     Examples:
 
@@ -225,7 +224,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the measurements of each node, and the change since the previous one of the same case.
+    """List the measurements of each node, with the change of each case since its previous measurement.
 
     Examples:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb bench gpus`` and ``collectives``: on several devices here, in a job, or between pairs of nodes."""
+"""``llmb bench gpus`` and ``collectives``: measurements of several devices here, in a job, or in pairs of nodes."""
 
 import math
 import os
@@ -82,7 +82,7 @@ from llmb.runs.record import now
 
 
 def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:
-    """Save the files, show the result, and return the paths. Raises NotWritable only after the result is shown."""
+    """Save the files, show the result even if that fails, and return the paths; raise NotWritable if it failed."""
     try:
         return tuple(str(write_measurements(install, file)) for file in files)
     finally:
@@ -97,7 +97,7 @@ OPTION_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "gpus_per_node": {"help": "GPUs, or processes on a CPU. Default: cluster_config.yaml, else the GPU type's."},
     "exclude": {"basic": True},
 }
-"""Changes to options of the scheduler for measurements, by name."""
+"""Changes to the scheduler's options for measurements, by name."""
 OF_JOBS: dict[str, Option] = {
     name: replace(item, **OPTION_CHANGES.get(name, {}))
     for name, item in scheduler_options().items()
@@ -108,27 +108,26 @@ JOB = value_options(OF_JOBS.values(), envvar=False)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The place to measure several devices: this machine, or a job."""
+    """Options for the place to measure several devices: this machine or a job."""
 
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="Processes, for a job on each node. Default: one per GPU.")
+        int | None,
+        typer.Option("--ranks", min=1, help="Processes here, or on each node of a job. Default: one per GPU."),
     ] = None
     device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
-    wait: Annotated[bool, typer.Option("--wait", help="For a job: wait for its end and print the result.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="For a job: print the batch script, queue nothing.")] = (
-        False
-    )
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job's batch script, queue nothing.")] = False
     json: Json = False
 
     def is_job(self, given: Mapping[str, Any]) -> bool:
-        """Return whether a scheduler option is set. Raises UsageError if job options are set without one."""
+        """Return whether a scheduler option is set; raise UsageError if only --wait or --dry-run is."""
         for flag, chosen in {"--wait": self.wait, "--dry-run": self.dry_run}.items():
             if chosen and not given:
                 raise UsageError(f"{flag} requires a queued job", do="add --nodes, such as --nodes 2")
         return bool(given)
 
     def here(self, on_cpu: int) -> tuple[Device, int]:
-        """Return the device and the number of processes here. Raises EnvironmentProblem for too few GPUs."""
+        """Return the device and the number of processes here; raise EnvironmentProblem if there are too few GPUs."""
         machine = this_machine()
         device = device_here(self.device, machine)
         here = len(machine.gpu_names) if device == "cuda" else on_cpu
@@ -139,10 +138,10 @@ class Placed:
 
 
 class BenchJobRequest:
-    """A job that a command asks for."""
+    """A measurement in a job: its site, options and nodes."""
 
     def __init__(self, values: Mapping[str, Any], placed: Placed, here: JobOptions | None = None) -> None:
-        """``here``: the job that this process runs in, if its nodes are to be measured. Raises UsageError."""
+        """Read site and options; raise UsageError. ``here`` is the job of this process, if its nodes are measured."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in OF_JOBS})
@@ -160,7 +159,7 @@ class BenchJobRequest:
 
 
 def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None:
-    """Queue the job. With --wait, return its measurements and folder; else show it, return None. Raises RunFailed."""
+    """Queue the job. With --wait, return its measurements and folder, or raise RunFailed; otherwise, return None."""
     script, install = order.script(), order.site.install
     if placed.dry_run:
         print_output({"script": script} if placed.json else script)
@@ -186,13 +185,13 @@ def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None
 
 
 def job_here() -> JobOptions | None:
-    """Return the nodes of the scheduler's job that this process runs in; None outside of one."""
+    """Return the options of the job that this process runs in; None outside a job."""
     here = scheduler_of(read_cluster_site(Catalogue(), install_here(), os.environ)).options_here(os.environ)
     return here if here.nodes else None
 
 
 def command_line() -> tuple[str, ...]:
-    """Return the command line as it is stored with measurements."""
+    """Return the command line to save with measurements."""
     return ("llmb", *sys.argv[1:])
 
 
@@ -202,14 +201,14 @@ def gpus(
     placed: Placed,
     ctx: typer.Context,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="Seconds to repeat the product for; the last third counts.")
+        float, typer.Option("--seconds", min=0.1, help="Seconds to repeat the product; the last third is measured.")
     ] = 5.0,
 ) -> None:
-    """Find slow GPUs: the same matrix product on every GPU at once.
+    """Find slow GPUs by running the same matrix product on all GPUs at the same time.
 
-    On the GPUs of this machine, or in a job: --nodes, or any other option of the scheduler. Nodes do not talk to each
-    other, so one that is broken keeps no other from its result. A GPU is slow if it is more than 5 % and more than 4
-    robust standard deviations below the median; it is named by node, local rank and UUID, with the list of nodes for
+    The GPUs are those of this machine or, with --nodes or another option of the scheduler, those of a job. Nodes do not
+    communicate, so a broken node does not affect the others. A GPU is slow if it is more than 5 % and more than 4
+    robust standard deviations below the median. Slow GPUs are listed by node, local rank and UUID, with the nodes for
     'llmb submit --exclude'.
 
     Exit codes: 0 no GPU is slow, 4 one is slow, failed, or did not report.
@@ -243,7 +242,7 @@ def _show_parts(parts: Parts, *, json: bool) -> None:
 
 
 def _conclude_parts(parts: Parts, kept: Sequence[str]) -> None:
-    """Report the files. Raises RunFailed if a GPU is slow or was not measured."""
+    """Print the paths of the files; raise RunFailed if a GPU is slow or was not measured."""
     if kept:
         say(f"saved to {listed(map(str, kept), 1)}")
     slow = ", ".join(f"{part.row.node} rank {part.row.rank}" for part in parts.slow)
@@ -259,19 +258,19 @@ LEAST_RANKS = 2
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Sizes and calls of a measurement of collectives."""
+    """Options for the sizes and the calls of a measurement of collectives."""
 
     min_size: Annotated[str, typer.Option("--min-size", help="Smallest size, with a unit.")] = f"{LEAST_BYTES}B"
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, or what memory allows."),
+        typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, or less memory."),
     ] = None
-    factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between one size and the next.")] = 2
+    factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between consecutive sizes.")] = 2
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls before the timed ones.")] = 5
 
     def request(self, names: list[str]) -> CollectiveRequest:
-        """Return the request of these collectives. Raises UsageError."""
+        """Return the request for these collectives; raise UsageError for an unknown name or size."""
         return CollectiveRequest(
             collectives=parse_collectives(names),
             least=bytes_of(self.min_size),
@@ -285,12 +284,11 @@ class Sweep:
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[COLLECTIVE]...",
-        help="all_reduce, all_gather, reduce_scatter, alltoall, sendrecv. Default: all of them.",
+        metavar="[COLLECTIVE]...", help="all_reduce, all_gather, reduce_scatter, alltoall or sendrecv. Default: all."
     ),
 ]
 Pairwise = Annotated[
-    bool, typer.Option("--pairwise", help="In a job: find the bad nodes, by measuring each alone and in pairs.")
+    bool, typer.Option("--pairwise", help="Find bad nodes: measure each node of a job alone and in pairs.")
 ]
 
 
@@ -303,19 +301,18 @@ def collectives(
     names: Names = None,
     pairwise: Pairwise = False,
 ) -> None:
-    """Measure collectives between GPUs (NCCL) or processes (gloo), and print the table of nccl-tests.
+    """Measure collectives between GPUs (NCCL) or processes (gloo), and print a table in the format of nccl-tests.
 
-    On the ranks of this machine, or in a job: --nodes, or any other option of the scheduler. Bandwidths and columns are
-    those of nccl-tests, so 'llmb nccl' reads the table and compares it with others. Every result is checked against the
-    expected values; '#wrong' counts the elements that differ, and any is an error.
+    The ranks are on this machine or, with --nodes or another option of the scheduler, in a job. Bandwidths and columns
+    are those of nccl-tests, so 'llmb nccl' can read and compare the table. All results are checked: '#wrong' counts the
+    elements with a wrong value, and any is an error.
 
-    --pairwise names bad nodes: a job measures every node alone, then in rounds of disjoint pairs, three or more for
-    each node, and then the good ones as a group, at sizes of its own. The time is printed before. A node that hangs
-    costs only its partners' time. 'llmb submit --exclude unfit' leaves the unfit ones out. Called in an allocation
-    ('salloc', or a batch script) without options of the scheduler, it measures the nodes of this.
+    --pairwise finds bad nodes: a job measures every node alone, then in three or more rounds of disjoint pairs, and
+    then the good nodes as a group, at fixed sizes. The expected time is printed first. A node that hangs delays only
+    its partners. 'llmb submit --exclude unfit' skips the unfit nodes. In an allocation ('salloc', or a batch script)
+    and without options of the scheduler, the nodes of the allocation are measured.
 
-    Exit codes: 0 measured, 4 a result is wrong, memory ran out for a size that was specified, a rank failed, or a node
-    is unfit.
+    Exit codes: 0 measured; 4 a result is wrong, memory ran out for a specified size, a rank failed, or a node is unfit.
 
     Examples:
 
@@ -335,8 +332,8 @@ def collectives(
             raise UsageError(f"--pairwise uses its own sizes and does not accept {', '.join(own)}", do="omit them")
         here = None if placed.is_job(given) else job_here()
         if not given and here is None:
-            do = "add --nodes, such as --nodes 8, or run it in an allocation, such as one of 'salloc'"
-            raise UsageError("--pairwise compares the nodes of a job", do=do)
+            do = "add --nodes, such as --nodes 8, or run the command in an allocation, such as one of 'salloc'"
+            raise UsageError("--pairwise requires the nodes of a job", do=do)
         _pairwise(BenchJobRequest(values, placed, here), placed)
         return
     request = sweep.request(names or [])
@@ -347,13 +344,13 @@ def collectives(
 
 
 SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
-"""Options that a pairwise measurement does not take."""
+"""Options that a pairwise measurement does not accept."""
 
 
 def _here(sweep: CollectiveRequest, placed: Placed) -> None:
     device, ranks = placed.here(on_cpu=RANKS_ON_CPU)
     if ranks < LEAST_RANKS:
-        raise UsageError("collectives need two ranks", do="choose --device cpu, or measure between nodes: --nodes 2")
+        raise UsageError("collectives need two ranks", do="add --device cpu, or --nodes 2 to measure between nodes")
     job, measured_at, install = collective_job(sweep, device), now(), install_here()
     with CaseProgress() as progress:
         result = measure_here(job, ranks, progress.case)
@@ -385,7 +382,7 @@ def _show(measured: MeasurementFile, table: str, *, json: bool) -> None:
 
 
 def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
-    """Report the files. Raises RunFailed if a result is wrong, or if memory ran out."""
+    """Print the paths of the files; raise RunFailed if a result is wrong or if memory ran out."""
     say(f"saved to {', '.join(kept)}")
     raise_if_wrong(measured)
     raise_if_incomplete(measured)
@@ -422,5 +419,5 @@ def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
             raise RunFailed(f"{count} of {total} nodes are not fit: {unfit}", do=do)
         if not result.names(fit=True):
             raise RunFailed(
-                f"none of {total} nodes could be judged", do="see the reasons above, and the log of the job"
+                f"none of {total} nodes could be judged", do="read the reasons above, and the log of the job"
             )

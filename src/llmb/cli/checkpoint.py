@@ -36,11 +36,10 @@ Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of llmb, the folder above 'weights'.")
 ]
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Processes that convert; each needs about 1 GB of memory.")
+    int | None, typer.Option("--processes", min=1, help="Number of processes; each needs about 1 GB of memory.")
 ]
 MaxFileSize = Annotated[
-    str,
-    typer.Option("--max-file-size", help="Maximum size of a file of the checkpoint, which is resumed file by file."),
+    str, typer.Option("--max-file-size", help="Maximum size of a checkpoint file; imports are resumed file by file.")
 ]
 
 
@@ -52,7 +51,7 @@ def show(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show a checkpoint: its model, its step, and its contents.
+    """Show the model, the step and the contents of a checkpoint.
 
     Examples:
 
@@ -75,11 +74,11 @@ def export_(
         str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB.")
     ] = "5GB",
     merge: Annotated[
-        bool, typer.Option("--merge", help="Export the full model with the checkpoint's adapters added to its base.")
+        bool, typer.Option("--merge", help="Export the full model, with the adapters merged into the base.")
     ] = False,
     base: Annotated[
         Path | None,
-        typer.Option("--base", help="With --merge: the checkpoint of the base. Default: where it was when training."),
+        typer.Option("--base", help="With --merge: the base's checkpoint. Default: the path used in training."),
     ] = None,
     no_verify_checkpoint: Annotated[
         bool, typer.Option("--no-verify-checkpoint", help="Do not verify the checksums of the checkpoint's files.")
@@ -87,8 +86,8 @@ def export_(
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model (safetensors files and config.json), or adapters for peft.
 
-    The command needs memory for the weights of one file, or for the largest tensor, and for all adapters. The folder is
-    renamed to its final name only when all files are on disk. Adapters are in fp32.
+    The command needs memory for the weights of one file, or for the largest tensor, and for all adapters. The folder
+    gets its final name only when all files are on disk. Adapters are in fp32.
 
     Examples:
 
@@ -101,8 +100,8 @@ def export_(
     found, largest, verify = read_checkpoint(checkpoint), parse_size(max_shard_size), not no_verify_checkpoint
     lora = found.record.lora
     if (base and not merge) or (merge and lora is None):
-        what = "--base is for --merge" if base and not merge else "--merge is for adapters; these are all weights"
-        raise UsageError(what, where=str(checkpoint), do="omit it")
+        what = "--base requires --merge" if base and not merge else "--merge requires adapters; these are full weights"
+        raise UsageError(what, where=str(checkpoint), do=f"omit {'--merge' if merge else '--base'}")
     if lora and not merge:
         export_adapters(found, lora, directory, _note, verify=verify)
     else:
@@ -122,23 +121,21 @@ def import_(
         ),
     ],
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder for the checkpoint.")],
-    workload: Annotated[
-        str, typer.Option("-w", "--workload", help="Workload that the model belongs to; see 'llmb list'.")
-    ],
+    workload: Annotated[str, typer.Option("-w", "--workload", help="Workload of the model; see 'llmb list'.")],
     size: Annotated[
         str | None, typer.Option("-s", "--size", help="Model size, such as 8b, if the workload's name has none.")
     ] = None,
     base: Annotated[
-        Path | None, typer.Option("--base", help="Import adapters in peft's format, of the weights in this checkpoint.")
+        Path | None, typer.Option("--base", help="Import adapters in peft's format for the weights in this checkpoint.")
     ] = None,
     processes: Processes = None,
     max_file_size: MaxFileSize = "1GB",
 ) -> None:
-    """Make a checkpoint from a Hugging Face model, for `llmb run --load-checkpoint`.
+    """Import a Hugging Face model as a checkpoint for `llmb run --load-checkpoint`.
 
     It contains only weights, in the dtype of the source: training starts at step 0 with a new optimizer state. The
     configuration must match the catalogue's model, and the files must contain exactly its weights, in fp32, bf16 or
-    fp16. Pickle files are rejected. The same command resumes an import that was killed.
+    fp16. Pickle files are rejected. The same command resumes a killed import.
 
     Examples:
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that all commands share: options for results and messages, printing of messages, the complete help, groups, and
-errors of typer's parser as the program's own, with the option that was probably meant.
+"""Code that all commands share: options for results and messages, printing of messages, the complete help, groups, and
+usage errors with the option that was probably meant.
 """
 
 import os
@@ -26,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def _check_folder(path: Path | None) -> Path | None:
-    """Raise UsageError at once if a result could not be written, perhaps hours later."""
+    """Raise UsageError if the folder of ``path`` does not exist: the result may be written hours later."""
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError("the folder of --junit does not exist", where=str(path), do="create it, or change --junit")
     return path
@@ -41,7 +41,7 @@ Junit = Annotated[
         help="Also write the result as JUnit XML, which CI systems show.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be queued, queue nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the jobs, queue nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before queueing.")]
 Force = Annotated[bool, typer.Option("--force", help="Continue even if a GPU has too little memory for the run.")]
 
@@ -60,7 +60,7 @@ def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its c
 
 
 def hide_types_of_flags(parameters: Iterable[Any]) -> None:
-    """Hide the type ``<bool>`` that typer would show for flags."""
+    """Hide the type ``<bool>`` that typer shows for flags."""
     for item in parameters:
         if getattr(item, "is_flag", False):
             item.metavar = ""
@@ -71,7 +71,7 @@ def is_verbose(ctx: typer.Context) -> bool:
 
 
 def print_message(text: str) -> None:
-    """Write to standard error. On a terminal, long lines are wrapped, except commands that users copy."""
+    """Write to standard error. On a terminal, long lines are wrapped, unless they contain a command to copy."""
     if sys.stderr.isatty():
         width = get_terminal_size().columns
         text = "\n".join(_wrapped(line, width) for line in text.split("\n"))
@@ -110,7 +110,7 @@ def _verbosely(ctx: typer.Context, requested: bool) -> None:
 
 
 def _help_all(ctx: typer.Context, requested: bool) -> None:
-    """Print the complete help without panels, whose columns are too narrow for long option names on 80 columns."""
+    """Print the complete help without panels: on 80 columns, their columns are too narrow for long option names."""
     if requested:
         ctx.command.rich_markup_mode = None  # type: ignore[attr-defined]
         for item in ctx.command.params:
@@ -148,7 +148,7 @@ def _common(
         bool,
         _kept_here(
             *("-v", "--verbose"),
-            help="Print more: all figures of a result, the plan of a run, the cause of an error.",
+            help="Print more: all values of a result, the plan of a run, the cause of an error.",
             callback=_verbosely,
             rich_help_panel=PANEL,
         ),
@@ -160,24 +160,24 @@ def _common(
         bool, _kept_here("--help", "-h", help="Show this message and exit.", callback=_help, is_eager=True)
     ] = False,
 ) -> None:
-    """Declare the common options. It is never called; its parameter names must not clash with those of a command."""
+    """Declare the common options. It is never called. Its parameter names must not clash with those of a command."""
 
 
 @contextmanager
 def _result_in(path: Path) -> Iterator[None]:
-    """Redirect standard output to ``path``, which is replaced at the end of the command if it has printed anything.
+    """Redirect standard output to ``path``, which is replaced at the end of the command if there is any output.
 
-    A link is followed, and a device or a pipe is written to. Raises EnvironmentProblem at once if that is impossible,
-    not after the work.
+    Links are followed, and devices and pipes are written to. Raise EnvironmentProblem before the work if ``path``
+    cannot be written.
     """
-    from llmb.runs.folder import write_atomically  # it loads what the help of a command does without
+    from llmb.runs.folder import write_atomically  # the help of a command must not load it
 
     special = path.exists() and not path.is_file()
     target = path if special else Path(os.path.realpath(path))
     may_write = os.access(target, os.W_OK) if special else os.access(target.parent, os.W_OK | os.X_OK)
     if target.is_dir() or not may_write:
-        what = "it is a folder" if target.is_dir() else "there is no such folder, or you may not write there"
-        raise EnvironmentProblem(f"--output cannot be written: {what}", where=str(path), do="choose another file")
+        what = "it is a folder" if target.is_dir() else "its folder does not exist, or is not writable"
+        raise EnvironmentProblem(f"--output cannot be written: {what}", where=str(path), do="change --output")
     result = TextIOWrapper(BytesIO(), encoding="utf-8", errors="surrogateescape", newline="")
     try:
         with redirect_stdout(result):
@@ -191,7 +191,7 @@ def _result_in(path: Path) -> Iterator[None]:
                 else:
                     write_atomically(target, text, errors="surrogateescape")
             except OSError as error:
-                do = "name another file with --output"
+                do = "pass another file with --output"
                 raise EnvironmentProblem(
                     f"cannot write the result: {error.strerror}", where=str(target), do=do
                 ) from error
@@ -248,7 +248,7 @@ MEANT: dict[str, tuple[str, ...]] = {
 
 
 def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the classes of its parser private)
-    """Return the error with the command, and the option that was probably meant or a pointer to the help."""
+    """Return the parser's error with its command, and the option that was probably meant or a reference to the help."""
     path = error.ctx.command_path if error.ctx else "llmb"
     if not hasattr(error, "possibilities"):
         what = error.format_message().removesuffix(".").replace("Value error, ", "")
@@ -262,7 +262,7 @@ def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the clas
 
 
 def meant_option(given: str, known: Iterable[str]) -> list[str]:
-    """Return the names in ``known`` that correspond to ``given`` in other programs, else those spelled similarly."""
+    """Return the names in ``known`` for which other programs use ``given``, else those with a similar spelling."""
     options = [name for name in known if name.startswith("--")]
     same = [name for name, others in MEANT.items() if name in options and given in others]
     return same or closest(given, options, cutoff=0.65)

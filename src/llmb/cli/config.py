@@ -27,17 +27,17 @@ from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
-User = Annotated[bool, typer.Option("--user", help="Change your own defaults, which override those of the cluster.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Dotted, such as slurm.account.")]
+User = Annotated[bool, typer.Option("--user", help="Change your own defaults, which override the cluster's settings.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Dotted key, such as slurm.account.")]
 
 
 @app.callback()
 def config() -> None:
-    """Show and change the settings of this cluster and your own.
+    """Show and change the settings of this cluster and your own defaults.
 
-    A cluster's are in cluster_config.yaml in the root of installation, yours in ~/.config/llmb/config.yaml. For each
-    setting the first of these that has it decides: an option, a variable of the shell, your defaults,
-    cluster_config.yaml, the catalogue, llmb.
+    The cluster's settings are in cluster_config.yaml in the root of installation, your defaults in
+    ~/.config/llmb/config.yaml. The first of these that has a setting determines it: an option, a variable of the
+    shell, your defaults, cluster_config.yaml, the catalogue, llmb.
 
     Example:
 
@@ -65,7 +65,7 @@ def show(
     show_all: Annotated[bool, typer.Option("--all", help="Also show llmb's own defaults.")] = False,
     json: Json = False,
 ) -> None:
-    """Show the effective settings, each with the file and line, the variable or the entry that it comes from.
+    """Show the effective settings, each with its source: a file and line, a variable, or an entry of the catalogue.
 
     Secrets are never shown.
 
@@ -102,10 +102,10 @@ def check(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare a checkout of the reference suite with the release that llmb knows, file by file.
+    """Compare a checkout of the reference suite with the release that llmb supports, file by file.
 
-    Lists the differences in anything that llmb relies on, such as the variables of a launch script and the commits of
-    its software. `--framework reference_suite` makes the same check before it queues a job. The exit code is 6 if
+    It lists the differences in everything that llmb relies on, such as the variables of a launch script and the commits
+    of its software. `--framework reference_suite` does the same check before it queues a job. The exit code is 6 if
     anything differs.
 
     Examples:
@@ -121,17 +121,17 @@ def check(
     print_output(checked_document(checkout, found) if json else checked_table(found))
     changed = [item.file for item in found if item.state != "as released"]
     if changed:
-        what = f"{len(changed)} of {len(found)} files are not those of {found[0].script.tag}"
+        what = f"{len(changed)} of {len(found)} files differ from {found[0].script.tag}"
         raise InvalidRun(what, where=str(checkout), do=f"check out that tag of {REPOSITORY}")
 
 
 @app.command("set")
 def set_(
     key: Key,
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="As in YAML: text, a number, [a, b], {a: b}.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="Value in YAML: text, a number, [a, b], {a: b}.")],
     user: User = False,
 ) -> None:
-    """Set one value in cluster_config.yaml, or with --user in your own defaults. The rest of the file stays as it is.
+    """Set one value in cluster_config.yaml, or with --user in your own defaults. The rest of the file is unchanged.
 
     Examples:
 
@@ -161,7 +161,7 @@ def unset(key: Key, user: User = False) -> None:
 
 @app.command()
 def migrate(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new file, and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new file, write nothing.")] = False,
 ) -> None:
     """Convert the reference suite's cluster_config.yaml to llmb's format, and keep the old file next to it.
 
@@ -185,7 +185,7 @@ def migrate(
 
 
 def _schema(key: str, *, user: bool) -> type[BaseModel]:
-    """Return the schema of the file that has ``key``. Raises UsageError for an unknown key or one of another file."""
+    """Return the schema of the file for ``key``; raise UsageError if the key belongs to the other file."""
     own, other = (user_schema(), cluster_schema()) if user else (cluster_schema(), user_schema())
     if not is_key(own, key) and is_key(other, key):
         whose, do = ("the cluster's", "omit --user") if user else ("one of your own defaults", "add --user")
@@ -194,7 +194,7 @@ def _schema(key: str, *, user: bool) -> type[BaseModel]:
 
 
 def _path(*, user: bool) -> Path:
-    """Return the path of a settings file. Raises EnvironmentProblem for a user without a home folder."""
+    """Return the path of a settings file; raise EnvironmentProblem if the user has no home folder."""
     if not user:
         return install_here() / CLUSTER_CONFIG
     path = user_config(os.environ)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb docs``: the project's own documentation, which every installation has.
+"""``llmb docs``: the project's documentation, which is part of every installation.
 
-Cluster nodes often reach no web page.
+Nodes of clusters often have no access to the web.
 """
 
 import ast
@@ -32,7 +32,7 @@ from llmb.reports.table import rows_table
 FOLDER = Path(__file__).parents[1] / "docs"
 _TASK = re.compile(r"^## (.*)$((?:.|\n(?!## ))*)", re.MULTILINE)
 _LISTED = re.compile(r"^- \[.*?\]\((.*?)\):((?:.|\n(?!-|\n))*)", re.MULTILINE)
-"""A page in the list of pages: its file, and its subject."""
+"""An entry in the list of pages: the file and the subject."""
 
 
 MOST_PAGES = 8
@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @dataclass(frozen=True, slots=True)
 class DocPage:
     name: str
-    """The name of its file without the suffix; unique across folders."""
+    """The name of the page's file without the suffix; unique across folders."""
     task: str
     """The heading above the page in the list of pages."""
     title: str
@@ -70,7 +70,7 @@ def _read_page(task: str, path: Path, about: str) -> DocPage:
 def search_pages(text: str) -> list[tuple[DocPage, str]]:
     """Return the pages that contain all the words, each with the heading of the section that matches best.
 
-    Pages with more of the words in the title come first, then those with more words.
+    Pages with more of the words in the title come first; among these, pages with more occurrences.
     """
     words = text.lower().split()
     found = []
@@ -85,7 +85,7 @@ def search_pages(text: str) -> list[tuple[DocPage, str]]:
 
 
 def _held(text: str, words: list[str]) -> int:
-    """Count how many of the words the text contains."""
+    """Return how many of the words the text contains."""
     return sum(word in text.lower() for word in words)
 
 
@@ -96,7 +96,7 @@ def _complete(incomplete: str) -> list[str]:
 @app.command()
 def docs(
     page: Annotated[
-        list[str] | None, typer.Argument(help="Name of the page. Default: list all pages.", autocompletion=_complete)
+        list[str] | None, typer.Argument(help="Name of a page. Default: list all pages.", autocompletion=_complete)
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print the path of the page's file.")] = False,
     find: Annotated[
@@ -107,7 +107,7 @@ def docs(
 ) -> None:
     """Print a page of the documentation, which is part of every installation.
 
-    On a terminal it is formatted; into a file or a pipe goes its Markdown. `llmb docs schema NAME` prints the JSON
+    On a terminal the page is formatted; a file or a pipe gets the Markdown. `llmb docs schema NAME` prints the JSON
     Schema of a stored file: run.json, metrics.jsonl, cluster_config.yaml, campaign, catalogue and others.
 
     Examples:
@@ -126,8 +126,8 @@ def docs(
         _list(as_json=json)
     elif page[0] == "schema":
         if len(page) != 2:
-            do = "'llmb docs schema run.json'"
-            raise UsageError("specify one stored file", choices=STORED, do=do)
+            do = "pass one, as in 'llmb docs schema run.json'"
+            raise UsageError("'schema' requires one stored file", choices=STORED, do=do)
         print_output(stored_schema(page[1]))
     elif len(page) > 1:
         raise UsageError("only one page can be printed", do=f"to search, use 'llmb docs --find {' '.join(page)}'")
@@ -151,17 +151,17 @@ def _find(words: str, *, as_json: bool) -> None:
         print_output({"pages": [page.document(heading=heading) for page, heading in found]})
         return
     if not found:
-        do = "use fewer words; 'llmb docs' lists all"
+        do = "use fewer words; 'llmb docs' lists all pages"
         raise UsageError(f"no page of the documentation contains all of '{words}'", do=do)
     rows = [(page.name, page.title, heading if heading != page.title else "") for page, heading in found]
     print_output(rows_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", ("page", "title", "under"), rows))
 
 
 def _print(name: str, *, only_path: bool, as_json: bool) -> None:
-    """Print a page, its path or its JSON. Raises UsageError with similar names if there is no such page."""
+    """Print a page, its path or its JSON; raise UsageError with similar names if there is no such page."""
     pages = {page.name: page for page in doc_pages()}
     if name not in pages:
-        raise unknown("page", name, pages, do="'llmb docs' lists all pages")
+        raise unknown("page", name, pages, do="see 'llmb docs' for all pages")
     page = pages[name]
     text = page.path.read_text(encoding="utf-8")
     if as_json:
@@ -189,11 +189,11 @@ STORED = {
         for name in ("Workload", "Model", "Published", "Documents", "Hardware", "Fabrics", "Rates")
     ),
 }
-"""The records that a file may hold, by file name; in a ``.jsonl`` file, each line holds one."""
+"""The records that a file may contain, by file name; a ``.jsonl`` file has one on each line."""
 
 
 class _Described(GenerateJsonSchema):
-    """A generator that uses the docstrings of fields as descriptions, and reasons as files have them."""
+    """A JSON Schema generator that uses docstrings of fields as descriptions, and adds the keys for reasons."""
 
     def model_schema(self, schema: Any) -> dict[str, Any]:  # noqa: ANN401 (pydantic's own type is not of its interface)
         return _described(schema["cls"], super().model_schema(schema))
@@ -209,7 +209,7 @@ class _Described(GenerateJsonSchema):
 
 
 def stored_schema(name: str) -> dict[str, Any]:
-    """Return the JSON Schema of a stored file. Raises UsageError if the file has none."""
+    """Return the JSON Schema of a stored file; raise UsageError if the file has none."""
     if name not in STORED:
         raise unknown("stored file", name, STORED)
     records = [_record(place) for place in STORED[name]]

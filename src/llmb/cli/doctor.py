@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb doctor``: checks of this node and of others, and with ``--against`` settings of nodes now and in a run."""
+"""``llmb doctor``: checks of this or other nodes; with ``--against``, changes in the settings of nodes since a run."""
 
 import os
 import sys
@@ -55,44 +55,44 @@ from llmb.runs.record import RunRecord, now
 
 ASK_S = 60.0
 MIB = 2**20
-_several = partial(typer.Option, rich_help_panel="SeveralNodes nodes")
+_several = partial(typer.Option, rich_help_panel="Several nodes")
 _settings = partial(typer.Option, rich_help_panel="Settings of nodes, instead of checks")
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The options of a check of one node."""
+    """Options for the check of one node."""
 
     only: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Only these areas or checks, separated by commas; may be repeated. Areas: {', '.join(AREAS)}.",
+            help=f"Only these areas or checks, separated by commas. Repeatable. Areas: {', '.join(AREAS)}.",
         ),
     ] = None
     gpu_type: Annotated[
         str | None,
         typer.Option(
-            help="GPU type that the node should have. Default: that of cluster_config.yaml.",
+            help="GPU type that the node should have. Default: from cluster_config.yaml.",
             autocompletion=COMPLETIONS["gpu_type"],
         ),
     ] = None
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=0, help="GPUs that the node should have. Default: those of cluster_config.yaml, or of the GPU type."
+            min=0, help="GPUs that the node should have. Default: from cluster_config.yaml, else by GPU type."
         ),
     ] = None
-    disk_size: Annotated[
-        int, typer.Option(metavar="MIB", min=4, help="Size of the file that is written and read on each file system.")
-    ] = DISK_BYTES // MIB
-    no_disk: Annotated[bool, typer.Option("--no-disk", help="Write no file, and measure no rates of file systems.")] = (
+    disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Size of the test file on each file system.")] = (
+        DISK_BYTES // MIB
+    )
+    no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not measure file systems, which writes a file.")] = (
         False
     )
 
     def options(self) -> CheckOptions:
-        """Return the options of the checks. Raises UsageError."""
+        """Return the options of the checks; raise UsageError if they cannot be combined."""
         if self.no_disk and self.disk_size != DISK_BYTES // MIB:
             raise UsageError("--no-disk and --disk-size cannot be combined", do="pass only one")
         size = 0 if self.no_disk else self.disk_size * MIB
@@ -101,20 +101,20 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class SeveralNodes:
-    """The nodes of a cluster to check, and the options of the jobs that check them."""
+    """Options for the nodes of a cluster to check, and for the jobs that check them."""
 
     nodes: Annotated[
-        str | None,
-        _several(metavar="LIST", help="Check these nodes of a cluster instead of this one, such as node[1-4,7]."),
+        str | None, _several(metavar="LIST", help="Check these nodes of the cluster, such as node[1-4,7].")
     ] = None
     nodelist_file: Annotated[Path | None, _several(metavar="FILE", help="Check the nodes listed in this file.")] = None
     partition: Annotated[
         str | None,
         _several(
-            *("-p", "--partition"), help="All usable nodes of this partition; with --nodes, the partition of the jobs."
+            *("-p", "--partition"),
+            help="Check usable nodes of this partition; with --nodes, the partition of the jobs.",
         ),
     ] = None
-    every: Annotated[bool, _several("--all", help="All usable nodes of the cluster.")] = False
+    every: Annotated[bool, _several("--all", help="Check all usable nodes of the cluster.")] = False
     account: Annotated[
         str | None, _several("-A", "--account", help="Slurm account. Default: SBATCH_ACCOUNT, or cluster_config.yaml.")
     ] = None
@@ -125,9 +125,9 @@ class SeveralNodes:
             help="Any other flag of sbatch, such as reservation=maint; 'KEY=' removes one. Repeatable.",
         ),
     ] = None
-    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the check of one node.")] = 10
-    max_wait: Annotated[float, _several(metavar="MINUTES", min=0, help="How long to wait for busy nodes.")] = 15.0
-    last: Annotated[bool, _several("--last", help="Show the last check of several nodes again.")] = False
+    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the check of each node.")] = 10
+    max_wait: Annotated[float, _several(metavar="MINUTES", min=0, help="Maximum time to wait for busy nodes.")] = 15.0
+    last: Annotated[bool, _several("--last", help="Show the last result of several nodes again.")] = False
 
     @property
     def any(self) -> bool:
@@ -135,7 +135,7 @@ class SeveralNodes:
 
     @property
     def listed(self) -> str | None:
-        """Return the list of nodes, if any. Raises UsageError for several lists, or for a file that cannot be read."""
+        """Return the list of nodes, if any; raise UsageError for several lists or an unreadable file."""
         if sum((self.nodes is not None, self.nodelist_file is not None, self.every)) > 1:
             raise UsageError("--nodes, --nodelist-file and --all cannot be combined", do="pass only one")
         return listed_in(self.nodelist_file) if self.nodelist_file else self.nodes
@@ -149,9 +149,9 @@ class ReportOptions:
 
 AgainstRun = Annotated[
     str | None,
-    _settings(metavar="RUN", help="List changes on this node, or on listed nodes, since a run: its id, 'latest', ..."),
+    _settings(metavar="RUN", help="List changes on this node, or on listed nodes, since a run (id, 'latest', ...)."),
 ]
-FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit with code 4 if an important one has changed.")]
+FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit with code 4 for an important change.")]
 
 
 @app.command()
@@ -164,17 +164,17 @@ def doctor(
     against: AgainstRun = None,
     fail_on_drift: FailOnDrift = False,
 ) -> None:
-    """Check whether this node, or a list of nodes, is fit to train, with advice on what is wrong.
+    """Check whether this node, or a list of nodes, is fit to train, with advice for each problem.
 
-    GPUs, CPUs, memory, kernel, limits, network, scheduler, containers, file systems, whether Python, torch, CUDA,
-    driver and NCCL fit together, and the clock. Each check passes, warns or fails; what does not exist here is listed
-    as not checked, with the reason. Nothing is changed; on each file system, a file is written and removed.
+    The checks cover GPUs, CPUs, memory, kernel, limits, network, scheduler, containers, file systems and the clock, and
+    whether Python, torch, CUDA, driver and NCCL fit together. Each check passes, warns or fails, or is listed as not
+    checked, with the reason. Nothing is changed, except that a file is written and removed on each file system.
 
     A list of nodes is checked through the scheduler, by an independent job for each node. A node that is down, does not
-    answer or dies is unfit, with the reason, and the others are still reported. Nodes that differ from the majority are
-    listed. The result is stored, and `llmb submit --exclude unfit` excludes the unfit nodes.
+    answer or dies is reported as unfit, with the reason. Nodes that differ from the majority are listed. The result is
+    stored, and `llmb submit --exclude unfit` excludes the unfit nodes.
 
-    With --against nothing is checked: settings of nodes that may affect the speed of a step, such as driver, firmware,
+    With --against nothing is checked. Instead, settings that may affect the speed of a step, such as driver, firmware,
     sysctl, links and NCCL's variables, are compared with those recorded in a run.
 
     Exit codes: 0 every check passes or warns, 4 one fails.
@@ -202,10 +202,10 @@ def doctor(
         without: dict[str, object] = {"--only": asked.only, "--gpu-type": asked.gpu_type, "--gpus": asked.gpus}
         without |= {"--no-disk": checked.no_disk, "--last": several.last, "--junit": output.junit}
         if given := [name for name, value in without.items() if value]:
-            raise UsageError(f"{', '.join(given)} cannot be combined with --against", do="omit it")
+            raise UsageError(f"--against cannot be combined with {', '.join(given)}", do="pass only one")
         compare_settings(install, against, several, fail_on_drift=fail_on_drift, json=output.json)
     elif fail_on_drift:
-        raise UsageError("--fail-on-drift requires --against", do="add --against, or omit this option")
+        raise UsageError("--fail-on-drift requires --against", do="add --against, or omit --fail-on-drift")
     elif several.last:
         show_last(install, several, output)
     elif several.any:
@@ -230,7 +230,7 @@ def _check_here(install: Path, asked: CheckOptions, output: ReportOptions, *, fo
 
 
 class NodeResults(NamedTuple):
-    """The results of jobs on several nodes; not ``complete`` if interrupted."""
+    """The results of jobs on several nodes; ``complete`` is False if the user interrupted the jobs."""
 
     result: NodesResult
     folder: CheckFolder
@@ -245,7 +245,7 @@ class NodeResults(NamedTuple):
 
 
 def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> NodeResults:
-    """Run the request in a job on each node. Raises UsageError and InfrastructureError."""
+    """Run a job on each node and return the results; raise UsageError or InfrastructureError if none can start."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
@@ -276,7 +276,7 @@ def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> No
 
 
 def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> None:
-    """Print the last result. Raises UsageError if there is none, and RunFailed if a node is unfit."""
+    """Print the last result of several nodes; raise UsageError if there is none, RunFailed if a node is unfit."""
     if several.partition or several.every:
         raise UsageError("--last can only be combined with --nodes", do="omit --partition and --all")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
@@ -295,7 +295,8 @@ def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> No
 
 
 def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]:
-    """Return all nodes of a list, or the usable ones of a partition or the cluster, and report the others."""
+    """Return the states of the listed nodes, or of the usable nodes of a partition or the cluster; report unusable
+    ones."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
     if listed is not None:
@@ -305,7 +306,7 @@ def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]
             say(f"note: {node} is skipped: {state.problem}")
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
-        do = "see 'sinfo -R'; --nodes LIST reports each with its reason"
+        do = "run 'sinfo -R', or pass --nodes LIST to see the reason for each node"
         raise UsageError("none of these nodes accepts jobs", do=do)
     return usable
 
@@ -329,7 +330,7 @@ def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> Non
 
 
 class ReadNodes(NamedTuple):
-    """The settings of the requested nodes, and the reasons for missing ones."""
+    """The settings of the requested nodes, and why those of other nodes are missing."""
 
     settings: NodesSettings
     not_read: dict[str, str]
@@ -337,7 +338,7 @@ class ReadNodes(NamedTuple):
 
 
 def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
-    """Read the settings of this node, or of several. Raises UsageError, InfrastructureError and UserInterrupt."""
+    """Return the settings of this node, or of several; raise UsageError, InfrastructureError or UserInterrupt."""
     if not several.any:
         return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
     request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)
@@ -350,8 +351,8 @@ def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
 
 
 def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail_on_drift: bool, json: bool) -> None:
-    """Print the drift of settings. Raises UsageError; with ``fail_on_drift``, RunFailed for important drift or a node
-    that could not be read."""
+    """Print how settings changed since a run; raise UsageError if the run has none. With ``fail_on_drift``, raise
+    RunFailed for an important change or a node that could not be read."""
     run, reference = find_reference(install, against)
     found = read_nodes(install, several)
     report = DriftReport(
@@ -361,7 +362,7 @@ def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail
         unknown_nodes=tuple(node for node in found.settings.nodes if node not in reference.nodes),
         not_read=found.not_read,
         missing={**reference.missing, **found.settings.missing},
-        # A run has variables that its recipe and llmb set: that a shell has none says nothing.
+        # A run also has the variables that its recipe and llmb set, so their absence here does not count.
         drift=tuple(one for one in find_drift(reference, found.settings) if one.after is not None),
     )
     print_output(report.model_dump(mode="json") if json else drift_tables(report, found.host_list))
@@ -374,11 +375,11 @@ def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail
 
 
 def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
-    """Return the newest run with settings that ``text`` selects. Raises UsageError if there is none."""
+    """Return the newest run that ``text`` selects with settings of its nodes; raise UsageError if there is none."""
     for run in reversed(find_ended_runs(text, install, say).runs):
         if run.record and (settings := settings_of_run(run.record)):
             if run.record.image:
                 settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": run.record.image}})
             return run.record, settings
     what = f"no run of '{text}' has settings of its nodes"
-    raise UsageError(what, do="select a run whose nodes were sampled")
+    raise UsageError(what, do="pass a run of llmb that sampled its nodes")

@@ -35,7 +35,7 @@ from llmb.setup.prepare.hub import can_check
 
 
 def ask(question: Question, problem: str | None) -> str:
-    """Ask until the answer is valid; ``problem`` is that of the last one. Raises UserInterrupt at the end of input."""
+    """Ask until the answer is valid; ``problem`` is that of a previous answer. Raise UserInterrupt at end of input."""
     width = shutil.get_terminal_size().columns
     choices, assumed = tuple(question.choices()), question.assumed()
     if problem:
@@ -58,7 +58,7 @@ def ask(question: Question, problem: str | None) -> str:
 
 
 def ask_line(prompt: str) -> str:
-    """Read a line from the terminal. Raises UserInterrupt at the end of the input."""
+    """Read a line from the terminal; raise UserInterrupt at the end of input or on Ctrl-C."""
     _write(prompt)
     try:
         line = sys.stdin.readline()
@@ -93,16 +93,16 @@ CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Sources of answers other than the options."""
+    """Answers from sources other than the options."""
 
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options come before it.")] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options override it.")] = None
     add_workload: Annotated[
         list[str] | None, typer.Option(help="Add this workload to an installation. Repeatable.")
     ] = None
 
     def answers(self, values: dict[str, Any]) -> Answers:
-        """Return the answers of the command line and, for the others, of the file."""
+        """Return the answers of the command line, completed from the file."""
         given = parse_answers({**values, "workloads": [*(values["workloads"] or []), *(self.add_workload or [])]})
         if self.path_argument:
             given = parse_answers({"path": str(self.path_argument)}).above(given)
@@ -118,11 +118,11 @@ def install(
         Path | None, typer.Option(metavar="FILE", help="Write the answers to this file, without secrets.")
     ] = None,
     keep_settings: Annotated[
-        bool, typer.Option("--keep-settings", help="Keep an existing cluster_config.yaml that differs as it is.")
+        bool, typer.Option("--keep-settings", help="Do not change an existing cluster_config.yaml.")
     ] = False,
-    remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove only what was installed.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove the installation.")] = False,
     with_results: Annotated[
-        bool, typer.Option("--with-results", help="With --remove: also results, prepared data and the history.")
+        bool, typer.Option("--with-results", help="With --remove: also remove results, data and the history.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps without running them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
@@ -130,13 +130,13 @@ def install(
 ) -> None:
     """Install on a cluster or a machine: folders, environment, settings, launch scripts, data and checkpoints.
 
-    On a terminal it asks for everything that options and --config leave open, and checks every answer at once: accounts
-    and partitions are those that the scheduler has. Without a terminal it never asks, but lists the missing answers
+    On a terminal, the command asks for all values that neither options nor --config specify, and checks every answer
+    immediately; accounts and partitions are those of the scheduler. Without a terminal, it lists the missing answers
     with their options and valid values.
 
-    It can be repeated: only what is missing is done, and an interrupted installation is resumed. --config also accepts
-    the headless file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION are used if
-    neither options nor file have an answer.
+    A repeated call only does what is missing, and resumes an interrupted installation. --config also accepts the
+    headless file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION are used if neither
+    options nor file have an answer.
 
     Examples:
 
@@ -178,13 +178,13 @@ def install(
 
 
 def _answers(given: Answers, around: Surroundings, *, asks: bool, confirm: bool) -> Answers:
-    """Return all answers, confirmed by the user if ``confirm``."""
+    """Return all answers, reviewed by the user if ``confirm``."""
     answers = completed(given, around, ask if asks else None)
     if not confirm:
         return answers
     answers = _confirmed(answers, around)
     if can_check():
-        checked_access(hub_repositories(around.catalogue, answers))  # a token that is missing is asked for first
+        checked_access(hub_repositories(around.catalogue, answers))  # asks for a missing token first
     return answers
 
 
@@ -194,7 +194,7 @@ def _import_image(source: str, folder: Path, runtime: str, architecture: str | N
 
 
 def _confirmed(answers: Answers, around: Surroundings) -> Answers:
-    """Return the answers as reviewed and changed by the user. Raises UserInterrupt."""
+    """Return the answers after the user has reviewed and perhaps changed them; raise UserInterrupt on refusal."""
     while True:
         lines = table_lines(answers_table(answers), shutil.get_terminal_size().columns)
         sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")

@@ -45,13 +45,13 @@ LINE_EVERY_S = 10.0
 ExpectS = Annotated[
     float | None,
     typer.Option(
-        "--expect", metavar="SECONDS", min=1e-9, help="Expected seconds of a step. Default: the published figure."
+        "--expect", metavar="SECONDS", min=1e-9, help="Expected seconds per step. Default: the published figure."
     ),
 ]
 
 
 class StepLines:
-    """Prints lines about a run's steps at intervals, when its state changes, and when its pace is unexpected."""
+    """Prints lines about a run: at intervals, when its state changes, and when its pace is not as expected."""
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
@@ -72,7 +72,7 @@ class StepLines:
 
 
 def lines_of(job: Job, expected_s: float | None) -> StepLines:
-    """Return the ``StepLines`` of a job's run. Raises UsageError if the run's record cannot be read."""
+    """Return the ``StepLines`` of a job's run; raise UsageError if the run's record cannot be read."""
     folder = RunFolder(Path(job.run_dir))
     try:
         return StepLines(WatchedRun(folder, expected_s))
@@ -83,42 +83,42 @@ def lines_of(job: Job, expected_s: float | None) -> StepLines:
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
 
 FRESH_S = 10.0
-"""States that were queried within this time are shown without another query."""
+"""States that were queried within this many seconds are shown without another query."""
 PATIENCE_S = 5.0
-"""The time that a list waits for a scheduler; without an answer it shows the last known states."""
+"""Seconds to wait for a scheduler; without an answer, the last known states are shown."""
 
 JobId = Annotated[
     str,
     typer.Argument(
         metavar="ID",
         autocompletion=complete_run,
-        help="Id of the job or the run, or the beginning of the run folder's name; for show also a label.",
+        help="Id of the job or the run, or the beginning of the run folder's name; for 'show' also a label.",
     ),
 ]
-JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=complete_run, help="As for show.")]
+JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=complete_run, help="As for 'jobs show'.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The jobs or runs that a command lists."""
+    """Options that select the jobs or runs to list."""
 
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None
     since: Annotated[
-        str | None, typer.Option("--since", help="Started since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
+        str | None, typer.Option("--since", help="Started since, such as 30m, 12h, 7d, 2026-11-21 or 2026-11-21T14:00.")
     ] = None
-    campaign: Annotated[str | None, typer.Option("--campaign", help="Only those of this campaign.")] = None
+    campaign: Annotated[str | None, typer.Option("--campaign", help="Only this campaign.")] = None
     label: Annotated[
         str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Only runs with this label.")
     ] = None
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Show at most this many, the newest; 0: all.")] = 50
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number, the newest; 0: all.")] = 50
     no_refresh: Annotated[
-        bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")
+        bool, typer.Option("--no-refresh", help="Show the last known states without querying schedulers.")
     ] = False
 
     def find(
         self, states: Iterable[str], kind: Kind | None = None, *, runs_only: bool = False
     ) -> tuple[list[Job], int]:
-        """Return the selected jobs of the history, and their number without the limit."""
+        """Return the selected jobs of the history, and the number that match without the limit."""
         selection = Filter(
             states=tuple(states),
             workload=self.workload,
@@ -141,7 +141,7 @@ class Selected:
 
 @app.callback(invoke_without_command=True)
 def jobs(context: typer.Context) -> None:
-    """List submitted jobs and their results; without a subcommand, list all.
+    """List submitted jobs and their results, or run a subcommand on jobs.
 
     Example:
 
@@ -163,8 +163,8 @@ def list_(
 ) -> None:
     """List the jobs of this install root, the newest last.
 
-    Schedulers are queried first for jobs that have not ended; without an answer within 5 s, the last known states are
-    shown.
+    The schedulers of jobs that have not ended are queried first. Without an answer within 5 s, the last known states
+    are shown.
 
     Examples:
 
@@ -180,7 +180,7 @@ def list_(
 
 @app.command()
 def show(job_id: JobId, json: Json = False) -> None:
-    """Show one job: its state and the reason, its nodes, attempts and files, and the last lines of a failed run.
+    """Show one job: state and reason, nodes, attempts and files, and the last lines of a failed run.
 
     Examples:
 
@@ -203,7 +203,7 @@ def _newest_with_label(store: Store, text: str) -> str:
     """Return the id of the newest run with the label ``text``, or ``text`` unchanged if there is none."""
     runs = [] if store.find_named(text) else store.jobs(Filter(label=text, runs_only=True))
     if len(runs) > 1:
-        say(f"{len(runs)} runs have the label '{text}': this is the newest; 'llmb runs --label {text}' shows all")
+        say(f"{len(runs)} runs have the label '{text}'; this is the newest. 'llmb runs --label {text}' shows all")
     return runs[-1].id or runs[-1].name if runs else text
 
 
@@ -214,9 +214,9 @@ def log(
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines. Default: all.")] = None,
     expect_s: ExpectS = None,
 ) -> None:
-    """Print the log of a job's run; if its workers never started, print the output of its batch script.
+    """Print the log of a job's run or, if its workers never started, the output of its batch script.
 
-    --follow adds the pace of the run and the time left, and a line when the pace is no longer the expected one.
+    --follow adds the pace of the run and the time left, and a line when the pace is not as expected.
 
     Examples:
 
@@ -239,16 +239,16 @@ def log(
 def wait(
     job_ids: JobIds,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="Give up after this number of seconds.")
+        float | None, typer.Option("--timeout", min=0, help="Stop waiting after this many seconds.")
     ] = None,
     junit: Junit = None,
     json: Json = False,
 ) -> None:
-    """Wait for jobs to end; the exit code is that of the worst.
+    """Wait for jobs to end; the exit code is that of the worst job.
 
-    4 failed, 7 failed because of the infrastructure, 6 invalid or not ended in time, 130 cancelled, 0 success. Jobs
-    that were submitted with --retries are retried, and the last attempt counts. A scheduler that does not answer is
-    queried for up to ten minutes.
+    Exit codes: 0 success, 4 failed, 6 invalid or not ended in time, 7 failed because of the infrastructure, 130
+    cancelled. Jobs that were submitted with --retries are retried, and the last attempt counts. A scheduler that does
+    not answer is queried for up to ten minutes.
 
     Examples:
 
@@ -261,7 +261,7 @@ def wait(
         try:
             listed = _waited(store, keys, timeout)
         except KeyboardInterrupt as error:
-            do = "'llmb jobs wait' waits again, 'llmb jobs cancel' ends them"
+            do = "run 'llmb jobs wait' to wait again, or 'llmb jobs cancel' to end them"
             raise UserInterrupt("stopped waiting; the jobs continue", do=do) from error
     write_junit(junit, "jobs", lambda: job_cases(listed))
     _print_jobs(listed, json=json)
@@ -292,8 +292,8 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 def refresh(json: Json = False) -> None:
     """Update the states of all jobs, and resubmit failed ones that have retries left.
 
-    Only jobs that failed because of the infrastructure are resubmitted. Exit code 7 if a scheduler does not answer:
-    the states of its jobs are then unchanged.
+    Only jobs that failed because of the infrastructure are resubmitted. The exit code is 7 if a scheduler does not
+    answer; the states of its jobs are then unchanged.
 
     Example:
 
@@ -307,9 +307,9 @@ def refresh(json: Json = False) -> None:
 
 @app.command()
 def rebuild(json: Json = False) -> None:
-    """Read the run folders, and add jobs that are missing from the history.
+    """Add jobs that are missing from the history, by reading the run folders.
 
-    Jobs in the history are not changed or removed. A damaged history is renamed and rebuilt.
+    Jobs in the history are neither changed nor removed. A damaged history is renamed and rebuilt.
 
     Example:
 
@@ -325,13 +325,13 @@ def rebuild(json: Json = False) -> None:
 def nodes(
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only jobs of this workload.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Only jobs submitted since then; times as for 'jobs list'.")
+        str | None, typer.Option("--since", help="Only jobs submitted since this time, as for 'jobs list'.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show statistics of nodes: their runs, failures and slowdown.
+    """Show the number of runs, the failures and the slowdown of each node.
 
-    The slowdown compares step times of runs on a node with those of the same recipe and layout on other nodes.
+    The slowdown compares step times on a node with those of the same recipe and layout on other nodes.
 
     Example:
 
@@ -344,7 +344,7 @@ def nodes(
 
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
-    """Wait for jobs, and show the steps if there is only one."""
+    """Wait for jobs, with a progress bar of the steps if there is only one job."""
     if len(keys) > 1:
         return wait_for(store, _install(), keys, os.environ, say, timeout)
     job = last_try(store, keys[0])
@@ -362,7 +362,7 @@ def _install() -> Path:
 
 
 def bring_up_to_date(store: Store) -> None:
-    """Query schedulers if the states are old; warn that they are old if there is no answer."""
+    """Query schedulers if the states are old; if there is no answer, print a warning."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return

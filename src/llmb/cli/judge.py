@@ -44,7 +44,7 @@ Runs = Annotated[
     typer.Argument(
         metavar="RUN",
         autocompletion=complete_run,
-        help="Run folder, folder of runs or logs, log, archive, label, campaign, id, 'latest', date(s).",
+        help="Run folder, folder of runs or logs, log, archive, label, campaign, id, 'latest' or dates.",
     ),
 ]
 BAD, SKIP = 1, 125
@@ -53,28 +53,28 @@ BAD, SKIP = 1, 125
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOptions:
-    """The reference that runs are judged against, and the tolerance."""
+    """Options for the reference of runs, and for the tolerance."""
 
     against: Annotated[
         str | None,
         typer.Option(
             metavar="RUNS",
             autocompletion=complete_run,
-            help="Judge against these runs, named as RUN is. Default: against the published figure.",
+            help="Judge against these runs, selected like RUN. Default: against the published figure.",
         ),
     ] = None
     expect: Annotated[
         str | None,
-        typer.Option(metavar="FILE|S", help="Judge against the step times of this YAML file, or against S seconds."),
+        typer.Option(metavar="FILE|S", help="Judge against the step times in this YAML file, or against S seconds."),
     ] = None
     write_expectations: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Judge nothing; write a new file for --expect from RUN.")
+        Path | None, typer.Option(metavar="FILE", help="Write a new file for --expect from RUN, judge nothing.")
     ] = None
     acceptance: Annotated[
         str | None,
         typer.Option(
             metavar="SET",
-            help="Judge every recipe of this acceptance set by its runs among RUN: h100, h100-128, h100-node, b200,"
+            help="Judge every recipe of this acceptance set by its runs in RUN: h100, h100-128, h100-node, b200 or"
             " gb200.",
         ),
     ] = None
@@ -82,7 +82,7 @@ class ReferenceOptions:
         float | None,
         typer.Option(
             metavar="PCT",
-            help="How much slower than the reference a run may be, in percent. Default: by the kind of reference.",
+            help="Percent by which a run may be slower than its reference. Default: by kind of reference.",
         ),
     ] = None
     window: Annotated[
@@ -94,7 +94,7 @@ class ReferenceOptions:
     ] = None
 
     def options(self, *, explain: bool, bisect: bool) -> Against:
-        """Return the reference. Raises UsageError for options that cannot be combined."""
+        """Return the reference; raise UsageError for options that cannot be combined."""
         limit = tolerance_of(self.tolerance, "--tolerance")
         alone = {"--write-expectations": self.write_expectations, "--acceptance": self.acceptance}
         chosen: dict[str, object] = {"--against": self.against, "--expect": self.expect, **alone}
@@ -104,22 +104,24 @@ class ReferenceOptions:
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} cannot be combined", do="pass only one")
         if self.tolerance is not None and any(name in alone for name in given):
-            raise UsageError(f"--tolerance has no effect with {given[0]}", do="omit it")
+            raise UsageError(f"--tolerance has no effect with {given[0]}", do="omit --tolerance")
         if bisect and self.write_expectations:
-            raise UsageError("--bisect needs a verdict, which --write-expectations does not produce", do="omit it")
+            raise UsageError(
+                "--bisect needs a verdict, which --write-expectations does not produce", do="pass only one"
+            )
         if explain and any(name in alone for name in given):
-            raise UsageError("--explain requires a verdict on runs", do="omit it, or judge runs")
+            raise UsageError(f"--explain cannot be combined with {given[0]}", do="pass only one")
         return Against(runs=self.against, expectations=_expected(self.expect), tolerance=limit, window=self.window)
 
 
 def _expected(text: str | None) -> Path | Expectations | None:
-    """Return the file of expectations, or the expected step time of every run. Raises UsageError."""
+    """Return the file of expectations, or the step time that is expected of every run; raise UsageError if invalid."""
     try:
         seconds = float(text or "")
     except ValueError:
         return None if text is None else Path(text)
     if not 0 < seconds < inf:
-        raise UsageError(f"--expect {text} is not a step time", do="specify seconds above 0, or a file")
+        raise UsageError(f"--expect {text} is not a step time", do="pass seconds above 0, or a file")
     entry = ExpectedStepTime(step_time_s=seconds, source="given")
     return Expectations(Path("--expect"), None, (ExpectationEntry(entry, f"--expect {text}"),))
 
@@ -131,11 +133,10 @@ def judge(
     logs: dict[str, Any],
     runs: Runs,
     explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Also rank the causes of the step time, with the command that confirms each."),
+        bool, typer.Option("--explain", help="Also rank the causes of the step time, with commands that confirm them.")
     ] = False,
     bisect: Annotated[
-        bool, typer.Option("--bisect", help="Exit with the codes of 'git bisect run', see above.")
+        bool, typer.Option("--bisect", help="Exit with the codes that 'git bisect run' expects.")
     ] = False,
     junit: Junit = None,
     json: Json = False,
@@ -144,10 +145,10 @@ def judge(
 ) -> None:
     """Judge whether runs are as fast as they should be, and show how they differ from their reference.
 
-    Against a published figure or an expectation, each run has its own verdict; with --against, repeats are judged
-    together, because the next run may have other nodes and temperatures. Exit codes: 0 every verdict is 'pass' or
-    'improved'; 5 one is 'regressed'; otherwise 6, one is 'inconclusive', 'not comparable' or 'invalid'. With --bisect,
-    1 replaces 5 and 125 replaces 6. Several verdicts are summarized, one row per recipe; -v shows each.
+    Against a published figure or an expectation, each run has its own verdict. With --against, repeats are judged
+    together, because nodes and temperatures differ from run to run. Several verdicts are summarized in one row per
+    recipe; -v shows each. Exit codes: 0 every verdict is 'pass' or 'improved'; 5 one is 'regressed'; otherwise 6, one
+    is 'inconclusive', 'not comparable' or 'invalid'. With --bisect, 1 replaces 5 and 125 replaces 6.
 
     Examples:
 
@@ -190,17 +191,17 @@ def judge(
 def _runs_to_judge(
     runs: list[str] | None, install: Path, window: str | None, logs: dict[str, Any]
 ) -> tuple[Sequence[AnalyzedRun], Sequence[ExcludedRun]]:
-    """Return the runs in the window, and those that are left out. Raises UsageError if there is none."""
+    """Return the runs, limited to the window, and those that are left out; raise UsageError if there are no runs."""
     selected = find_all_runs(runs, install, say)
     found = with_stated(in_window(selected.runs, window), logs, Catalogue())
     if not found:
         lines = "\n".join(f"  {line}" for line in left_out_lines(selected.left_out))
-        raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="'llmb runs' shows all")
+        raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="see 'llmb runs' for all runs")
     return found, selected.left_out
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:
-    """Raise Regressed or NoVerdict unless all runs passed; ``published``: only published figures were requested."""
+    """Raise Regressed or NoVerdict unless all runs passed. ``published`` is True for only published references."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return
@@ -224,8 +225,8 @@ def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: b
 Vary = Annotated[
     list[str] | None,
     typer.Option(
-        help="What may differ within a row: dtype, scale, layout, release, program, gpu-type, or a key of the"
-        " configuration. May be repeated; several are separated by commas."
+        help="What may differ within a row: dtype, scale, layout, release, program, gpu-type or a key of the"
+        " configuration, or several separated by commas. Repeatable."
     ),
 ]
 
@@ -238,14 +239,13 @@ def _side(name: str, text: str) -> Any:  # noqa: ANN401 (what typer makes)
 def compare(
     before: Annotated[str, _side("BEFORE", "Folder, log, archive, label, campaign, id, 'latest' or dates.")],
     after: Annotated[
-        str | None, _side("AFTER", "The same. Without it, groups within BEFORE are compared: see --vary.")
+        str | None, _side("AFTER", "Runs after. Default: compare groups within BEFORE, see --vary.")
     ] = None,
     vary: Vary = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="How much slower a candidate may be without being a regression, in percent. "
-            "Default: 1 on the same nodes, else 3."
+            help="Percent by which AFTER may be slower without a regression. Default: 1 on the same nodes, else 3."
         ),
     ] = None,
     form: Annotated[
@@ -256,10 +256,10 @@ def compare(
 ) -> None:
     """Compare two groups of runs, recipe by recipe: is one faster than the other, beyond their noise?
 
-    Runs are repeats of each other if their records have the same configuration, whatever their names. A row has the
-    medians of the runs' means, the change with its 95 % interval, the noise between repeats, and the verdict. Below
-    are the differences between the records, and the runs that were left out. If a step is not the same work on both
-    sides, throughput per GPU is compared.
+    Runs are repeats of each other if their records have the same configuration, regardless of their names. A row has
+    the medians of the runs' means, the change with its 95 % interval, the noise between repeats, and the verdict. The
+    table is followed by the differences between the records, and the runs that were left out. If the work of a step
+    differs between the sides, throughput per GPU is compared.
 
     Exit codes: 0 no row is slower, 5 a row regressed, 6 a row is inconclusive or not comparable.
 
@@ -282,7 +282,7 @@ def compare(
     install = install_here()
     sides = find_sides(before, after, install, say)
     if empty := [side.title for side in sides if side and not (side.runs or side.left_out)]:
-        raise UsageError(f"there are no runs in {' and '.join(empty)}", do="'llmb runs' shows all")
+        raise UsageError(f"there are no runs in {' and '.join(empty)}", do="see 'llmb runs' for all runs")
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
     write_junit(junit, "compare", lambda: comparison_cases(comparison))
@@ -295,7 +295,7 @@ def compare(
 
 
 def raise_unless_passed(comparison: Comparison) -> None:
-    """Raise Regressed if any row regressed, NoVerdict if the comparison is not conclusive."""
+    """Raise Regressed if any row regressed, NoVerdict if the comparison allows no conclusion."""
     slower = [row.recipe for row in comparison.rows if row.verdict == "regressed"]
     if slower:
         raise Regressed(f"{len(slower)} of {len(comparison.rows)} recipes regressed: {'; '.join(slower)}")
@@ -303,7 +303,7 @@ def raise_unless_passed(comparison: Comparison) -> None:
         return
     if not comparison.rows:
         both = len({one.side for one in comparison.unmatched}) > 1
-        do = "use '--vary KEY' for what may differ; the table shows the recipes of each side" if both else None
+        do = "pass --vary with the keys that may differ; the table shows the recipes of each side" if both else None
         raise NoVerdict("not comparable: no recipe was measured on both sides", do=do)
     open_ = [one.recipe for one in comparison.rows if one.verdict not in ("pass", "improved")]
     open_ += [one.recipe for one in comparison.unmatched if one.side == "before" and one.reason]

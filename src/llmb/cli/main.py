@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The top-level command: lists all commands, loads only the one that is called, prints errors."""
+"""The top-level command: lists all commands, loads only the one that is called, and prints errors."""
 
 import json
 import os
@@ -22,9 +22,12 @@ from llmb.runs.source_version import source_version
 
 PANELS = {
     "Start": {
-        "accept": ("llmb.cli.accept", "Check that this machine, or nodes of a cluster, are as fast as they should be."),
+        "accept": (
+            "llmb.cli.accept",
+            "Check whether this machine, or nodes of a cluster, are as fast as they should be.",
+        ),
         "list": ("llmb.cli.recipe", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
-        "show": ("llmb.cli.recipe", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
+        "show": ("llmb.cli.recipe", "One recipe in full: model, layout, FLOPs, published figures."),
         "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
         "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
         "result": ("llmb.cli.runs", "The result of a finished run."),
@@ -35,8 +38,8 @@ PANELS = {
         "compare": ("llmb.cli.judge", "Compare two groups of runs, recipe by recipe."),
         "report": ("llmb.cli.share", "A page of runs with verdicts, plots and tables, in one file."),
         "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
-        "predict": ("llmb.cli.predict", "Predict the time of a step, and its causes, before anything is queued."),
-        "plan": ("llmb.cli.predict", "The fastest layouts of a training that fit, before anything is queued."),
+        "predict": ("llmb.cli.predict", "Predict the time of a step, by cause, before anything is queued."),
+        "plan": ("llmb.cli.predict", "Find the fastest layouts that fit in memory, before anything is queued."),
         "memory": ("llmb.cli.predict", "Memory, FLOPs and collectives of a rank, before anything is queued."),
         "metrics": ("llmb.cli.recipe", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     },
@@ -57,15 +60,12 @@ PANELS = {
         "watch": ("llmb.cli.watch", "The log of a run as it grows, with its pace and the time left."),
     },
     "Prepare": {
-        "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
+        "prepare": ("llmb.cli.prepare", "Prepare data and weights for fine-tuning."),
         "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     },
     "Diagnose": {
-        "doctor": ("llmb.cli.doctor", "Check that this node is fit to train: GPUs, host, network, disks, software."),
-        "bench": (
-            "llmb.cli.bench",
-            "Speed of single parts of this machine: matrix products, attention, memory, launches.",
-        ),
+        "doctor": ("llmb.cli.doctor", "Check whether this node is fit to train: GPUs, host, network, disks, software."),
+        "bench": ("llmb.cli.bench", "Speed of parts of this machine: matrix products, attention, memory, launches."),
         "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
         "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
     },
@@ -73,7 +73,7 @@ PANELS = {
         "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe.")
     },
 }
-"""The commands by panel of ``--help``: for each, its module and help text."""
+"""The commands by panel of ``--help``, each with its module and help text."""
 COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
 
 ALIASES = {"single": "submit"}
@@ -81,7 +81,7 @@ ALIASES = {"single": "submit"}
 VERBOSE, QUIET = ("-v", "--verbose"), ("-q", "--quiet")
 ANYWHERE = (*VERBOSE, *QUIET, "--json")
 PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
-"""The typer error for arguments that cannot be parsed, which typer does not export."""
+"""Typer's error for arguments that cannot be parsed, which typer does not export."""
 
 EPILOG = """Examples:
 
@@ -99,7 +99,7 @@ Results go to stdout, everything else to stderr.
 
 
 class LazyGroup(CommandGroup):
-    """Lists commands from a table and imports a command's module only to run it, so that ``--help`` is fast."""
+    """Lists commands from a table, and imports a command's module only to run it, so that ``--help`` is fast."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 (typer's own settings)
         super().__init__(**settings)
@@ -112,7 +112,7 @@ class LazyGroup(CommandGroup):
         return name, stub and load_command(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
-        """Report interrupts, which typer would ignore; before this call, ``llmb.__main__`` handles them."""
+        """Raise UserInterrupt on Ctrl-C, which typer would ignore; before this call, ``llmb.__main__`` handles it."""
         if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -122,7 +122,7 @@ class LazyGroup(CommandGroup):
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401
-    """Load one command of its module, because building the options of all commands takes time."""
+    """Return one command of its module: building the options of all commands takes time."""
     shared: typer.Typer = import_module(COMMANDS[name][0]).app
     alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     named = {one.name or getattr(one.callback, "__name__", ""): one for one in shared.registered_commands}
@@ -153,28 +153,28 @@ def _print_version(requested: bool) -> None:
 def llmb(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and its commit."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and the commit."),
     ] = False,
 ) -> None:
     """Measure how fast a machine or a cluster trains large language models."""
 
 
 def main() -> NoReturn:
-    """Run the command that the process's arguments specify."""
+    """Run the command in this process's arguments, and exit with its code."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
     if sys.stdout is None:
-        do = "leave it open, or redirect it to a file or to /dev/null"
+        do = "redirect it to a file or to /dev/null"
         error = EnvironmentProblem("the result cannot be written: standard output is closed", do=do)
         sys.exit(_report(error, as_json=False))
     try:
         exit_code = exit_code_of(app, as_spoken(sys.argv[1:]))
-    except KeyboardInterrupt:  # a second one, while the first was reported
+    except KeyboardInterrupt:  # a second Ctrl-C while the first is reported
         exit_code = _report(UserInterrupt("interrupted"), as_json=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # else the interpreter would write again when it ends, and say so
+    except BrokenPipeError:  # else the interpreter would fail to flush again at exit, and print that
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(exit_code)
 
@@ -186,8 +186,8 @@ def install_main() -> NoReturn:
 
 
 def as_spoken(arguments: list[str]) -> list[str]:
-    """Return the arguments with the commands ``help`` and ``version`` as options, and common options behind the
-    command.
+    """Return the arguments with ``help`` and ``version`` as options instead of commands, and with options of all
+    commands moved behind the command.
     """
     first = next((place for place, word in enumerate(arguments) if word not in ANYWHERE), 0)
     if first and not arguments[first].startswith("-"):
@@ -202,7 +202,7 @@ def as_spoken(arguments: list[str]) -> list[str]:
 
 
 def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
-    """Run a command and return its exit code. Errors are printed, as JSON if results are printed as JSON."""
+    """Run a command and return its exit code. Errors are printed, as JSON if the result would be JSON."""
     as_json = "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     try:
         _check_arguments(arguments)
@@ -231,15 +231,15 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Raise UsageError for contradicting options, and for a text that looks like a secret: every user of a machine can
-    see the arguments of processes.
+    """Raise UsageError for contradicting options, and for an argument that looks like a secret: every user of a machine
+    can see the arguments of processes.
     """
     if not ({*VERBOSE}.isdisjoint(arguments) or {*QUIET}.isdisjoint(arguments)):
         raise UsageError("--quiet and --verbose cannot be combined", do="pass only one")
     for place, argument in enumerate(arguments, start=1):
         if has_secret(argument, settings=False):
-            what = f"argument {place} looks like a secret, which other users could see and logs would keep"
-            do = "pass it in a variable that the program reads, such as HF_TOKEN, or in its own credentials file"
+            what = f"argument {place} looks like a secret, which other users and logs would show"
+            do = "pass it in an environment variable, such as HF_TOKEN, or in the program's credentials file"
             raise UsageError(what, do=do)
 
 

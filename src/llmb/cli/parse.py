@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb parse``; with ``--compat`` a replacement for the reference suite's ``parse_train_timing.sh``."""
+"""``llmb parse``; with ``--compat``, a replacement for the reference suite's ``parse_train_timing.sh``."""
 
 import sys
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ Form = Literal["table", "csv", "json"]
 
 
 class CompatError(LlmbError):
-    """Any error of the reference suite's script (exit code 1)."""
+    """An error with --compat; the exit code is that of the reference suite's script (1)."""
 
     exit_code = 1
 
@@ -65,7 +65,7 @@ class CompatError(LlmbError):
 
 
 class ParseCommand(TyperCommand):
-    """A command whose option errors have the exit code of the reference suite's script with ``--compat``."""
+    """A command with errors of options like those of the reference suite's script if ``--compat`` is set."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (typer keeps its context type private)
         from llmb.cli.main import PARSER_ERROR
@@ -84,12 +84,12 @@ class ParseCommand(TyperCommand):
 def _print_as_reference(
     folders: list[Path], window: str | None, form: Form, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
-    """Print the output of the reference suite's script. Raises RunFailed if no run is a success."""
+    """Print the output of the reference suite's script; raise RunFailed if no run is a success."""
     check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
-        raise UsageError(f"--compat requires steps A-B, not the window '{window}'", do=f"specify A-B, such as {WINDOW}")
+        raise UsageError(f"--compat requires steps A-B, not the window '{window}'", do=f"pass steps, such as {WINDOW}")
     if len(folders) > 1:
-        raise UsageError("--compat accepts only one folder", do="run it once per folder")
+        raise UsageError("--compat accepts only one folder", do="run the command once per folder")
     folder = folders[0] if folders else DIRECTORY
     if not folder.is_dir():
         raise UsageError(f"directory '{folder}' not found", do="pass the folder with the logs")
@@ -100,11 +100,11 @@ def _print_as_reference(
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_output(FORMATS[form](report))
     if not report.successes:
-        raise RunFailed("no run has step times for the whole window", where=str(folder))
+        raise RunFailed("no run has step times for the complete window", where=str(folder))
 
 
 def _documented_window(logs: Iterable[Path]) -> str:
-    """Return the documented window of the logs' release, or of the newest release if it differs or is unknown."""
+    """Return the documented window of the logs' release; the newest release's if it is unknown or not unique."""
     found = sorted({one.window for path in logs if (one := document_of_log(path)) and one.window})
     if len(found) > 1:
         say(f"these logs belong to documents with different windows ({', '.join(found)}): {WINDOW} is used for all")
@@ -113,7 +113,7 @@ def _documented_window(logs: Iterable[Path]) -> str:
 
 
 def _regular(found: LogFiles) -> LogFiles:
-    """Return only regular log files: the reference suite's script follows no links."""
+    """Return only regular files named *.out, because the reference suite's script follows no links."""
     logs = tuple(path for path in found.logs if path.suffix == ".out" and not path.is_symlink())
     return LogFiles(logs, found.total_bytes, found.refused)
 
@@ -122,32 +122,32 @@ Paths = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[DIR]...",
-        help="Folders searched for *.out files, logs, or runs by id or label. Default: 'experiments' here, else the "
-        "install folder.",
+        help="Folders with *.out files, logs, or runs by id or label. Default: 'experiments' here, else the install "
+        "root.",
     ),
 ]
 Group = Annotated[
-    bool, typer.Option("--group", help="Group repeats: number of runs, median of their means, and their spread.")
+    bool, typer.Option("--group", help="Group repeats: number of runs, median and spread of their means.")
 ]
 Scaling = Annotated[
-    bool, typer.Option("--scaling", help="Show all scales of each recipe, with efficiency and published figures.")
+    bool, typer.Option("--scaling", help="Group runs by recipe: all scales, with efficiency and published figures.")
 ]
 WindowRule = Annotated[
     str | None,
     typer.Option(
         "--window",
-        help="Steps to average: reference (those of the log's document, else 70 % to 90 % of the run), auto (its "
+        help="Steps to average: reference (those of the log's document, else from 70 % to 90 % of the run), auto (the "
         "steady state), last, all, or A-B. Default: reference.",
     ),
 ]
 Compat = Annotated[
-    bool, typer.Option("--compat", help="Use the output and exit codes of the reference suite's parse_train_timing.sh.")
+    bool, typer.Option("--compat", help="Print and exit like the reference suite's parse_train_timing.sh.")
 ]
 CompatBridge = Annotated[
     bool,
     typer.Option(
         "--compat-bridge",
-        help="Like --compat for parse_train_timing_mbridge.sh: milliseconds, standard deviation of a sample.",
+        help="Like --compat, for parse_train_timing_mbridge.sh: milliseconds, sample standard deviation.",
     ),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of reader processes. Default: one per core.")]
@@ -161,23 +161,23 @@ def parse(
     form: Annotated[Form, typer.Option("--format", help="Output format.")] = "table",
     group: Group = False,
     scaling: Scaling = False,
-    wide: Annotated[bool, typer.Option("--wide", help="All columns of the table.")] = False,
-    full_names: Annotated[bool, typer.Option("--full-names", help="Show file names, unshortened.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Show all columns.")] = False,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten file names.")] = False,
     json: Json = False,
     window: WindowRule = None,
     compat: Compat = False,
     compat_bridge: CompatBridge = False,
     jobs: Jobs = None,
 ) -> None:
-    """Step-time statistics of training logs, and the outcome of every run.
+    """Print step-time statistics of training logs, and the outcome of every run.
 
-    Reads logs of llmb, NeMo 1 and 2, Megatron-LM, -Bridge and -DeepSpeed, Primus, DeepSpeed, torchtitan, MaxText,
-    nanotron and the Hugging Face Trainer. A run is a success if it logged every step of the window and its last one,
-    and its loss was finite throughout. Statistics use the sample standard deviation; the interval is that of the mean,
-    95 %. Exit code 4: no run was a success.
+    The command reads logs of llmb, NeMo 1 and 2, Megatron-LM, -Bridge and -DeepSpeed, Primus, DeepSpeed, torchtitan,
+    MaxText, nanotron and the Hugging Face Trainer. A run is a success if it logged every step of the window and its
+    last step, and its loss was finite throughout. The standard deviation is that of a sample, and the interval is the
+    95 % interval of the mean. The exit code is 4 if no run was a success.
 
-    With --compat logs are read as the reference suite's script reads them: default folder 'experiments', the window of
-    the logs' release, else 35-44, standard deviation of the population, exit code 1 for every error.
+    With --compat, logs are read as by the reference suite's script: default folder 'experiments', the window of the
+    logs' release, else 35-44, population standard deviation, exit code 1 for every error.
 
     Examples:
 
@@ -209,17 +209,17 @@ def parse(
     runs = _related([*(run_of_log(file, rule) for file in found.refused), *read], stated)
     report = parse_report(roots, rule, runs, full_names=full_names)
     if found.unread:
-        say(f"{counted(found.unread, '*.log file')} not read; specify each by name")
+        say(f"{counted(found.unread, '*.log file')} not read; pass each by name")
     where = ", ".join(str(root.absolute()) for root in roots)
     if form == "table" and all(map(Path.is_file, roots)) and all(run.status == "not_training_log" for run in runs):
-        raise RunFailed("no known format", where=where, do=f"specify a log of {LOG_FORMATS}")
+        raise RunFailed("no known format", where=where, do=f"pass a log of {LOG_FORMATS}")
     print_output(_groups(report, form, scaling=scaling) if group or scaling else _logs(report, form, wide=wide))
     if not report.counts["success"]:
         raise RunFailed(f"none of the {len(report.runs)} logs is from a successful run", where=where)
 
 
 def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:
-    """Complete runs with facts from the other runs and the catalogue."""
+    """Return the runs completed with facts from the other runs and the catalogue; report copies and bad records."""
     runs = with_copies(read)
     say(*sorted({run.copy_of for run in runs if run.copy_of}))
     for run in runs:
@@ -237,7 +237,7 @@ def _catalogued(runs: list[AnalyzedRun], stated: dict[str, Any]) -> list[Analyze
 
 
 def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
-    """Show a progress bar on stderr while many or large files are ``read``."""
+    """Show a progress bar on a terminal while many or large files are ``read``."""
     if (len(found.logs) < MANY_FILES and found.total_bytes < MANY_BYTES) or not sys.stderr.isatty():
         return read
     from rich.console import Console
@@ -247,7 +247,7 @@ def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
 
 
 def _default_root() -> Path:
-    """Return the default folder of logs: ``experiments`` in the current folder, else that of ``llmb run``."""
+    """Return the default folder of logs: ``experiments`` in the current folder, else that of the install root."""
     here = Path("experiments")
     if here.is_dir():
         return here

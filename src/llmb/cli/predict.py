@@ -56,18 +56,18 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Hardware = Annotated[
     Path | None,
-    typer.Option("--hardware", metavar="FILE", help="GPU types that the catalogue lacks, in the form of its own file."),
+    typer.Option("--hardware", metavar="FILE", help="File with more GPU types, in the format of the catalogue."),
 ]
 Calibrate = Annotated[
     str | None,
     typer.Option(
         "--calibrate",
         metavar="RUN|FILE",
-        help="One of your runs with the same GPU type and dtype, or a file saved by 'llmb bench', or its folder.",
+        help="A run with the same GPU type and dtype, or a file or the folder of 'llmb bench'.",
     ),
 ]
 Layouts = Annotated[
-    Path | None, typer.Option("--file", metavar="FILE", help="CSV file with a recipe and sizes per line; prints CSV.")
+    Path | None, typer.Option("--file", metavar="FILE", help="Predict each line of this CSV file, and print CSV.")
 ]
 WORK = ("gbs", "seq_len", "layers")
 """Sizes that define the work; the others define the layout."""
@@ -77,16 +77,16 @@ BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
 """Options that can be combined with a file, whose lines contain the others."""
 AtScales = Annotated[
     Scaling | None,
-    typer.Option("--scaling", help="Also predict more GPUs: weak, with a growing batch, or strong, with this one."),
+    typer.Option("--scaling", help="Also predict more GPUs: 'weak' with a growing batch, 'strong' with this batch."),
 ]
 GpuMtbf = Annotated[
     float | None,
-    typer.Option("--gpu-mtbf-h", metavar="HOURS", min=1, help="Hours between failures of a GPU, for the goodput."),
+    typer.Option("--gpu-mtbf-h", metavar="HOURS", min=1, help="Mean hours between failures of a GPU; adds goodput."),
 ]
-SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds that a checkpoint costs.")]
+SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds to save a checkpoint.")]
 RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
 FindRuns = Callable[[str], "RunSet"]
-"""A function that finds the ended runs that an id, label or path selects."""
+"""A function that returns the ended runs that an id, label or path selects."""
 
 
 def find_here(selector: str) -> "RunSet":
@@ -113,9 +113,9 @@ def predict(
 ) -> None:
     """Predict the time of a training step, by cause, before anything is queued.
 
-    It is computed from the sizes of the model's parts, the layout, and the rates that GPUs and links attain, in
+    The time is computed from the sizes of the model's parts, the layout, and the rates of GPUs and links, in
     milliseconds and without a GPU. Rates were fitted to published steps on H100; the interval covers the errors on
-    held-out steps. A run of your own makes it narrower, ideally a small one of the same recipe.
+    held-out steps. Calibration with a run of your own, ideally a small one of the same recipe, makes it narrower.
 
     A file has the columns workload, size, dtype, gpu_type, scale, release, gpus, tp, pp, vp, cp, ep, etp, mbs, gbs,
     seq_len, layers, first_stage_layers and last_stage_layers; all but the first two may be missing or empty.
@@ -135,8 +135,8 @@ def predict(
     catalogue = Catalogue(hardware=hardware)
     if file is not None:
         if asked := [name for name in flags_of(ctx, ctx.params) if name not in BESIDE_FILE]:
-            what = f"--{asked[0].replace('_', '-')} and --file exclude each other"
-            raise UsageError(what, do="omit one of them")
+            what = f"--{asked[0].replace('_', '-')} cannot be combined with --file"
+            raise UsageError(what, do="pass only one")
         _predict_file(catalogue, file, json=json)
         return
     found = predict_with(
@@ -147,7 +147,7 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class FurtherGpus:
-    """Options about other numbers of GPUs, and about failures of GPUs."""
+    """Predictions beyond the requested GPUs: other numbers of GPUs, and the goodput with failures."""
 
     scaling: Scaling | None = None
     gpu_mtbf_h: float | None = None
@@ -163,7 +163,7 @@ def predict_with(
     selector: str | None,
     find: FindRuns = find_here,
 ) -> RunPrediction:
-    """Predict the step of a recipe, calibrated by the runs that ``selector`` selects. Raises UsageError."""
+    """Predict the step of a recipe, calibrated with the runs that ``selector`` selects; raise UsageError."""
     plan = _plan(resolve(catalogue, request), choices, catalogue)
     predicted = _predictor(catalogue, selector, plan, find)
     found, reason = predicted(plan), why_not_estimated(plan)
@@ -189,7 +189,7 @@ def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
 
 def _check_gpu(recipe: Recipe, catalogue: Catalogue) -> None:
     if recipe.gpu_type not in catalogue.gpus:
-        raise UsageError("predictions are for GPUs only", choices=catalogue.gpus, do="add --gpu-type")
+        raise UsageError("only steps on GPUs can be predicted", choices=catalogue.gpus, do="add --gpu-type")
 
 
 def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
@@ -207,7 +207,7 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
 def _predictor(
     catalogue: Catalogue, selector: str | None, plan: EnginePlan, find: FindRuns
 ) -> Callable[[EnginePlan], Prediction]:
-    """Return a function that predicts plans for the same GPUs, calibrated by the selected run or measurements."""
+    """Return a function that predicts plans for the same GPU type, calibrated with the selected run or measurements."""
     calibration, gpu = _calibration(catalogue, selector, plan, find), catalogue.gpus[plan.recipe.gpu_type]
     return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
@@ -216,7 +216,7 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan, f
     usual = default_calibration(catalogue.rates)
     if selector is None:
         return usual
-    # These take longer to load than a prediction may take.
+    # Imported here, because loading them takes longer than a prediction should.
     from llmb.nodes.bench.calibration import calibrate_with_bench
     from llmb.nodes.bench.measurements import measurements_at
 
@@ -228,33 +228,32 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan, f
         raise UsageError(f"no run in '{selector}' has ended", do="see 'llmb runs'")
     run = runs[-1]
     if run.recipe is None or run.recipe.gpu_type not in catalogue.gpus:
-        raise UsageError(f"run {run.id} has no known recipe on a GPU", do="calibrate with a run of llmb on GPUs")
+        raise UsageError(f"run {run.id} has no known recipe on a GPU", do="pass a run of llmb on GPUs with --calibrate")
     trained = run.record.plan if run.record else None
     known = trained if isinstance(trained, EnginePlan) else make_plan(run.recipe, Choices(), device="cuda")
     alone = run.record.result.pretended if run.record and run.record.result else None
     times = alone.compute_time_s if alone else run.step_time_s
     if times is None or isinstance(times, Missing):
-        raise UsageError(f"run {run.id} has no step time", do="calibrate with a run that is a measurement")
+        raise UsageError(f"run {run.id} has no step time", do="pass a successful run with --calibrate")
     measured = MeasuredStep(f"run {run.id}", known, times.mean, alone.pp_stage if alone else None)
     return calibrate(measured, plan, catalogue.gpus[run.recipe.gpu_type], usual)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """The goal of a search for layouts, and the form of its results."""
+    """Options for the goal of a search for layouts, and for its results."""
 
     goal: Annotated[
-        Goal,
-        typer.Option("--goal", help="step: the fastest step; token: the cheapest token, on this many GPUs or fewer."),
+        Goal, typer.Option("--goal", help="'step': the fastest step; 'token': the cheapest token, also on fewer GPUs.")
     ] = "step"
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Number of layouts to list.")] = 10
     price: Annotated[
-        float | None, typer.Option("--price", min=0, help="Price of a GPU hour, for the price of a trillion tokens.")
+        float | None, typer.Option("--price", min=0, help="Price of a GPU hour; adds the price of a trillion tokens.")
     ] = None
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write a campaign for 'llmb bulk'.")
     ] = None
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each layout in that campaign.")] = 3
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each layout in the campaign.")] = 3
     max_memory_gib: Annotated[
         float | None,
         typer.Option("--max-memory-gib", metavar="GIB", min=1, help="Memory limit of a rank. Default: the GPU's."),
@@ -277,9 +276,9 @@ def plan(
 
     All valid layouts are searched: tensor, pipeline, virtual, context and expert parallel sizes, micro-batches,
     recomputation and sharding. Sizes that are specified, --recompute and --dp-sharding apply to every layout. Layouts
-    that do not fit, by the estimate of memory with a margin, are left out; the others are listed by predicted step,
-    above the recipe's own, and the first is compared with that term by term. Run the list as a campaign to measure
-    them.
+    that do not fit in memory, as estimated with a margin, are omitted. The others are listed by predicted step time,
+    followed by the recipe's own layout, and the first is compared with that term by term. To measure the layouts, run
+    the list as a campaign.
 
     Examples:
 
@@ -296,7 +295,7 @@ def plan(
         Catalogue(hardware=hardware), request, choices, wanted, calibrate_with, explicit_recompute=explicit
     )
     _print(found.recipe, found, json=json)
-    if wanted.output is not None:  # last: what was searched for is not lost if it cannot be written
+    if wanted.output is not None:  # last, so that the result is not lost if the file cannot be written
         with new_file(wanted.output) as partial:
             partial.write_text(campaign_text(found, wanted.repeats))
         say(f"wrote {wanted.output}; 'llmb bulk {wanted.output} --dry-run' shows its jobs")
@@ -315,7 +314,7 @@ def plan_with(
 ) -> LayoutPlan:
     """Search the layouts of a recipe, with predictions calibrated by the runs that ``selector`` selects.
 
-    Raises UsageError for options that are not estimated, and if no layout fits.
+    Raise UsageError for options that cannot be estimated, and if no layout fits.
     """
     sizes, parallelism = request.overrides.explicit(), choices.parallelism
     work = {name: sizes.pop(name) for name in WORK if name in sizes}
@@ -323,7 +322,7 @@ def plan_with(
     _check_gpu(recipe, catalogue)
     start = plan_to_search(recipe, choices)
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and "it needs sequence parallelism"):
-        raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that cannot be estimated")
+        raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that this reason names")
     ways = {
         "recompute": choices.recompute if explicit_recompute else None,
         **parallelism.model_dump(),
@@ -336,7 +335,7 @@ def plan_with(
     layouts = found.fitting[: wanted.top]
     plans = LayoutPlan(wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price)
     if not layouts and isinstance(own, Missing):
-        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="specify fewer sizes, or more GPUs")
+        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="pass fewer sizes, or more GPUs")
     return plans
 
 
@@ -345,21 +344,19 @@ def plan_with(
 def memory(
     request: Request,
     choices: Choices,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count this rank alone.")] = None,
-    all_stages: Annotated[
-        bool, typer.Option("--all-stages", help="Count one rank of every stage of the pipeline.")
-    ] = False,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count only this rank.")] = None,
+    all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
     estimated: Annotated[
-        bool, typer.Option("--estimate", help="Estimate the memory immediately, instead of counting it.")
+        bool, typer.Option("--estimate", help="Estimate the memory in milliseconds, instead of counting it.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Count the memory, FLOPs and collectives of a rank in a training step, before anything is queued.
 
-    The engine's own step runs without values on this machine's CPU, in a minute or so for any layout. By default only
-    the ranks that can be the fullest are counted. `--estimate` computes their memory from the sizes of the model's
-    parts, in milliseconds and within a few percent. If they do not fit, up to three changes with which they do, by the
-    estimate, are listed with their cost.
+    The engine's step runs with tensors without values on this machine's CPU, in about a minute for any layout. By
+    default, only the ranks that may need the most memory are counted. `--estimate` computes their memory from the sizes
+    of the model's parts, in milliseconds and within a few percent. If they do not fit, up to three changes that would
+    make them fit, as estimated, are listed with their cost.
 
     Examples:
 
@@ -384,7 +381,7 @@ def count_memory(
     all_stages: bool,
     estimated: bool,
 ) -> RunMemory:
-    """Count, or estimate, the memory of a recipe's ranks. Raises UsageError."""
+    """Count, or estimate, the memory of a recipe's ranks; raise UsageError for an invalid recipe or rank."""
     catalogue = Catalogue()
     recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", trains=False)

@@ -83,16 +83,16 @@ Size = Annotated[
 ]
 
 TINY = "tiny"
-QUESTION = "Hugging Face token (it is not shown and not stored; Enter for none): "
-STORED = "the token is used by this command alone; 'hf auth login' stores one for all"
+QUESTION = "Hugging Face token (neither shown nor stored; Enter for none): "
+STORED = "the token is used by this command only; 'hf auth login' stores one for all commands"
 
 
 def access(workload: Workload, size: Size = None, json: Json = False) -> None:
     """Check access to the repositories that fine-tuning downloads from, before anything is downloaded or queued.
 
-    The token is that of HF_TOKEN or of 'hf auth login'. Without one, you are asked for it on a terminal; it is used for
-    this command only. The exit code is 3 if a repository cannot be read; the error has the page to request access at.
-    If the hub cannot be reached, there is only a warning.
+    The token is that of HF_TOKEN or of 'hf auth login'. Without either, a terminal asks for a token for this command
+    only. The exit code is 3 if a repository cannot be read; the error has the page to request access at. If the hub
+    cannot be reached, there is only a warning.
 
     Examples:
 
@@ -111,7 +111,8 @@ def access(workload: Workload, size: Size = None, json: Json = False) -> None:
 
 
 def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str, str]]:
-    """Return the models of a size, or of all sizes but the tiny one if ``size`` is None."""
+    """Return the model of the requested size or, without a size, those of all sizes that need data, except the tiny
+    one."""
     workload, own_size = split_model(catalogue, name)
     if size or own_size:
         return [model_of(catalogue, name, size)]
@@ -120,7 +121,7 @@ def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str
 
 
 def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[RepositoryAccess]:
-    """Check access; if the token is not sufficient, ask for one on a terminal and check once more."""
+    """Return the access to each repository; if a token is missing, ask for one on a terminal and check again."""
     found = check_access(repositories)
     problem = access_problem(found)
     if problem is None or not lacks_token(found) or not can_ask():
@@ -145,8 +146,7 @@ SUBMIT_OPTIONS = value_options({**PREPARE_CHOICES, **JOB_OPTIONS}.values(), envv
 Runtime = Annotated[
     str | None,
     typer.Option(
-        metavar="pyxis|apptainer",
-        help="Container runtime. Default: that of cluster_config.yaml, else the one that is installed.",
+        metavar="pyxis|apptainer", help="Container runtime. Default: from cluster_config.yaml, else the installed one."
     ),
 ]
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
@@ -167,12 +167,12 @@ def submit(
 ) -> None:
     """Prepare in jobs of one node: one for the dataset, one for the checkpoint.
 
-    It reads the variables of the reference documents' download script: HF_TOKEN, GPU_TYPE, SBATCH_ACCOUNT,
-    SBATCH_PARTITION, SBATCH_GPUS_PER_NODE, TIME_LIMIT, SKIP_DATASET_DOWNLOAD and SKIP_IMPORT_CHECKPOINT. A job asks for
-    a GPU only if SBATCH_GPUS_PER_NODE or --gpus-per-node does. The time limit is 55 minutes by default; a job that ran
-    out of time is resumed by submitting it again.
+    The command reads the variables of the reference documents' download script: HF_TOKEN, GPU_TYPE, SBATCH_ACCOUNT,
+    SBATCH_PARTITION, SBATCH_GPUS_PER_NODE, TIME_LIMIT, SKIP_DATASET_DOWNLOAD and SKIP_IMPORT_CHECKPOINT. A job requests
+    GPUs only if SBATCH_GPUS_PER_NODE or --gpus-per-node is set. The time limit is 55 minutes by default; to resume a
+    job that ran out of time, submit it again.
 
-    A token reaches the job in its environment, and is in no file, script or command line.
+    A token is passed to the job in its environment, and never written to a file, script or command line.
 
     Examples:
 
@@ -201,7 +201,7 @@ def submit(
 def _orders(
     catalogue: Catalogue, name: str, values: Mapping[str, Any], given: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[TaskOrder]:
-    """Return the jobs that options and variables request. Raises UsageError."""
+    """Return the jobs that options and variables request; raise UsageError if the request is invalid."""
     workload, own_size = split_model(catalogue, name)
     known = {**PREPARE_CHOICES, **scheduler_options()}
     reading = read_preparation_variables(documented_variables(), environ, workload, known, given)
@@ -213,7 +213,7 @@ def _orders(
     workload, size = model_of(catalogue, workload, size)
     site = read_cluster_site(catalogue, install_here(), environ)
     say(*site.notes)
-    # Variables that apply to runs alone, such as GPUS_PER_NODE, are not read by the scheduler's options either.
+    # The scheduler's options must not read variables that only apply to runs, such as GPUS_PER_NODE.
     runs = {item.name for item in documented_variables() if not item.prepares}
     shell = {name: value for name, value in environ.items() if name not in runs}
     options = read_job_options(site, {name: found.get(name) for name in JOB_OPTIONS}, shell, sys.executable)
@@ -234,14 +234,14 @@ def _confirm(orders: list[TaskOrder], *, yes: bool) -> None:
     for order in orders:
         say(f"the job for the {order.task.subject} requests {flags_text(order.sample().flags)}")
     if not all(order.sources for order in orders) and not any(os.environ.get(name) for name in TOKENS):
-        say("note: HF_TOKEN is not set: for a gated model, set it, or log in with 'hf auth login' before")
+        say("note: HF_TOKEN is not set; for a gated model, set it, or log in with 'hf auth login' first")
     if yes or not sys.stdin.isatty():
         return
     agree("Queue them?" if len(orders) > 1 else "Queue it?", default=True)
 
 
 def _queued(orders: list[TaskOrder], environ: Mapping[str, str]) -> list[Job]:
-    """Queue the orders for which no unfinished job exists."""
+    """Queue the orders that no unfinished job covers, and return the new jobs."""
     install = orders[0].site.install
     with open_history(install, say) as store:
         same = same_jobs(store, install, orders)
@@ -259,27 +259,26 @@ def image(
     runtime: Runtime = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--folder", help="Folder that all nodes share. Default: that of cluster_config.yaml, else images."
-        ),
+        typer.Option("--folder", help="Folder that all nodes share. Default: from cluster_config.yaml, else images."),
     ] = None,
     architecture: Annotated[
         str | None,
         typer.Option(
             "--architecture",
             metavar="x86_64|aarch64",
-            help="Architecture of the nodes. Default: that of cluster_config.yaml.",
+            help="Architecture of the nodes. Default: from cluster_config.yaml.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Import it again, and replace the existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Import again, and replace the existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Import a container image into a file that all nodes can start: squashfs for Pyxis, SIF for Apptainer.
+    """Import a container image as a file for all nodes: squashfs for Pyxis, SIF for Apptainer.
 
-    The command is printed and run. The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is complete; an
-    existing file of this name is kept.
+    The import command is printed and run. The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is
+    complete; an existing file with this name is kept.
 
-    Requires enroot or apptainer, with its own credentials for private registries: never put a password in SOURCE.
+    Enroot or Apptainer must be installed, with its own credentials for private registries: never put a password in
+    SOURCE.
 
     Examples:
 
@@ -310,7 +309,8 @@ def _folder(site: Site, root: Path) -> Path:
 
 
 def _runtime(site: Site, source: str) -> str:
-    """Return the container runtime of the source or the site. Raises UsageError if neither decides it."""
+    """Return the container runtime of the site, of the source's suffix, or that is installed; raise UsageError if
+    unclear."""
     if site.config.container.runtime != "none":
         return site.config.container.runtime
     by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]
@@ -335,9 +335,9 @@ def checkpoint(
     max_file_size: MaxFileSize = "1GB",
     json: Json = False,
 ) -> None:
-    """Prepare the weights of fine-tuning: a Hugging Face model as a sharded checkpoint, in its own dtype.
+    """Prepare the weights for fine-tuning: a Hugging Face model as a sharded checkpoint, in its own dtype.
 
-    A call that was interrupted or killed is resumed by the next one; if everything is prepared, a call does nothing.
+    The same command resumes an interrupted or killed call, and does nothing if everything is prepared.
 
     Examples:
 
@@ -371,9 +371,9 @@ def verify(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Verify that the data and weights of fine-tuning are prepared, and list what is missing.
+    """Verify that the data and weights for fine-tuning are prepared, and list those that are missing.
 
-    The exit code is 0 if everything is complete, otherwise 3, and the commands that prepare the rest are printed.
+    The exit code is 0 if everything is complete. Otherwise it is 3, and the commands that prepare the rest are printed.
 
     Examples:
 
@@ -389,7 +389,7 @@ def verify(
     print_output(verification_document(found) if json else verification_tables(found))
     if found.lacking:
         commands = "\n         ".join(dict.fromkeys(item.command or "" for item in found.lacking))
-        what = f"{len(found.lacking)} of {len(found.items)} folders are not complete"
+        what = f"{len(found.lacking)} of {len(found.items)} folders are incomplete"
         raise EnvironmentProblem(what, where=str(found.folders.path), do=commands)
 
 
@@ -397,7 +397,7 @@ def verify(
 def prepare() -> None:
     """Prepare data and weights for fine-tuning, and container images.
 
-    Examples, first with small files that llmb makes:
+    Examples, the first three with small files that llmb creates:
 
     - `llmb prepare sample small -w finetune_llama3`
 
@@ -419,33 +419,30 @@ def dataset(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--source",
-            help="A file of samples, or a folder with files named train, validation and test. Default: the hub.",
+            "--source", help="File of samples, or folder with files named train, validation and test. Default: the hub."
         ),
     ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
             "--tokenizer",
-            help="tokenizer.json, or its folder. Default: that of the prepared checkpoint, else the hub's.",
+            help="tokenizer.json, or its folder. Default: from the prepared checkpoint, else from the hub.",
         ),
     ] = None,
     seq_len: Annotated[
         list[int] | None,
-        typer.Option("--seq-len", min=2, help="Tokens of a pack; may be repeated. Default: those of all recipes."),
+        typer.Option("--seq-len", min=2, help="Tokens per packed sequence. Repeatable. Default: those of all recipes."),
     ] = None,
     split: Annotated[
-        list[str] | None, typer.Option("--split", help="Pack only this split; may be repeated. Default: all.")
+        list[str] | None, typer.Option("--split", help="Pack only this split. Repeatable. Default: all.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Prepare again, and replace what exists.")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Also verify the checksums of what was prepared before.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Prepare again, and replace existing files.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Also verify the checksums of files that exist.")] = False,
     json: Json = False,
 ) -> None:
-    """Prepare SQuAD for fine-tuning: samples in the prompt template, as tokens, packed to the sequence length.
+    """Prepare SQuAD for fine-tuning: samples in the prompt template, tokenized and packed to the sequence length.
 
-    Only what is missing is made: an interrupted call is completed by the next one. Samples may be local: the original
+    Only missing files are created, so the same command completes an interrupted call. Local samples may be the original
     JSON; JSON lines, parquet or arrow with context, question and answers; or JSON lines with input and output.
 
     Examples:
@@ -478,7 +475,7 @@ def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
         with CountProgress() as progress:
             return prepare_dataset(catalogue, request, folders, progress.count, say)
     except KeyboardInterrupt as signal:
-        raise UserInterrupt("interrupted; complete files stay, and the same command makes the others") from signal
+        raise UserInterrupt("interrupted; complete files are kept, and the same command creates the others") from signal
 
 
 def sample(
@@ -487,10 +484,10 @@ def sample(
     size: Size = SIZE,
     json: Json = False,
 ) -> None:
-    """Make small data and a small model to try fine-tuning with: no network, no GPU, a few seconds.
+    """Create small data and a small model to try fine-tuning without network or GPU, in a few seconds.
 
-    The folder gets `squad.jsonl`, questions about short texts in SQuAD's shape, and `model`, a Hugging Face model with
-    random weights and a tokenizer trained on these texts. The files are the same at every call.
+    The folder gets `squad.jsonl`, questions about short texts in SQuAD's format, and `model`, a Hugging Face model with
+    random weights and a tokenizer trained on these texts. Every call creates the same files.
 
     Example:
 
@@ -508,7 +505,7 @@ def sample(
 
 
 def _split(name: str) -> Split:
-    """Return the split of that name. Raises UsageError for an unknown one."""
+    """Return the split with this name; raise UsageError if there is none."""
     for split in SPLITS:
         if split == name:
             return split

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of long work on stderr: a bar in a terminal, a line every few seconds elsewhere."""
+"""Shows the progress of long work on stderr: as a bar on a terminal, otherwise as a line every few seconds."""
 
 import sys
 import time
@@ -32,7 +32,7 @@ GB = 10**9
 
 
 def clock(seconds: float) -> str:
-    """Format seconds, such as 0:46 or 1:02:03."""
+    """Format a duration in seconds, such as 0:46 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -45,7 +45,7 @@ class _Clock(ProgressColumn):
 
 
 class _LongWork:
-    """A progress line: text, additional ``columns``, elapsed and remaining time, and a bar that fills the rest."""
+    """A line with text, further ``columns``, elapsed and remaining time, and a bar that fills the rest."""
 
     def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
         self.began_at = self.spoke_at = time.monotonic()
@@ -67,7 +67,7 @@ class _LongWork:
             self.bar.stop()
 
     def _show(self, done: int, total: int | None, text: str, line: str) -> None:
-        """Show ``text`` beside the bar, or ``line`` without one."""
+        """Show ``text`` beside the bar or, if there is no bar, print ``line``."""
         if self.bar:
             self.bar.update(self.task, completed=done, total=total, description=text)
         elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == total:
@@ -76,7 +76,7 @@ class _LongWork:
 
 
 class RunProgress(_LongWork):
-    """Shows steps as they are done, with step time, loss, elapsed and remaining time."""
+    """Shows the last step of a run, with step time, loss, elapsed and remaining time."""
 
     def __init__(self, total: int, first_step: int = 0) -> None:
         super().__init__("starting: processes, model, data, first step", total)
@@ -92,7 +92,7 @@ class RunProgress(_LongWork):
 
 
 class JobStates:
-    """Reports each state of a job once."""
+    """Reports the state of a job whenever it changes."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self.tell = tell
@@ -108,7 +108,7 @@ class JobStates:
 
 
 class JobProgress(RunProgress):
-    """Shows the states of a queued job until it runs, then its steps."""
+    """Shows the states of a queued job until it runs, and then its steps."""
 
     def __init__(self, total: int, first_step: int = 0) -> None:
         super().__init__(total, first_step)
@@ -122,14 +122,14 @@ class JobProgress(RunProgress):
 
 
 class ByteProgress(_LongWork):
-    """Shows how many bytes are done, with the rate and the remaining time; a new total begins new work."""
+    """Shows the bytes that are done, with rate and remaining time. A new total starts new work."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, None, DownloadColumn(), TransferSpeedColumn())
         self.what = what
         self.total = 0
         self.done_before = 0
-        """The bytes done at the start, which are more than 0 if the work is resumed."""
+        """Number of bytes that were done at the start, above 0 if the work is resumed."""
 
     def bytes(self, done: int, total: int) -> None:
         if total != self.total:
@@ -148,14 +148,14 @@ class ByteProgress(_LongWork):
 
 
 class CountProgress(_LongWork):
-    """Shows how many items are done; their total may be unknown."""
+    """Shows the number of items that are done; the total may be unknown."""
 
     def __init__(self) -> None:
         super().__init__("", None, MofNCompleteColumn())
         self.what = ""
 
     def __enter__(self) -> Self:
-        return self  # the bar starts with the first thing that is counted: there may be none
+        return self  # the bar starts with the first item, because there may be none
 
     def count(self, what: str, done: int, total: int | None) -> None:
         if what != self.what:
@@ -174,7 +174,7 @@ class CaseProgress(_LongWork):
         super().__init__("starting", None, MofNCompleteColumn())
 
     def case(self, case: BenchProgress) -> None:
-        """Show the case; at once if it takes long."""
+        """Show the case; without a bar, print its line immediately if it takes long."""
         if case.seconds and case.seconds > LINE_EVERY_S:
             self.spoke_at = -LINE_EVERY_S
         text = f"measuring {case.number + 1} of {case.total}: {case.name}"
@@ -182,7 +182,7 @@ class CaseProgress(_LongWork):
 
 
 class PhaseProgress:
-    """Shows the current phase: beside a spinner in a terminal, elsewhere as a line if it takes long."""
+    """Shows the current phase: beside a spinner on a terminal, otherwise as a line if it takes long."""
 
     def __init__(self, verb: str) -> None:
         self.verb = verb

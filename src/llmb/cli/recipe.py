@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb list``, ``llmb show`` and ``llmb metrics``: the content of the catalogue, without running anything."""
+"""``llmb list``, ``llmb show`` and ``llmb metrics``: the content of the catalogue, without a run."""
 
 from dataclasses import asdict
 from itertools import chain
@@ -51,7 +51,7 @@ def list_(
 ) -> None:
     """List the workloads, sizes, dtypes, GPU types and scales of the catalogue.
 
-    Scales in brackets are proxies: models with fewer layers, which fit few GPUs. A plus sign means that doublings of
+    Scales in brackets are proxies: models with fewer layers, which fit on few GPUs. A plus sign means that doublings of
     the largest scale are also available.
 
     Examples:
@@ -66,7 +66,7 @@ def list_(
 
 
 def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:
-    """Return a workload, with only one of its sizes if ``name`` ends in it."""
+    """Return a workload, with only one of its sizes if ``name`` ends with that size."""
     workload, size = split_model(catalogue, name)
     found = catalogue.workloads[workload]
     layouts = tuple(table for table in found.layouts if size in (None, table.size))
@@ -83,7 +83,7 @@ def show(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show one recipe, fully resolved: model, layout, FLOPs, published figures and job resources.
+    """Show one recipe in full: model, layout, FLOPs, published figures and job resources.
 
     Examples:
 
@@ -125,15 +125,15 @@ def metrics(
 ) -> None:
     """Compute throughput, TFLOPS per GPU, MFU and time to train from a step time.
 
-    MFU is printed in every FLOP convention: 'published' as in the reference document, 'full' with the full attention
-    matrix, 'causal' with only the half that is needed.
+    MFU is printed for every FLOP convention: 'published' counts like the reference document, 'full' the full attention
+    matrix, 'causal' only the half that is needed.
 
     Example:
 
     - `llmb metrics -w pretrain_llama3.1 -s 8b --scale 8 --gpu-type h100 --step-time 12.27`
     """
     if not SHORTEST_STEP_S < step_time < LONGEST_STEP_S:
-        raise UsageError(f"step time {step_time} s is invalid", do="specify --step-time in seconds, above 0")
+        raise UsageError(f"step time {step_time} s is invalid", do="pass --step-time in seconds, above 0")
     recipe = resolve(Catalogue(), request)
     result = throughput(recipe, step_time)
     if why := why_too_fast(result.tflops_per_gpu, result.peak_tflops):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of installation, and messages apart from the result, for every command."""
+"""The root of installation, questions, and messages apart from the result, for every command."""
 
 import os
 import sys
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 
 
 def print_for_recipe(choices: Sequence[Unspecified], result: dict[str, Any] | Table | Iterable[Table]) -> None:
-    """Print a result. Tables are preceded by the defaults of the request; a JSON document contains them."""
+    """Print a result. A table follows a line with the defaults of the request; a JSON document contains them."""
     if not isinstance(result, dict):
         print_unspecified(choices)
     print_output(result)
 
 
 def print_unspecified(choices: Sequence[Unspecified]) -> None:
-    """Print the first line of a result: the defaults of the request."""
+    """Print the defaults of the request, as the first line of a result."""
     if choices:
         print_line(unspecified_text(choices))
 
 
 def can_ask() -> bool:
-    """Return whether a question would be shown and can be answered; --quiet hides it."""
+    """Return whether a question would be shown and could be answered; --quiet hides questions."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def agree(question: str, *, default: bool, do: str = "add --yes", refused: str = "nothing was queued") -> None:
-    """Ask for confirmation. Raises UserInterrupt if the answer is no, UsageError without a terminal to ask on."""
+    """Ask for confirmation; raise UserInterrupt if the answer is no, UsageError if there is no terminal to ask on."""
     if not can_ask():
-        raise UsageError(f"without a terminal, this cannot be confirmed: {question}", do=do)
+        raise UsageError(f"there is no terminal to ask: {question}", do=do)
     if not typer.confirm(question, default=default, err=True):
         raise UserInterrupt(refused)
 
 
 def say(*texts: str) -> None:
-    """Print lines on standard error."""
+    """Print each text as a line on standard error."""
     for text in texts:
         print_message(f"llmb: {text}")
 
@@ -58,9 +58,9 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 def context_here(*, dry_run: bool = False) -> "CampaignContext":
-    """Return the context in which this command plans and queues jobs; print warnings about the cluster's settings.
+    """Return the context in which this command plans and queues jobs, and print notes on the cluster's settings.
 
-    Raises UsageError with all problems of the settings.
+    Raise UsageError with all problems of the settings.
     """
     from llmb.jobs.campaigns.proposal import campaign_context  # takes longer than all that other commands need
 
@@ -70,7 +70,7 @@ def context_here(*, dry_run: bool = False) -> "CampaignContext":
 
 
 def write_named(path: Path, content: str | bytes, option: str) -> None:
-    """Write the file of an option. Raises EnvironmentProblem."""
+    """Write a file that the user named with ``option``; raise EnvironmentProblem if it cannot be written."""
     try:
         write_atomically(path, content)
     except OSError as error:
@@ -78,7 +78,7 @@ def write_named(path: Path, content: str | bytes, option: str) -> None:
 
 
 def run_paths(paths: Iterable[Path]) -> list[Path]:
-    """Replace names of runs, such as labels or 'latest', by their folders; paths stay as they are."""
+    """Replace names of runs, such as labels or 'latest', with the folders of these runs; keep paths unchanged."""
     from llmb.jobs.find_runs import run_folders  # slow to load
 
     found: list[Path] = []
@@ -86,15 +86,15 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
         try:
             is_path = os.path.lexists(path) or len(path.parts) > 1
             found += [path] if is_path else [run.path for run in run_folders(str(path), install_here(), say)]
-        except UsageError:  # whoever reads it says what is wrong with it
+        except UsageError:  # the code that reads the path reports the problem
             found.append(path)
     return found
 
 
 def install_here() -> Path:
-    """Return the install root, and print it if it is neither the default nor LLMB_INSTALL.
+    """Return the root of installation, and print it if it is neither the default nor LLMB_INSTALL.
 
-    Raises UsageError if the environment has two.
+    Raise UsageError if the environment specifies two.
     """
     root = chosen_root(os.environ, Path.cwd())
     if root.chosen_by not in (None, ROOT_VARIABLES[0]):

@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class Pretended:
-    """Options for ranks that run alone, as if they were part of a larger run."""
+    """Options for ranks that run alone, as if they belonged to a larger run."""
 
     pretend_scale: Annotated[
         int | None,
@@ -52,21 +52,21 @@ class Pretended:
             metavar="N",
             min=1,
             hidden=True,
-            help="Run one rank of a run on N GPUs alone, on one: what it computes, and its memory. Collectives end at "
-            "once, with values of the rank itself, so there is no step time, throughput or loss.",
+            help="Run only one rank of a run on N GPUs, to measure its compute time and memory. Collectives only copy "
+            "its own values, so there is no step time, throughput or loss.",
         ),
     ] = None
     rank: Annotated[
         str | None,
         typer.Option(
-            metavar="RANKS", hidden=True, help="With --pretend-scale: which, such as 0 or 0,64, in turn. Default: 0."
+            metavar="RANKS", hidden=True, help="With --pretend-scale: ranks to run in turn, such as 0,64. Default: 0."
         ),
     ] = None
 
     def ranks_of(self, request: Request) -> tuple[Request, Sequence[int | None]]:
-        """Return the request at the pretended scale, and the ranks to run alone; None to run all of them.
+        """Return the request at the pretended scale, and the ranks to run alone; None stands for all ranks.
 
-        Raises UsageError.
+        Raise UsageError for a rank outside the layout, and for options that contradict each other.
         """
         scale = self.pretend_scale
         if scale is None:
@@ -79,15 +79,15 @@ class Pretended:
         try:
             spans = parse_ranges(text)
         except ValueError as error:
-            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="ranks are numbered from 0") from error
+            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="number ranks from 0") from error
         if any(span.last >= scale for span in spans):
-            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="use ranks of the layout")
+            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="pass one of these")
         return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Options of runs with repeats."""
+    """Options for several runs."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False
     repeats: Annotated[
@@ -111,10 +111,11 @@ def run(
 ) -> None:
     """Train on this machine, now, with a progress bar, and print the result.
 
-    `--repeats`, and options with commas between their values (`--mbs 1,2,4`), make several runs, one after another, and
-    a table that compares them; with `--label` run the same command again to continue interrupted.
+    `--repeats`, and options with several values separated by commas (`--mbs 1,2,4`), select several runs in turn, and a
+    table compares them. With `--label`, the same command resumes an interrupted series.
 
-    A run that does not fit a GPU, by `llmb memory`, is refused before it starts, unless `--force` is set.
+    A run that does not fit on a GPU, by the count of `llmb memory`, is rejected before it starts, unless `--force` is
+    set.
 
     Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
     the complete settings of the run.
@@ -143,7 +144,7 @@ def run(
             join_run(started, os.environ)
         return
     if several.start_new and chosen["label"] is None:
-        raise UsageError("--new has no effect without --label: every run is new", do="omit it, or add --label")
+        raise UsageError("--new has no effect without --label: every run is new", do="omit --new, or add --label")
     catalogue, install = Catalogue(), install_here()
     asked = []
     for one in combined({**requested, **chosen}):
@@ -184,7 +185,7 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
 
 
 def _same_run(request: Request, choices: Choices, local: LocalRun) -> str:
-    """Return a shell command for the same run, with every option specified."""
+    """Return a shell command that repeats the run, with every option specified."""
     plan, rank = local.plan, []
     pinned = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES})
     if plan.recipe.pretended_rank is not None:
@@ -205,9 +206,9 @@ def _print_plan(local: LocalRun, same: str, *, json: bool) -> None:
 
 
 def combined(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the values of options for each run: all combinations of lists with commas, converted from text.
+    """Yield the values of options for each run: all combinations of values separated by commas.
 
-    Raises UsageError for a list with an empty or a duplicate value, and for a value that is not valid.
+    Raise UsageError for a list with an empty or a duplicate value, and for an invalid value.
     """
     options = {**options_of(Request), **options_of(Choices)}
     texts = {name: value for name, value in values.items() if options[name].swept and isinstance(value, str)}
@@ -236,7 +237,7 @@ def run_or_print(
     junit: Path | None = None,
     left_out: Sequence[str] = (),
 ) -> None:
-    """Make several runs and print them, or with --dry-run print their order. Raises the errors of the runs."""
+    """Run several plans and print the results or, with --dry-run, print their order; raise the errors of the runs."""
     if dry_run:
         print_order(locals_, repeats, start_new=start_new, json=json)
         return
@@ -250,8 +251,8 @@ def run_several(
 ) -> Sequence[Sequence[EndedRun]]:
     """Run all recipes in turn, each ``repeats`` times; after an interrupt, print the runs that ended.
 
-    With a label, successful runs of an earlier call count, unless ``start_new``. Another client of the install root
-    waits.
+    With a label, successful runs of an earlier call count, unless ``start_new``. Other series of this install root
+    wait.
     """
     for local in locals_:
         local.check()
@@ -270,7 +271,7 @@ def run_several(
         except UserInterrupt as error:
             _print_ended(ended, json=json)
             left, label = sum(repeats) - sum(map(len, ended)), locals_[0].label
-            do = f"run the same command for the remaining {left}" if label else "with --label it can be resumed"
+            do = f"run the same command for the remaining {left}" if label else "add --label to make it resumable"
             raise UserInterrupt(error.what, where=error.where, do=do) from error
         except EnvironmentProblem:
             _print_ended(ended, json=json)
@@ -281,7 +282,7 @@ def run_several(
 def _turns(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool
 ) -> tuple[list[list[EndedRun]], list[Turn]]:
-    """Return the earlier runs that count, by recipe, and the remaining runs in order."""
+    """Return the earlier runs that count, by recipe, and the turns of the remaining runs."""
     ended: list[list[EndedRun]] = []
     titles = titles_of([local.plan for local in locals_])
     for local, title, count in zip(locals_, titles, repeats, strict=True):
@@ -295,7 +296,7 @@ def _turns(
 
 
 def print_order(locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool) -> None:
-    """Print the runs that ``run_several`` would make, in order."""
+    """Print the runs that ``run_several`` would start, in order."""
     _, turns = _turns(locals_, repeats, start_new=start_new)
     if json:
         print_output(
@@ -327,6 +328,6 @@ def _run_repeat(local: LocalRun) -> EndedRun:
 
 
 def _print_ended(ended: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
-    """Print the runs that ended before an error, ignoring errors while printing, so that the first one is raised."""
+    """Print the runs that ended before an error. Errors of these runs are not raised, so that the first error is."""
     with suppress(RunFailed, InvalidRun):
         print_repeats(ended, json=json)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb runs`` and ``llmb result``, and the printing of results for every command that waits for a run."""
+"""``llmb runs`` and ``llmb result``, and functions that print results for all commands that wait for a run."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -43,14 +43,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 def runs(
     selected: Selected,
     status: Annotated[
-        list[str] | None, typer.Option("--status", help="Status of the run, such as success. Repeatable.")
+        list[str] | None, typer.Option("--status", help="Only runs with this status, such as success. Repeatable.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the runs of this install root, the newest last: on this machine and on a cluster.
+    """List the runs of this install root, on this machine and on a cluster, the newest last.
 
-    The id, or its beginning, names a run for `llmb result` and `llmb jobs show`; `latest` is the newest run. A run
-    that was retried is shown once.
+    `llmb result` and `llmb jobs show` accept the id of a run, or its beginning; `latest` is the newest run. A run that
+    was retried is listed once.
 
     Examples:
 
@@ -72,18 +72,18 @@ def result(
         typer.Argument(
             metavar="RUN",
             autocompletion=complete_run,
-            help="Id of a run or a job, or its beginning; 'latest'; a label; a campaign; a run folder; or an archive.",
+            help="Id of a run or a job, or its beginning, 'latest', label, campaign, run folder or archive.",
         ),
     ],
     plot: Annotated[
-        bool, typer.Option("--plot", help="Also draw the step times of the run, with the window underlined.")
+        bool, typer.Option("--plot", help="Also plot the step times of the run, with the window underlined.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print again the result of a run that has ended, or of all runs with a label, of a campaign or in an archive.
+    """Print the result of a run that has ended, or of all runs with a label, of a campaign or in an archive.
 
-    `latest` is the newest run that ended successfully. The exit code is that of the run, or of the worst: 0 success,
-    4 failed, 6 invalid.
+    `latest` is the newest run that ended successfully. The exit code is that of the run, or of the worst run: 0
+    success, 4 failed, 6 invalid.
 
     Examples:
 
@@ -111,7 +111,7 @@ def result(
 
 
 def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
-    """Return the runs that ended, grouped by recipe. Raises UsageError if none has."""
+    """Return the runs that have ended, grouped by recipe; raise the last problem if no run can be read."""
     recipes: dict[str, list[EndedRun]] = {}
     problem: LlmbError | None = None
     for folder in folders:
@@ -128,7 +128,7 @@ def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
 
 
 def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
-    """Print runs by recipe. Raises RunFailed or InvalidRun if one was not successful."""
+    """Print runs by recipe; then raise RunFailed or InvalidRun if a run was not successful."""
     rows = sweep_rows(recipes)
     if json:
         print_output({**repeats_document(recipes), "rows": rows})
@@ -147,7 +147,7 @@ def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
 
 
 def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
-    """Print a run's result. Raises InvalidRun or RunFailed if the run was not successful."""
+    """Print a run's result; then raise InvalidRun or RunFailed if the run was not successful."""
     if json:
         print_output(run_document(run))
     else:
@@ -171,7 +171,7 @@ def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
 
 
 def _verdict_of(run: EndedRun) -> Verdict | None:
-    """Judge against the published figure, else against earlier runs; None for a run without a measurement."""
+    """Return the verdict by the published figure, else by earlier runs; None for a run without a measurement."""
     if run.result.verdict or run.result.flaw:
         return run.result.verdict or None
     install = install_here()

@@ -36,12 +36,12 @@ Runs = Annotated[
     typer.Argument(
         metavar="[RUN...]",
         autocompletion=complete_run,
-        help="Runs, named as for `llmb judge`. Default: every run of this install root.",
+        help="Runs, selected as for `llmb judge`. Default: all runs of this install root.",
     ),
 ]
 AgainstRuns = Annotated[
     str | None,
-    typer.Option("--against", metavar="RUNS", help="Judge against these runs. Default: as `llmb judge` without it."),
+    typer.Option("--against", metavar="RUNS", help="Judge against these runs. Default: as for `llmb judge`."),
 ]
 Format = Literal["html", "md", "pdf", "svg", "png"]
 
@@ -56,19 +56,19 @@ def report(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Default: report.html or NAME.svg here; Markdown: stdout."),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="pdf: printed by a browser; svg, png: --plot.")] = "html",
+    form: Annotated[Format, typer.Option("--format", help="pdf requires a browser; svg and png, --plot.")] = "html",
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, named as in the page's links.")
+        str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, with its name in the page's links.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Show home folders, and names of users and hosts. Never secrets.")
+        bool, typer.Option("--full", help="Show home folders, and names of users and hosts, but never secrets.")
     ] = False,
-    show: Annotated[bool, typer.Option("--open", help="Open the file in the browser.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the file in a browser.")] = False,
 ) -> None:
-    """Make a page about runs that ended: verdicts, plots, tables and settings in one file that needs no network.
+    """Write a page about runs that have ended: verdicts, plots, tables and settings, in one file for offline use.
 
-    The newest measurement of each recipe is judged and shown; with `--against` all its runs are judged together. The
-    page can be shared: it has no secrets, and without `--full` no home folders, user names or host names.
+    The newest measurement of each recipe is judged and shown; with `--against`, all runs of a recipe are judged
+    together. The page can be shared: it has no secrets and, without `--full`, no home folders, user or host names.
 
     Examples:
 
@@ -83,7 +83,7 @@ def report(
     if show and form == "md":
         raise UsageError("--open requires a page or a plot, not Markdown", do="omit --format md")
     if (plot is None) == (form in ("svg", "png")):
-        raise UsageError("--plot and --format svg or png require each other", do="specify both or neither")
+        raise UsageError("--plot and --format svg or png require each other", do="pass both or neither")
     found, content = report_on(runs, against, install_here(), say, form, plot or "", stated, full=full)
     if form == "md" and output is None:
         print_output(str(content))
@@ -92,7 +92,7 @@ def report(
     write_named(path, content, "-o")
     sys.stderr.write(f"{counted(len(found.runs), 'run')} in {path}, {path.stat().st_size / 1000:,.0f} kB\n")
     if show and not webbrowser.open(path.absolute().as_uri()):
-        say(f"no browser was found here: open {path.absolute()} on a machine that has one")
+        say(f"no browser was found here; open {path.absolute()} on a machine with a browser")
 
 
 def report_on(
@@ -106,7 +106,7 @@ def report_on(
     *,
     full: bool,
 ) -> "tuple[RunSet, str | bytes]":
-    """Return the selected runs, and the page or the plot about them. Raises UsageError if none has ended."""
+    """Return the selected runs, and the page or the plot about them; raise UsageError if none has ended."""
     from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.reports.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 
@@ -116,7 +116,7 @@ def report_on(
     if not found.runs:
         lines = "".join(f"\n  {line}" for line in left_out_lines(found.left_out))
         what = f"no run has ended{f' in {found.title}' if selectors else ''}{lines}"
-        raise UsageError(what, do="'llmb runs' shows all")
+        raise UsageError(what, do="see 'llmb runs' for all runs")
     contents = gather(found, Against(runs=against, logs=stated), install, on_message)
     shown = full_text if full else public_text(found.runs, install)
     if form == "svg" or form == "png":
@@ -132,7 +132,7 @@ Selection = Annotated[
     typer.Argument(
         metavar="[RUN]...",
         autocompletion=complete_run,
-        help="Run folder, folder of runs, label, campaign, id, 'latest', date(s). Default: every run.",
+        help="Run folder, folder of runs, label, campaign, id, 'latest' or dates. Default: all runs.",
     ),
 ]
 
@@ -144,19 +144,19 @@ def export(
         list[str] | None,
         typer.Option(
             "--format",
-            help="csv, parquet, jsonl, openmetrics, tensorboard, mlflow or wandb. Repeatable; several are separated"
-            " by commas. Default: csv.",
+            help="csv, parquet, jsonl, openmetrics, tensorboard, mlflow or wandb, or several separated by commas."
+            " Repeatable. Default: csv.",
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files are written.")
-    ] = Path("llmb-export"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for the files.")] = Path(
+        "llmb-export"
+    ),
     json: Json = False,
 ) -> None:
-    """Write results and steps of runs for other tools. Files of an earlier export are replaced.
+    """Write results and steps of runs as files for other tools. Files of an earlier export are replaced.
 
-    Results are those of `llmb result --json`, steps those of `metrics.jsonl`, with the same names in every format;
-    unknown values are empty. The names of the written files are printed.
+    Results are those of `llmb result --json`, steps those of `metrics.jsonl`, with the same names in every format.
+    Unknown values are empty. The names of the files are printed.
 
     Examples:
 
@@ -178,17 +178,17 @@ def export(
 
 
 def _recorded_runs(selectors: list[str] | None) -> list[Path]:
-    """Return the folders of the selected runs, else of all; report the runs without a record, which are skipped.
+    """Return the folders of the selected runs, by default of all; report runs without a record, which are skipped.
 
-    Raises UsageError if none has a record.
+    Raise UsageError if no run has a record.
     """
     found = find_all_runs(selectors, install_here(), say)
     say(*left_out_lines(found.left_out))
     folders = [run.path for run in found.runs if run.record]
     if logs := len(found.runs) - len(folders):
-        say(f"skipped {logs} without a record; use 'llmb parse --format csv' for logs")
+        say(f"skipped {counted(logs, 'log')} without a record; use 'llmb parse --format csv' for logs")
     if not folders:
-        raise UsageError(f"no run with a record{f' in {found.title}' if selectors else ''}", do="'llmb runs' shows all")
+        raise UsageError(f"no run with a record{f' in {found.title}' if selectors else ''}", do="see 'llmb runs'")
     return folders
 
 
@@ -197,7 +197,7 @@ def archive(
     runs: Selection = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help=f"A new file whose name ends in {' or '.join(ENDINGS)}."),
+        typer.Option("-o", "--output", metavar="FILE", help=f"New file; its name ends with {' or '.join(ENDINGS)}."),
     ] = None,
     traces: Annotated[
         bool, typer.Option("--traces", help="Also include profiles and NCCL's logs, which are large, unchanged.")
@@ -206,8 +206,8 @@ def archive(
 ) -> None:
     """Pack runs into one file for `llmb import`, `llmb judge` and `llmb compare` on another machine.
 
-    It contains records, steps, logs and samples, with checksums, but no checkpoints, batch scripts and specifications
-    of jobs. Lines of logs that may hold a secret are replaced.
+    The archive contains records, steps, logs and samples, with checksums, but no checkpoints, batch scripts or
+    specifications of jobs. Log lines that may contain a secret are redacted.
 
     Examples:
 
@@ -218,10 +218,10 @@ def archive(
     output = output or Path(f"llmb-runs{default_ending()}")
     if not output.name.endswith(ENDINGS):
         do = f"name it {output.name}{default_ending()}"
-        raise UsageError(f"the name does not end in {' or '.join(ENDINGS)}", where=str(output), do=do)
+        raise UsageError(f"the name does not end with {' or '.join(ENDINGS)}", where=str(output), do=do)
     check_library(output)
     if output.exists():
-        raise UsageError("this file exists", where=str(output), do="choose another name, or remove the file")
+        raise UsageError("this file exists", where=str(output), do="pass another name with -o, or remove the file")
     written = write_archive(_recorded_runs(runs), output, traces=traces)
     if written.hidden:
         say(f"{written.hidden} log lines that may contain a secret are redacted in the archive")
@@ -236,8 +236,8 @@ def import_(
 ) -> None:
     """Add the runs of an archive to those of this machine. Existing runs are not changed.
 
-    The archive is checked first: it is refused if it has files other than those of runs, wrong checksums or an unusual
-    size. `llmb jobs show` shows where a run comes from.
+    The archive is checked first: it is rejected if it has files other than those of runs, wrong checksums or an unusual
+    size. `llmb jobs show` shows the origin of a run.
 
     Example:
 

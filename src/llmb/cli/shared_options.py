@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters for typer, most of them derived from the options that records declare, and shell completion."""
+"""Parameters for typer, most of them derived from options of records, and shell completion."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ MOST_RUNS = 200
 
 
 def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a function that completes a name, or the last name of a list with commas."""
+    """Return a function that completes a name, or the last name of a list separated by commas."""
     return lambda incomplete: _begun(names(), incomplete)
 
 
@@ -37,7 +37,7 @@ def _begun(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def complete_size(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the sizes of the specified workload, else of all workloads."""
+    """Complete sizes of the specified workload or, without one, of all workloads."""
     found = Catalogue().workloads
     given = str(ctx.params.get("workload") or ctx.params.get("workload_argument"))
     chosen = [found[given]] if given in found else found.values()
@@ -45,7 +45,7 @@ def complete_size(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Complete ids and labels of the latest runs and jobs, and names of run folders after their first letter."""
+    """Complete ids and labels of the latest runs and jobs or, after one letter, names of run folders too."""
     jobs = _latest_jobs()
     names = ["latest"] if jobs else []
     for job in jobs:
@@ -54,8 +54,8 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def _latest_jobs() -> list["Job"]:
-    """Return the latest jobs, the newest first; none if they cannot be read, because completion cannot report it."""
-    from llmb.jobs.history import read_history  # only a completion needs it
+    """Return the latest jobs, the newest first; none if they cannot be read, because a completion cannot report it."""
+    from llmb.jobs.history import read_history  # only completions need it
     from llmb.jobs.store import Filter
 
     try:
@@ -77,7 +77,7 @@ COMPLETIONS: Mapping[str, Callable[..., list[str]]] = {
 
 Maker = Callable[..., Any]
 SHORT_PANELS = (None, "Selection")
-"""Panels of ``--help``; ``--help-all`` shows all."""
+"""Panels that ``--help`` shows; ``--help-all`` shows all of them."""
 PLACES = ("workload", "size")
 """Options that may also be positional arguments."""
 OBVIOUS = ("at least 0", "at least 1")
@@ -85,9 +85,9 @@ OBVIOUS = ("at least 0", "at least 1")
 
 
 def parameter(option: Option, *, envvar: bool = True, swept: bool = False) -> inspect.Parameter:
-    """Return the typer parameter of an option. Limits are shown, but checked later with all other problems.
+    """Return the typer parameter of an option. Its limit is shown, but checked later with all other problems.
 
-    With ``swept`` an option that may have several values is text.
+    With ``swept``, an option that may have several values is parsed as text.
     """
     is_limited = option.limit and not option.listed and option.limit not in OBVIOUS
     metavar = "FOLDER" if option.folder else f"N ({option.limit})" if is_limited else option.metavar
@@ -118,7 +118,7 @@ def _keyword(name: str, default: object, annotation: Any) -> inspect.Parameter: 
 
 
 def record_options(record: type, basic: Container[str] | None = None) -> Maker:
-    """Return a function that makes ``record`` from its options; ``basic`` are those of the short help."""
+    """Return a function that makes ``record`` from its options; ``basic`` names the options of the short help."""
     options = options_of(record).values()
     shown = [
         one if basic is None else replace(one, basic=one.name in basic, panel=one.panel or "Statistics")
@@ -128,7 +128,7 @@ def record_options(record: type, basic: Container[str] | None = None) -> Maker:
 
 
 def value_options(options: Iterable[Option], *, envvar: bool = True, swept: bool = False) -> Maker:
-    """Return a function that returns the options' values by name; without ``envvar``, ignore the environment."""
+    """Return a function that returns the options' values by name; without ``envvar``, it ignores the environment."""
     return _maker([parameter(option, envvar=envvar, swept=swept) for option in options], lambda **values: values)
 
 
@@ -138,11 +138,11 @@ def recipe_options() -> Maker:
 
 
 STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"scale": "layout.gpus"}
-"""Options that describe the run of a log, with the keys of its configuration."""
+"""Options that describe the run of a log, each with its key in the run's configuration."""
 
 
 def log_options() -> Maker:
-    """Return a function that returns the configuration of logs that do not report it."""
+    """Return a function that returns the configuration that the user states for logs that do not report it."""
     panel = "Logs that do not report it"
     options = [replace(options_of(Request)[name], panel=panel, basic=True, help=f"Their {name}.") for name in STATED]
     parameters = (parameter(option, envvar=False).replace(default=None) for option in options)
@@ -165,7 +165,7 @@ def model_options() -> Maker:
 def selection_options(
     options: Iterable[Option], make: Callable[[dict[str, Any]], Any] = dict, *, swept: bool = False
 ) -> Maker:
-    """Return a function that returns the options that select recipes; workload and size may also be positional."""
+    """Return a function that applies ``make`` to the values of options; workload and size may also be positional."""
 
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         for name in PLACES:
@@ -190,15 +190,15 @@ def _maker(parameters: Iterable[inspect.Parameter], make: Maker) -> Maker:
 
 
 def request_of(values: Mapping[str, Any]) -> Request:
-    """Return the request. Raises UsageError without workload and size, which may be one word."""
+    """Return the request; raise UsageError if workload or size is missing. They may be one word."""
     return build(Request, _completed(values))
 
 
 def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Split a workload and size in one word. Raises UsageError with the possible names if one is missing."""
+    """Return the values with workload and size, which may be one word; raise UsageError if one is missing."""
     workload, size = values["workload"], values["size"]
     if workload is not None and size is not None and workload.count("_") == 1:
-        return values  # neither is the task missing, nor is a size in the name: the catalogue is not needed
+        return values  # a complete name without a size: the catalogue is not needed
     catalogue = Catalogue()
     if workload is None:
         do = "add --workload; see 'llmb list'"
@@ -207,17 +207,17 @@ def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def only_value(name: str, placed: str | None, flagged: str | None) -> str | None:
-    """Return the value of the argument or of the flag. Raises UsageError if there are two."""
+    """Return the value of the argument or of the flag; raise UsageError if both are set and differ."""
     if placed and flagged and placed != flagged:
         raise UsageError(f"the {name} has two values: '{placed}' and --{name} {flagged}", do="pass only one")
     return placed or flagged
 
 
 def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the first parameters of a command, which receive the results of makers, by the options of the makers.
+    """Return a decorator that replaces the first parameters of a command by options.
 
-    A record whose fields are annotated as typer's options is also a maker.
-    """
+    Each of these parameters gets the result of one of ``makers``, which is called with its options. A record with
+    fields that are annotated as typer's options is also a maker."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parts = [list(inspect.signature(maker).parameters.values()) for maker in makers]
@@ -240,20 +240,20 @@ def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def flags_of(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options from the command line, without defaults and environment variables."""
+    """Return the options that are set on the command line, not by default or by an environment variable."""
     return {
         name: value for name, value in values.items() if str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")
     }
 
 
 def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Expand ``--exclude`` to names of nodes. Raises UsageError."""
+    """Return the values with ``--exclude`` expanded to names of nodes; raise UsageError if it is invalid."""
     text = values.get("exclude")
     return {**values, "exclude": excluded_here(text)} if text else {**values}
 
 
 def excluded_here(text: str) -> str:
-    """Return the names of the nodes that ``--exclude`` selects. Raises UsageError."""
+    """Return the names of the nodes that ``--exclude`` selects; raise UsageError if it is invalid."""
     from llmb.launch.scheduler_lookup import read_cluster_site, scheduler_of
     from llmb.nodes.doctor.checked_nodes import excluded_nodes  # few jobs avoid nodes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb submit``, ``llmb bulk`` and ``llmb launch``: jobs from options, from a file, and from variables."""
+"""``llmb submit``, ``llmb bulk`` and ``llmb launch``: jobs from options, a file, or environment variables."""
 
 import os
 import sys
@@ -63,12 +63,12 @@ from llmb.runs.plan import scale_warnings
 from llmb.runs.record import LOCAL
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
-"""None means the value of the file."""
+"""The default None means the value in the file."""
 _SELECTION = (*options_of(Selection).values(), REPEATS)
 SELECTION = value_options(_SELECTION)
 """The options that select recipes."""
 NAMED_SELECTION = selection_options(_SELECTION)
-"""``SELECTION`` with workload and size as arguments too."""
+"""``SELECTION`` in which workload and size may also be positional."""
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
 """The options of one job, except those that name its recipe."""
 
@@ -84,7 +84,7 @@ class Queueing:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Options to resume an earlier campaign."""
+    """Options that decide whether an earlier campaign is resumed."""
 
     resume: Annotated[
         bool,
@@ -97,16 +97,16 @@ class Again:
 class OneJob:
     """Options of a single job."""
 
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end, and print the result.")] = False
     force: Force = False
 
 
 def run_campaign(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
 ) -> None:
-    """Show a campaign, ask for confirmation, and queue it.
+    """Show a campaign, ask for confirmation, and queue its jobs.
 
-    Raises UsageError with all problems, and if jobs are rejected.
+    Raise UsageError with all problems of the plans, and if the scheduler rejects jobs.
     """
     proposal = propose(context, requested, resume=again.resume, start_new=again.start_new)
     say(*_left_open(context, requested, proposal), *_without_figure(proposal))
@@ -145,7 +145,7 @@ def _queued_before(campaign: Campaign) -> str:
 
 
 def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Proposal) -> list[str]:
-    """Return the values of jobs that neither the request nor the cluster's settings specify."""
+    """Return a line with the defaults of jobs that neither the request nor the cluster's settings specify."""
     found = {choice.name: choice.text() for job in proposal.jobs for choice in job.recipe.unspecified}
     if context.gpu_type(requested.values) is None and not all(entry.selection.gpu_type for entry in requested.entries):
         types = ", ".join(dict.fromkeys(job.recipe.gpu_type for job in proposal.jobs))
@@ -154,13 +154,13 @@ def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Pro
 
 
 def _without_figure(proposal: Proposal) -> Iterator[str]:
-    """Yield the jobs without a published figure to compare with."""
+    """Yield a line about the jobs without a published figure to compare with."""
     without = [recipe for job in proposal.jobs if not (recipe := job.recipe).figure]
     if without:
         of = f"{len(without)} of {len(proposal.jobs)} jobs"
         texts = (f"{one.workload} {one.size} {one.dtype.value} on {one.scale} {one.gpu_type}" for one in without)
         named = listed(dict.fromkeys(texts), MOST_RECIPES)
-        do = "'llmb judge LABEL --against BASELINE' or '--expect FILE' judges them"
+        do = "judge them with 'llmb judge LABEL --against BASELINE' or '--expect FILE'"
         yield f"without a published figure: {of} ({named}); {do}"
 
 
@@ -188,7 +188,7 @@ def _raise_refusals(outcome: SubmissionOutcome) -> None:
         jobs = outcome.campaign.jobs
         refused = sum(job.state == "refused" for job in jobs)
         reasons = itemized(error.what for error in outcome.refusals)
-        do = "correct the cause and rerun the same command: it submits only these"
+        do = "correct the cause, and rerun the same command, which submits only these"
         raise UsageError(f"{refused} of {len(jobs)} jobs could not be queued:{reasons}", do=do)
 
 
@@ -217,21 +217,22 @@ def submit(
     ctx: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Option("-f", "--file", metavar="FILE", help="Queue the jobs of this file, as `llmb bulk FILE` does."),
+        typer.Option("-f", "--file", metavar="FILE", help="Queue the jobs of this file, like `llmb bulk FILE`."),
     ] = None,
 ) -> None:
     """Queue runs on a cluster, with the same options as `llmb run`.
 
-    One recipe is one job; `--dry-run` prints its batch script. Lists with commas, limits of the scale and repeats make
-    a campaign: all combinations, the largest first. Workloads, sizes, dtypes and scales that are not specified default
-    to all that the cluster's GPU type has. A campaign is shown and confirmed. If the client is killed, the same command
-    resumes, and no job is queued twice. With `--profile` a campaign has one additional, profiled run of each recipe.
+    One recipe is one job; `--dry-run` prints its batch script. Lists separated by commas, limits of the scale and
+    repeats define a campaign: all combinations, the largest first. Workloads, sizes, dtypes and scales default to all
+    that the cluster's GPU type has. A campaign is shown and must be confirmed. If the client is killed, the same
+    command resumes it, and no job is queued twice. With `--profile`, each recipe of a campaign has an additional,
+    profiled run.
 
-    Every plan is checked before submission, including its memory: a job that does not fit a GPU is refused without
-    `--force`, and one of a campaign is reported. The run folder is created immediately: it contains the batch script
-    and, later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION,
-    TIME_LIMIT, GPUS_PER_NODE, ADDITIONAL_SLURM_PARAMS), variables override cluster_config.yaml in $LLMB_INSTALL, and
-    that file overrides the recipe's defaults.
+    Every plan is checked before submission, including its memory: a single job that does not fit on a GPU is rejected
+    without `--force`; a campaign only prints a warning. The run folder is created immediately, with the batch script
+    and, later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION, TIME_LIMIT,
+    GPUS_PER_NODE, ADDITIONAL_SLURM_PARAMS), which override cluster_config.yaml in $LLMB_INSTALL, which overrides the
+    recipe's defaults.
 
     Examples:
 
@@ -258,7 +259,7 @@ def submit(
         submit_one(values, queueing, one)
         return
     if one.wait:
-        raise UsageError("--wait follows a single job, but this is a campaign", do="omit it, or select one recipe")
+        raise UsageError("--wait follows a single job, but this is a campaign", do="omit --wait, or select one recipe")
     profile = bool(values.get("profile"))
     campaign = RequestedJobs(
         source=COMMAND_LINE,
@@ -270,7 +271,7 @@ def submit(
 
 
 def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> None:
-    """Show one job, ask for confirmation, and queue it; with ``wait`` print its result."""
+    """Show one job, ask for confirmation, and queue it; with --wait, follow it and print its result."""
     context = context_here(dry_run=queueing.dry_run)
     if context.site.config.scheduler == LOCAL:
         raise UsageError(
@@ -326,9 +327,9 @@ def launch(
 ) -> None:
     """Queue the run that the environment variables of the reference documents describe.
 
-    JOB_TOTAL_GPUS, MODEL_SIZE, DTYPE, GPU_TYPE, MAX_STEPS, TP and the others: `llmb docs environment` lists all.
-    A variable that is invalid or does not apply to the workload is an error, and a misspelled name is reported.
-    Options of the command line override variables, and variables override cluster_config.yaml.
+    `llmb docs environment` lists the variables, such as JOB_TOTAL_GPUS, MODEL_SIZE, DTYPE, GPU_TYPE, MAX_STEPS and TP.
+    A variable that is invalid or does not apply to the workload is an error; a name that looks misspelled is reported.
+    Options override variables, and variables override cluster_config.yaml.
 
     Examples:
 
@@ -349,12 +350,12 @@ def launch(
 
 
 def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:
-    """Raise UsageError if the GPU type is missing and the document requires it, as those of fine-tuning do."""
+    """Raise UsageError if the document requires a GPU type, as those for fine-tuning do, and none is specified."""
     workload = find_workload(catalogue, str(values["workload"]))
     if workload.task == "pretrain" or values.get("gpu_type"):
         return
     if read_cluster_site(catalogue, install_here(), os.environ).config.gpu_type is None:
-        do = "set GPU_TYPE, as its document does, or gpu_type in cluster_config.yaml"
+        do = "set GPU_TYPE, like the document, or gpu_type in cluster_config.yaml"
         raise UsageError(f"the GPU type of {workload.workload} is not specified", choices=catalogue.gpus, do=do)
 
 
@@ -365,15 +366,15 @@ def bulk(
     values: dict[str, Any],
     queueing: Queueing,
     again: Again,
-    file: Annotated[Path, typer.Argument(help="Text, or YAML if its name ends in .yaml or .yml.")],
+    file: Annotated[Path, typer.Argument(help="File of jobs: text, or YAML if the name ends with .yaml or .yml.")],
     ctx: typer.Context,
     junit: Junit = None,
 ) -> None:
     """Queue the jobs of a file on a cluster, the largest first; without a scheduler, run them here in turn.
 
-    The campaign is shown and confirmed. If the client is killed, the same command resumes, and no job is queued twice.
-    Options of the command line override those of the file; options that select recipes restrict the file's jobs. The
-    format of files: `llmb docs run-many-recipes`.
+    The campaign is shown and must be confirmed. If the client is killed, the same command resumes it, and no job is
+    queued twice. Options override those of the file; options that select recipes restrict the file's jobs. `llmb docs
+    run-many-recipes` describes the format of files.
 
     Examples:
 
@@ -413,7 +414,7 @@ def _make_campaign(
 def _run_here(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None
 ) -> None:
-    """Make the runs of a campaign here, one after another; the same command resumes."""
+    """Run a campaign on this machine, one run after another; the same command resumes it."""
     found = campaign_here(context, requested)
     labels = list(dict.fromkeys(str(local.label) for local in found.runs))
     if found.left_out:
@@ -435,9 +436,9 @@ def _run_here(
 def jobs_of_file(
     file: Path, selecting: Mapping[str, Any], values: Mapping[str, Any], given: Iterable[str]
 ) -> RequestedJobs:
-    """Return the jobs of a campaign's file for the selected recipes; ``given`` has the options of the command line.
+    """Return the jobs of a campaign file for the selected recipes; ``given`` names the options on the command line.
 
-    Raises UsageError for a file that cannot be read.
+    Raise UsageError for a file that cannot be read.
     """
     catalogue, selection = Catalogue(), selection_of(selecting)
     keys = campaign_keys(job_options().values(), documented_variables())
@@ -455,7 +456,7 @@ def jobs_of_file(
 
 
 def _avoiding(entries: Sequence[Entry]) -> list[Entry]:
-    """Expand ``exclude`` of the entries to names of nodes; each text is looked up once."""
+    """Return the entries with ``exclude`` expanded to names of nodes; each text is looked up only once."""
     texts = {text for entry in entries for text in entry.options.get(OPTION, ())}
     nodes = {text: excluded_here(text) for text in sorted(texts)}
     found = []

@@ -26,18 +26,18 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @app.command()
 def trace(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Traces, or runs that were profiled: folders, ids, labels.")
+        list[Path], typer.Argument(metavar="FILE...", help="Traces, or profiled runs by folder, id or label.")
     ],
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Also draw the steps, as an SVG file.")
+        Path | None, typer.Option("--picture", metavar="FILE", help="Also write a picture of the steps as an SVG file.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Break down the time of each training step: matrix products, attention, communication, idle.
 
-    Reads traces of the PyTorch profiler and SQLite exports of Nsight Systems, one file per rank. Every instant of a
-    step is counted once, so the parts sum to the step time; overlapped communication is reported as hidden. Without
-    marked steps, iterations of the optimizer are used, or else the whole trace is one step; a note says so.
+    The command reads traces of the PyTorch profiler and SQLite exports of Nsight Systems, one file per rank. Every
+    instant of a step is counted once, so the parts sum to the step time; overlapped communication is reported as
+    hidden. Without marked steps, iterations of the optimizer or the whole trace are used, with a note.
 
     Examples:
 
@@ -61,10 +61,10 @@ def nccl(
 ) -> None:
     """Show the network and the collectives in NCCL's logs, and bandwidths of nccl-tests.
 
-    Logs of NCCL_DEBUG=INFO are read together, as those of one run. With NCCL_DEBUG_SUBSYS=INIT,NET they show the
-    network that NCCL used; with COLL, the collectives with number of ranks, size and count, and the bytes of each step
-    if steps are known. Runs on several nodes have INIT,NET logs in their folder.
-    Tables and JSON of nccl-tests are recognized by their content; those of the same test in several files are compared.
+    All logs of NCCL_DEBUG=INFO are read as those of one run. With NCCL_DEBUG_SUBSYS=INIT,NET they show the network that
+    NCCL used. With COLL they show the collectives with number of ranks, size and count, and the bytes per step if steps
+    are known. Runs on several nodes have INIT,NET logs in their folder. Tables and JSON of nccl-tests are recognized by
+    their content; several files with the same test are compared.
 
     Examples:
 

@@ -34,12 +34,12 @@ from llmb.runs.folder import RunFolder
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 LAST_LINES = 10
-"""Lines of the log that are written first."""
+"""Number of lines of the existing log to print first."""
 
 
 @contextmanager
 def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
-    """Yield the job of a run, and the function that updates it. Raises UsageError if ``text`` names no run."""
+    """Yield the job of a run, and the function that updates it; raise UsageError if ``text`` selects no run."""
     path = Path(text).expanduser() if text and text != LATEST else None
     if path and ("/" in str(text) or path.exists()):
         with _of_folder(_run_folder(path.resolve())) as found:
@@ -53,7 +53,7 @@ def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
 
 @contextmanager
 def _of_folder(folder: RunFolder) -> Iterator[tuple[Job, Ask]]:
-    """Yield the job of a folder, from the history of its install root; a copy has none."""
+    """Yield the job of a folder, from the history of its install root or, for a copy, its files; and its update."""
     install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
     if install:
         with read_history(install, say) as store:
@@ -74,7 +74,7 @@ def _named(store: Store, text: str | None, ask: Ask) -> Job:
 
 
 def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
-    """Return the running job with that label, or the newest; None if none has it, or if it is also an id."""
+    """Return the running job with this label, else the newest; None if no job has it, or if it is also an id."""
     jobs = store.jobs(Filter(label=text, runs_only=True))
     if not jobs or store.find_named(text) or store.with_short_id(text):
         return None
@@ -82,13 +82,13 @@ def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
 
 
 def _living(jobs: Iterable[Job], ask: Ask) -> Job | None:
-    """Return the first job that has not ended: running ones are queried first, then the newest."""
+    """Return the first job that has not ended. Running jobs are queried first, then others; both from the newest."""
     ordered = sorted(jobs, key=lambda job: (job.status == "running", job.submitted_s), reverse=True)
     return next((now for job in ordered if job.kind == "run" and (now := ask(job)).live), None)
 
 
 def _run_folder(path: Path) -> RunFolder:
-    """Return the folder of a run from a run folder, a file in one, or a folder with only one."""
+    """Return the folder of a run; ``path`` is that folder, a file in it, or a folder that contains only one."""
     check_reachable(path)
     folder = RunFolder(path if path.is_dir() else path.parent)
     if path.is_dir() and not folder.record.exists():
@@ -114,14 +114,14 @@ def watch(
             "that is running or queued.",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show the state once, and do not wait for the end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the state once, without waiting for the end.")] = False,
     expect_s: ExpectS = None,
     json: Json = False,
 ) -> None:
-    """Follow the log of a run until it ends, as 'llmb jobs log --follow' does, with its pace and the time left.
+    """Follow the log of a run until it ends, with its pace and the time left, like 'llmb jobs log --follow'.
 
-    A line on stderr reports when the pace is no longer the expected one. The exit code is that of the run. Ctrl-C stops
-    watching; the run continues.
+    A line on stderr reports when the pace is not as expected. The exit code is that of the run. Ctrl-C stops watching;
+    the run continues.
 
     Examples:
 
@@ -152,11 +152,11 @@ def watch(
 
 
 def _drop(_: bytes) -> None:
-    """Discard the log, if a JSON document is printed instead."""
+    """Discard the log, because a JSON document is printed instead."""
 
 
 def _end(job: Job, run: WatchedRun, seen: RunView, *, json: bool) -> None:
-    """Print the result as ``llmb result`` does, and exit or raise accordingly."""
+    """Print the result like ``llmb result``, and exit with its code."""
     record = run.record
     ended = read_ended_run(run.folder) if record.status not in ("queued", "running") else None
     if json:

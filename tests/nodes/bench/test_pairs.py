@@ -259,7 +259,7 @@ def test_the_table_has_the_worst_first_and_the_lists_below() -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ((), "--pairwise compares the nodes of a job"),
+        ((), "--pairwise requires the nodes of a job"),
         (("--nodes", "2"), "--pairwise needs 3 nodes"),
         (("--nodes", "8", "all_reduce", "--max-size", "1GiB"), "does not accept COLLECTIVE, --max-size"),
     ],

@@ -197,7 +197,7 @@ def test_what_is_missing_has_the_command_that_gets_it(root: Path, folders: Prepa
         "llmb prepare checkpoint -w finetune_llama3 -s tiny --source FOLDER\n"
         "         llmb prepare dataset -w finetune_llama3 -s tiny"
     )
-    assert "2 of 7 folders are not complete" in str(result.exception)
+    assert "2 of 7 folders are incomplete" in str(result.exception)
     assert states(verify())["models/llmb/llama3-tiny"] == "missing"
 
 

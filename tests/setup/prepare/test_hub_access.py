@@ -176,7 +176,7 @@ def test_an_installation_checks_before_it_prepares(hub: FakeHub, monkeypatch: py
 def test_a_terminal_is_asked_for_a_token_that_is_neither_shown_nor_stored(hub: FakeHub, tmp_path: Path) -> None:
     done, shown = typed(TOKEN, hub.url, tmp_path)
     assert done == 0, shown
-    assert "it is not shown and not stored" in shown
+    assert "neither shown nor stored" in shown
     assert "'hf auth login' stores one" in shown
     assert TOKEN not in shown
     assert [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
