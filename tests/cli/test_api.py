@@ -147,7 +147,7 @@ def test_runs_are_compared_from_python() -> None:
     found = llmb.compare(RUNS, vary=["layout.gbs"])
     assert (found.before, found.vary) == (str(RUNS), ("layout.gbs",))
     assert len(found.left_out) > 0
-    with pytest.raises(UsageError, match="both sides are the same runs"):
+    with pytest.raises(UsageError, match="both sides have the same runs"):
         llmb.compare(RUNS, RUNS)
 
 

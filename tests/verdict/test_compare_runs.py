@@ -98,7 +98,7 @@ def test_recipes_of_one_side_are_listed_with_what_they_differ_in(
 def test_groups_of_one_selection_are_compared_with_the_first(write: Write, compare: Callable[..., Comparison]) -> None:
     write("both", 1.5, dtype="bf16")
     write("both", 2.0, dtype="fp32")
-    with pytest.raises(UsageError, match="both sides are the same runs"):
+    with pytest.raises(UsageError, match="both sides have the same runs"):
         compare("both", "both")
     for found in (compare("both", vary=["dtype"]), compare("both", "both", vary=["dtype"])):
         (row,) = found.rows

@@ -82,7 +82,7 @@ def test_roots_that_were_moved_linked_or_copied_hold_the_same_runs(root: Path) -
 
 def test_both_sides_of_a_comparison_may_be_copies(root: Path) -> None:
     moved = shutil.copytree(root, root.parent / "moved")
-    with pytest.raises(Exception, match="both sides are the same runs"):
+    with pytest.raises(Exception, match="both sides have the same runs"):
         compare_runs(*find_sides(str(root), str(moved), root, quiet))
     second = next(run.path for run in find_runs(str(root), root, quiet).runs if run.path.parent.name.endswith("2"))
     compared = compare_runs(*find_sides(str(root), str(second), root, quiet))
@@ -94,7 +94,7 @@ def test_both_sides_of_a_comparison_may_be_copies(root: Path) -> None:
 def test_a_log_is_its_run_folder(root: Path) -> None:
     folder = find_runs(str(root), root, quiet).runs[0].path
     saved = root / "log-saved.out"
-    with pytest.raises(Exception, match="both sides are the same runs"):
+    with pytest.raises(Exception, match="both sides have the same runs"):
         compare_runs(*find_sides(str(folder), str(saved), root, quiet))
     alone = compare_runs(*find_sides(str(saved), str(root), root, quiet))
     assert alone.rows == () and alone.left_out[0].reason == IN_BOTH

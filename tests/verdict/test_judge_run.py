@@ -290,8 +290,8 @@ def test_a_log_that_reports_no_recipe_is_judged_with_what_the_user_states(judge:
     found, _ = judge(published, *stated, "--scale", "8")
     assert (found["verdict"], found["reference"]["kind"]) == ("regressed", "published")
     for words, problem in (
-        (("--scale", "8"), "number of GPUs 8 was specified, and the log reports 64"),
-        (("-s", "70b"), "size 70b was specified, with 80 layers, and the log reports 32"),
+        (("--scale", "8"), "number of GPUs 8 was specified, but the log reports 64"),
+        (("-s", "70b"), "size 70b was specified, which has 80 layers, but the log reports 32"),
         (("-w", "other"), "unknown workload 'other'"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -210,5 +210,5 @@ def test_the_gpu_type_of_the_command_is_for_logs_that_do_not_tell() -> None:
     silent = {key: value for key, value in LLAMA.items() if key != "gpu_type"}
     found = with_stated([run("b", 1.0, silent), run("c", 1.0, {})], {"gpu_type": "b200"}, CATALOGUE)
     assert [one.text("gpu_type") for one in found] == ["b200", None]
-    with pytest.raises(UsageError, match="GPU type b200 was specified, and the log reports h100"):
+    with pytest.raises(UsageError, match="GPU type b200 was specified, but the log reports h100"):
         with_stated([run("a", 1.0, LLAMA)], {"gpu_type": "b200"}, CATALOGUE)

@@ -277,7 +277,7 @@ def plan(
     All valid layouts are searched: tensor, pipeline, virtual, context and expert parallel sizes, micro-batches,
     recomputation and sharding. Sizes that are specified, --recompute and --dp-sharding apply to every layout. Layouts
     that do not fit in memory, as estimated with a margin, are omitted. The others are listed by predicted step time,
-    followed by the recipe's own layout, and the first is compared with that term by term. To measure the layouts, run
+    followed by the layout of the recipe, and the first is compared with that term by term. To measure the layouts, run
     the list as a campaign.
 
     Examples:

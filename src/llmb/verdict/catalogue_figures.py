@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue's figures for logs without a record: throughput and MFU of their recipe."""
+"""Adds figures from the catalogue to logs without a record: throughput and MFU of their recipe."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -23,9 +23,9 @@ _SIZES = tuple(LayoutSizes.model_fields)
 def with_stated(
     runs: Iterable[AnalyzedRun], stated: Mapping[str, Value], catalogue: Catalogue
 ) -> tuple[AnalyzedRun, ...]:
-    """Complete the configurations that logs report with the one that the user states.
+    """Add the configuration that the user states to those that logs report.
 
-    Raises UsageError for a name that the catalogue does not have, and for a log that reports a different value.
+    Raise UsageError for a name that the catalogue does not have, and for a log that reports a different value.
     """
     workloads = [*catalogue.workloads, *catalogue.undescribed]
     names = {"gpu_type": catalogue.gpus, "workload": workloads, "dtype": [*Dtype]}
@@ -40,25 +40,25 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
         return run
     own = {key: value for key, value in stated.items() if key == "gpu_type"}
     reported = as_catalogued({**own, **run.configuration}, catalogue)
-    foreign = reported.get("workload") not in catalogue.workloads  # a name that the catalogue does not know
+    foreign = reported.get("workload") not in catalogue.workloads  # a name that the catalogue does not have
     for key, value in stated.items():
         if reported.get(key, value) != value and not (foreign and key in ("workload", "size")):
-            what = f"{title_of(key)} {value} was specified, and the log reports {reported[key]}"
+            what = f"{title_of(key)} {value} was specified, but the log reports {reported[key]}"
             raise UsageError(what, where=str(run.path), do="omit it, or select only the logs that it applies to")
     layers, named = reported.get("layout.layers"), {**reported, **stated}
     if "size" in stated and layers and named.get("workload") in catalogue.workloads:
         model = find_model(catalogue, str(named["workload"]), str(stated["size"]))
         if layers != model.layers:
-            what = f"size {stated['size']} was specified, with {model.layers} layers, and the log reports {layers}"
-            raise UsageError(what, where=str(run.path), do="specify the size in the log")
+            what = f"size {stated['size']} was specified, which has {model.layers} layers, but the log reports {layers}"
+            raise UsageError(what, where=str(run.path), do="pass the size that the log was written with")
     known = {key: value for key, value in run.configuration.items() if key != ARGUMENTS or "workload" not in stated}
     return run.configured({**known, **stated})
 
 
 def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
-    """Return a log's configuration with the catalogue's workload and size, and the GPUs of its nodes.
+    """Return a log's configuration with the catalogue's workload and size, and with the number of GPUs.
 
-    If the number of GPUs is not reported, nodes are assumed to have all GPUs that their type has.
+    If the number of GPUs is not reported, nodes are assumed to have as many GPUs as is usual for their type.
     """
     gpu, nodes = catalogue.gpus.get(str(configuration.get("gpu_type"))), configuration.get("nodes")
     known = dict(configuration)
@@ -82,7 +82,7 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
 
 
 def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) -> list[AnalyzedRun]:
-    """Add the figures of a log's recipe in the catalogue; for other logs, MFU from the printed FLOP rate."""
+    """Add the figures of a log's recipe in the catalogue; without a recipe, add the MFU from the printed FLOP rate."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:
@@ -96,14 +96,14 @@ def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) ->
 
 
 def if_possible(run: AnalyzedRun, catalogue: Catalogue) -> AnalyzedRun:
-    """Return a log's run unchanged, or invalid if it is faster than a GPU of its type can be."""
+    """Return the run of a log unchanged, or as invalid if it is faster than a GPU of its type can be."""
     (found,) = with_catalogue_figures([run], catalogue)
     return run if found.status == run.status else run.invalid(found.outcome.reason)
 
 
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own_sizes: bool = False) -> Recipe | None:
-    """Return the recipe with the layout of a configuration, whose keys are those of a run's identity; None if the
-    catalogue has none, or if the configuration is not specific enough."""
+    """Return the recipe with the layout of a configuration, which has the keys of a run's identity; None if the
+    catalogue has no such recipe, or if the configuration is incomplete."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None
@@ -122,12 +122,12 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own
 def _recipes(
     configuration: Mapping[str, Value], request: Request, catalogue: Catalogue, *, own_sizes: bool
 ) -> Iterator[Recipe]:
-    """Yield the recipes with the layout of a configuration, that of the default release first; then the newest."""
+    """Yield the recipes with the layout of a configuration: that of the default release, then the newest first."""
     release, workload = configuration.get("release"), catalogue.workloads[request.workload]
     newest = [] if own_sizes else reversed(bridge_releases_of(workload, request.size))
     gbs = configuration.get("layout.gbs")
     for name in [None, *newest] if release is None else [str(release)]:
-        # The batch selects between published layouts of one number of GPUs.
+        # The batch size selects between published layouts for one number of GPUs.
         batch = Overrides(gbs=gbs) if isinstance(gbs, int) and name and is_bridge(name) else request.overrides
         for overrides in dict.fromkeys((request.overrides, batch)):
             try:
@@ -139,7 +139,7 @@ def _recipes(
 
 
 def find_row(configuration: Mapping[str, Value], catalogue: Catalogue) -> PublishedFigure | None:
-    """Return the newest figure for a log's configuration if the catalogue does not describe the model."""
+    """Return the newest figure for a log of a model that the catalogue does not describe; None if there is none."""
     key = tuple(configuration.get(name) for name in NEEDED)
     release = configuration.get("release")
     rows = [
@@ -158,7 +158,7 @@ def _own_sizes(configuration: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def other_sizes(configuration: Mapping[str, object], recipe: Recipe) -> dict[str, int]:
-    """Return the sizes in which a configuration differs from the recipe, by its keys."""
+    """Return the sizes of the recipe that differ from those of the configuration, by its keys."""
     sizes = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
     return {key: size for key, size in sizes.items() if configuration.get(key, size) != size}
 

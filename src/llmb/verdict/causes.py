@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of slowness: their rules, the evidence for them, and the causes that the measurements of one
-run show. Unknown figures are None. Pure but for the data file of the rules.
+"""Causes of slowness: their rules, and functions that find them in the evidence of one run. Unknown values are None.
+Pure except for reading the rules.
 
-A finder returns the cause, None if the evidence excludes it, or Missing with the reason if neither is known.
+A finder returns the cause, None if the evidence excludes it, or Missing with the reason if neither can be shown.
 """
 
 import math
@@ -54,15 +54,15 @@ CauseName = Literal[
 
 
 class CauseRule(Record):
-    """A cause. ``keys``: patterns of keys that make it a cause if they differ from the reference."""
+    """A cause. If a key that matches one of the patterns ``keys`` differs from the reference, the cause applies."""
 
     name: CauseName
     title: str
     confirm: str
-    """A command that confirms it; ``{run}`` is the run's folder, ``{command}`` the command that runs the recipe."""
+    """A command that confirms the cause; ``{run}`` is the run's folder, ``{command}`` the one that runs the recipe."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
-    """True if a difference changes the step time."""
+    """True if such a difference changes the step time."""
     first: bool = False
     """True if the cause is listed before others, whatever their cost, because it may be behind each of them."""
 
@@ -75,14 +75,14 @@ class CauseFile(Record):
     slower_layer_pct: Threshold
     host_ahead_pct: Threshold
     idle_reasons: tuple[str, ...]
-    """Reasons of low clocks while a GPU is idle."""
+    """Reasons for low clocks that only mean that a GPU is idle."""
     causes: tuple[CauseRule, ...]
 
     def rule(self, name: CauseName) -> CauseRule:
         return next(rule for rule in self.causes if rule.name == name)
 
     def rule_of_key(self, key: str) -> CauseRule | None:
-        """Return the rule of a key; None if the key does not affect speed."""
+        """Return the rule that a key belongs to; None if the key does not affect speed."""
         fitting = (rule for rule in self.causes if any(fnmatchcase(key, pattern) for pattern in rule.keys))
         return next(fitting, None)
 
@@ -97,11 +97,11 @@ class Work:
     ranks: int
     on_gpu: bool
     layer_passes: float
-    """Number of forward passes of a layer: layers of a rank times micro-batches."""
+    """Number of forward passes of layers per step: layers of a rank times micro-batches."""
     comparable_layers: bool
-    """True if layers of all ranks take the same time."""
+    """True if the layers of all ranks should take the same time."""
     shared_by: int = 1
-    """Number of ranks that compute the same layers together, and therefore wait for each other within a layer."""
+    """Number of ranks that compute each layer together, and so wait for each other within a layer."""
     recompute: str | None = None
     saves: bool = False
     """True if the run saves checkpoints while it trains."""
@@ -109,20 +109,20 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """A GPU whose clocks were lowered during a run. seconds: the duration; None if it was not counted."""
+    """A GPU with lowered clocks during a run; ``seconds`` is the duration, or None if it was not counted."""
 
     gpu: str
     reason: str
     seconds: float | None
     share: float | None = None
-    """Fraction of the samples in the window's steps; None if its clocks were not sampled."""
+    """Fraction of the samples in the window's steps that were throttled; None if clocks were not sampled."""
     clock_mhz: float | None = None
-    """Mean of these samples."""
+    """Mean clock of the samples."""
     max_clock_mhz: float | None = None
 
     @property
     def lost_share(self) -> float:
-        """Maximum fraction of a step that a sampled GPU loses, if all of it depends on the clock."""
+        """The maximum fraction of a step that a sampled GPU loses, as if all its work depended on the clock."""
         if self.clock_mhz is None or self.max_clock_mhz is None:
             return self.share or 0.0
         return max(0.0, 1 - self.clock_mhz / self.max_clock_mhz)
@@ -130,7 +130,7 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All facts about one run. ``steps`` are those of its window, in order, without profiled ones."""
+    """All facts about one run. ``steps`` are those of its window, in order, without profiled steps."""
 
     run: AnalyzedRun
     """A run with statistics."""
@@ -142,7 +142,7 @@ class Evidence:
     """The node of each rank."""
     throttled: tuple[Throttle, ...] | None = None
     trained_s: float | None = None
-    """All steps of the run."""
+    """Duration of all steps of the run."""
 
     @property
     def mean_s(self) -> float:
@@ -153,15 +153,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceEvidence:
-    """All facts about the reference, with a step time for the run's own number of sequences."""
+    """All facts about the reference. Its step time is for the same number of sequences as the run's."""
 
     reference: Reference
     differing: tuple[Condition, ...] = ()
-    """Keys of configuration or conditions whose values differ."""
+    """Configuration and conditions that differ from the run's."""
     evidence: Evidence | None = None
     """Evidence of a baseline run."""
     window_mean_s: float | None = None
-    """Mean of the run's own steps in the window of the reference, if that is a different one."""
+    """Mean of the run's own steps in the window of the reference, if the windows differ."""
 
 
 Bound = Literal["about", "at least", "at most"]
@@ -173,9 +173,9 @@ NO_STEPS = "the run has no metrics.jsonl with steps of its window"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:
-    """A cause. share_s: seconds per step; None if its share is unknown.
+    """The cost of a cause: ``share_s`` seconds per step, or None if unknown.
 
-    in_step: how much of that is part of the step time; the rest is between steps.
+    ``in_step`` is True if the cost is part of the step time, False if it is between steps.
     """
 
     share_s: float | None
@@ -193,7 +193,7 @@ def _fault(run: Evidence, key: str) -> CauseShare | None:
 
 
 def slow_rank(run: Evidence) -> CauseShare | Missing | None:
-    """Find the rank that all others wait for: the one whose own layers take longest."""
+    """Find the rank that all others wait for: the one with the slowest layers."""
     work = run.work
     if work and work.ranks == 1:
         return None
@@ -223,7 +223,7 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
 
 
 def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
-    """Find it in a trace, or else in the time around the layers of a forward pass, in which parameters are gathered."""
+    """Find exposed communication in a trace, or else in the time around layers, when parameters are gathered."""
     if run.work and run.work.ranks == 1:
         return None
     if run.trace:
@@ -296,7 +296,7 @@ def data_bound(run: Evidence) -> CauseShare | Missing | None:
         return Missing(NO_STEPS)
     on_gpu = run.work is not None and run.work.on_gpu
     if on_gpu and not host_is_late(run):
-        return None  # the host waits while the GPU still has work
+        return None  # the host waits for data while the GPU still has work
     return CauseShare(
         share_s=fmean(waits),
         bound="at most" if on_gpu else "about",
@@ -305,7 +305,7 @@ def data_bound(run: Evidence) -> CauseShare | Missing | None:
 
 
 def checkpoint(run: Evidence) -> CauseShare | Missing | None:
-    """Find steps that are slower while a checkpoint is written, and pauses in which training waits for one."""
+    """Find steps that are slower while a checkpoint is written, and pauses for checkpoints between steps."""
     if run.work and not run.work.saves:
         return None
     pauses = [step.pause_s for step in run.steps]
@@ -333,7 +333,7 @@ def checkpoint(run: Evidence) -> CauseShare | Missing | None:
 def logging(run: Evidence) -> CauseShare | Missing | None:
     pauses = [step.pause_s for step in run.steps]
     if run.work and run.work.saves:
-        return None  # the pauses are of its checkpoints
+        return None  # the pauses are those for checkpoints
     if not pauses or not run.work:
         return Missing(NO_STEPS)
     said = f"{_ms(fmean(pauses))} between two steps, on the rank where it is longest"
@@ -341,7 +341,7 @@ def logging(run: Evidence) -> CauseShare | Missing | None:
 
 
 def stalls(run: Evidence) -> CauseShare | Missing | None:
-    """Find steps far above their neighbors, except for saving steps and waits for data, which are other causes."""
+    """Find steps far above their neighbors, except for saves and waits for data, which are causes of their own."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
         return Missing(f"its window has {len(times)} steps, and {FEWEST_STEPS} are needed to identify unusual ones")
@@ -365,7 +365,7 @@ def stalls(run: Evidence) -> CauseShare | Missing | None:
 
 
 def recomputation(run: Evidence) -> CauseShare | Missing | None:
-    """Report full recomputation, which repeats the forward passes of all layers, whose time is measured."""
+    """Find recomputation. Full recomputation repeats the forward passes of all layers, with a measured time."""
     work = run.work
     if work is None or work.recompute is None:
         return Missing("only the plans of llmb's own engine show what is recomputed")
@@ -383,7 +383,7 @@ def recomputation(run: Evidence) -> CauseShare | Missing | None:
 
 
 def throttled_clocks(run: Evidence) -> CauseShare | Missing | None:
-    """Find throttled GPUs. The share is an upper bound, because lowered clocks are not zero."""
+    """Find throttled GPUs. The share is an upper bound, because a GPU with lowered clocks still computes."""
     if run.work and not run.work.on_gpu:
         return None
     if run.throttled is None:
@@ -417,7 +417,7 @@ def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> CauseShare:
 
 
 FINDERS: Mapping[CauseName, Finder] = {
-    # What the first four cost is not known: all ranks wait in every collective for those that they make slow.
+    # The cost of the first four is unknown: in every collective, all ranks wait for the ranks that they slow down.
     "network": partial(_fault, key=NETWORK_FAULT),
     "machine_fault": partial(_fault, key=MACHINE_FAULT),
     "other_work": partial(_fault, key=OTHER_WORK),
@@ -435,7 +435,7 @@ FINDERS: Mapping[CauseName, Finder] = {
 
 
 def _host_ahead(run: Evidence) -> list[float]:
-    """Return the time by which the host is ahead in each step; empty for a device without a queue."""
+    """Return the seconds by which the host is ahead of the GPU in each step; empty for a device without a queue."""
     return [step.host_ahead_s for step in run.steps if step.host_ahead_s is not None]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two groups of runs, recipe by recipe. Pure."""
+"""Compares two groups of runs, recipe by recipe. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ Scaling = Literal["weak", "strong", "mixed"]
 
 
 class Row(Record):
-    """One recipe. Times are medians of the runs' means."""
+    """The comparison of one recipe. Times are medians of the runs' means."""
 
     recipe: str
     n_before: int
@@ -55,16 +55,16 @@ class Row(Record):
     smallest_visible_change_pct: float | None
     """The smallest slowdown that these runs would have shown in 80 of 100 cases; None without an interval."""
     noise_pct: float | None
-    """Standard deviation between repeats; None if it is not known, and assumed for the interval."""
+    """Standard deviation between repeats, in percent; None if it is unknown, and assumed for the interval."""
     earlier_runs: int
-    """Earlier runs from which the noise is known, if each side has a single run."""
+    """Number of earlier runs that show the noise, if each side has a single run."""
     verdict: VerdictName
     soft: bool
-    """The spread between repeats is unknown, or there was other work on the machine."""
+    """True if the spread between repeats is unknown, or if there was other work on the machine."""
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
-    """Number of additional runs, on both sides together, expected to settle it; None if runs would not."""
+    """Number of additional runs, both sides together, that should settle the verdict; None if runs would not."""
     tolerance_pct: float
     tolerance_source: str
     measure: Measure
@@ -78,15 +78,15 @@ class Row(Record):
 
 
 class Unmatched(Record):
-    """A recipe that ran on one side only."""
+    """A recipe that was measured on one side only."""
 
     side: Literal["before", "after"]
     recipe: str
     runs: tuple[str, ...]
     differs: tuple[Difference, ...]
-    """Differences from the most similar recipe of the other side; empty if that has none."""
+    """Differences from the most similar recipe of the other side; empty if no recipe there is similar."""
     reason: str | None
-    """The reason why the other side has no measurement of it, if it was run there."""
+    """The reason why runs of the recipe on the other side are no measurements; None if there are no such runs."""
 
 
 class LeftOutRun(Record):
@@ -101,21 +101,21 @@ class Comparison(Record):
     after: str
     vary: tuple[str, ...]
     verdict: VerdictName
-    """The worst of all rows."""
+    """The worst verdict of all rows."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
-    """Covers all runs of the rows on both sides; several values of one side are separated by commas."""
+    """Differences between all compared runs of the two sides; several values of a side are separated by commas."""
     unmatched: tuple[Unmatched, ...]
     left_out: tuple[LeftOutRun, ...]
 
 
 SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
 LEAST_CHANGE_PCT = 2.0
-"""Repeats on the same GPUs differ, too: smaller changes are not listed."""
+"""Smaller changes are not listed: repeats on the same GPUs differ, too."""
 
 
 def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:
-    """Yield the mean clock and power of a GPU, if both sides were sampled and differ."""
+    """Yield the changes of a GPU's mean clock and power, if both sides were sampled and the change is large."""
     for name in SAMPLED:
         old, new = _mean(before, name), _mean(after, name)
         if old and new and abs(new / old - 1) >= LEAST_CHANGE_PCT / 100:
@@ -123,7 +123,7 @@ def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[Analyzed
 
 
 def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
-    """Return the mean over the sampled runs."""
+    """Return the mean of a resource over the sampled runs; None if no run was sampled."""
     results = [run.record.result for run in runs if run.record and run.record.result]
     values = [getattr(result.resources, name) for result in results if result.resources]
     known = [value for value in values if value is not None]
@@ -132,7 +132,7 @@ def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
 
 IN_BOTH = "both selections have it: it counts as after"
 WORK = ("layout.gbs", "layout.seq_len", "layout.gpus")
-"""Keys that decide how many tokens a GPU trains in a step."""
+"""Keys that determine the number of tokens per step and GPU."""
 Side = Literal["before", "after"]
 
 
@@ -144,11 +144,10 @@ def compare_runs(
     tolerance_pct: float | None = None,
     earlier: Earlier = no_earlier,
 ) -> Comparison:
-    """Compare all ended runs. ``after`` is None to compare groups within one selection, which needs ``vary``.
+    """Compare all runs that have ended. If ``after`` is None, compare groups within ``before``, which needs ``vary``.
 
-    ``earlier`` finds other runs like one, which show the spread of repeats if a row has one run on each side.
-
-    Raises UsageError for a name of ``vary`` that no run has, if both selections have the same runs.
+    ``earlier`` finds earlier runs like a given one, which show the spread of repeats if a row has one run on each side.
+    Raise UsageError for an unknown name in ``vary``, and if there are no two groups to compare.
     """
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
@@ -156,9 +155,9 @@ def compare_runs(
     left_out = [_left_out(one, "before") for one in old.left_out]
     if after is None or new is None or sources(before) == sources(after):
         if not vary:
-            do = "select two groups of runs, or specify what differs within one: --vary dtype, --vary scale"
+            do = "pass BEFORE and AFTER, or pass --vary with the keys that differ within one group, such as dtype"
             lines = "".join(f"\n  left out: {one.run}: {one.reason}" for one in left_out)
-            what = "both sides are the same runs" if after else "two groups are needed, but only one was specified"
+            what = "both sides have the same runs" if after else "two groups are needed, but only one was specified"
             raise UsageError(f"{what}{lines}", where=before.title, do=do)
         matches = match_within(groups_of(old.runs), may_vary)
     else:
@@ -187,7 +186,7 @@ def _left_out(one: ExcludedRun, side: Side) -> LeftOutRun:
 
 
 def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName:
-    """Return the worst. A recipe without a later measurement is not skipped: the change may have broken it."""
+    """Return the worst verdict. A recipe without a later measurement counts, because the change may have broken it."""
     found: list[VerdictName] = [row.verdict for row in rows]
     if not rows or any(one.side == "before" and one.reason for one in unmatched):
         found.append("not comparable")
@@ -239,7 +238,7 @@ def _disturbed(pair: Pair) -> Iterator[str]:
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:
-    """Return tokens per step and GPU, or sequences if neither side reports their length; None if unknown."""
+    """Return each side's work per step and GPU: tokens, or sequences if neither reports a length; None if unknown."""
     lengths = [side.get("layout.seq_len") for side in (before, after)]
     return _work(before, lengths == [None, None]), _work(after, lengths == [None, None])
 
@@ -254,7 +253,7 @@ def _work(configuration: Configuration, in_sequences: bool) -> float | None:
 
 
 def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | None]) -> str | None:
-    """Return why the two sides did not do the same work by any measure."""
+    """Return why the two sides cannot be compared by either measure; None if they can."""
     other = [one.key for one in changed if changes_work_per_token(one.key) and None not in (one.before, one.after)]
     if other:
         return f"a token is not the same work on both sides: {', '.join(other)} differs"
@@ -264,7 +263,7 @@ def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | 
 
 
 def _means(group: MatchedRuns, scale: float) -> list[RunMean]:
-    """Return the runs' means. ``scale`` is 1 for seconds per step, or else 1 divided by a step's tokens per GPU."""
+    """Return the runs' means times ``scale``: 1 for seconds per step, or 1 divided by the tokens per step and GPU."""
     means = []
     for run in group.runs:
         assert run.step_time_s
@@ -321,7 +320,7 @@ def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
 
 
 def _merged(runs: Sequence[AnalyzedRun]) -> Configuration:
-    """Return the common values of all runs, and for each other key all values that occur."""
+    """Return the values of all runs by key, with all different values of a key separated by commas."""
     known = [run.values for run in runs]
     keys = dict.fromkeys(key for one in known for key in one)
     nodes = sorted({node for run in runs for node in run.nodes})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of one run count once: folders that were copied, moved or unpacked again, and logs with or without them.
+"""Counts copies of one run once: folders that were copied, moved or unpacked again, and logs with or without them.
 
 A run is identified by the id that its record got at the start, and by its step times, which no two runs share to the
-last digit; a log without a record by its steps. If copies differ, none of them counts, and every verdict on their
-recipe is open: the copied run may be the slow one.
+last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and the verdicts
+on their recipe stay open: the slow run may be the changed one.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ CHANGED = "copies of one run have different steps, one was truncated or edited: 
 DECIDE = "; remove those that are wrong"
 OTHER_ID = ", under different ids"
 SAME_TIMES = 5
-"""With this many different step times, another run cannot match to the last digit, step by step."""
+"""Two runs with this many equal step times at equal steps, to the last digit, are copies of one run."""
 RECIPE = ("workload", "size", "dtype", "gpu_type", "layout.gpus", "experiment")
-"""Keys of a configuration that are equal for all runs of a recipe, whatever else differs."""
+"""Keys of a configuration that are equal in all runs of a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a run. ``source`` is equal for copies, ``content`` only if none of them was changed."""
+    """The place of a run. ``source`` is equal for all copies, ``content`` for all unchanged copies."""
 
     path: Path
     source: str
@@ -39,13 +39,13 @@ class Place:
 
 
 def digest_of(*facts: object) -> str:
-    """Return the digest of values that distinguishes them by their text."""
+    """Return a digest of values, in which values with different text differ."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def once_in(*found: RunSet) -> tuple[RunSet, ...]:
-    """Return each selection with every run once. If copies of a run differ, one is kept as invalid, and the recipe's
-    other runs are marked with the fault. Logs are read if a run folder may be their own.
+    """Return each selection with every run once. If copies of a run differ, one is kept as invalid, and other runs of
+    the recipe get a fault. Logs are read if they may be those of a run folder.
     """
     every = _known_as_one([run for one in found for run in one.runs])
     why_changed = _changed_copies(map(_place, every))
@@ -70,13 +70,13 @@ def _once(found: RunSet, why_changed: dict[str, str], doubtful: dict[tuple[objec
 
 
 def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:
-    """Mark a run as affected by differing copies: it is one of them, or another run of the recipe."""
+    """Mark a run for which copies differ, or that is another run of the recipe of such copies."""
     known = replace(run, faults={**run.faults, CHANGED_COPY: (why,)}) if (why := doubtful.get(_recipe(run))) else run
     return known.invalid(why) if (why := why_changed.get(run.counted_as)) else known
 
 
 def with_copies(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return parsed runs: copies of another run are marked, and runs that contradict their copies are invalid."""
+    """Return the parsed runs: further copies of a run are marked, and runs with differing copies are invalid."""
     places = [replace(_place(run), path=run.log_path.absolute()) for run in _known_as_one(runs)]
     why_changed = _changed_copies(places)
     why_copied = _further_copies(places)
@@ -97,14 +97,14 @@ def _place(run: AnalyzedRun) -> Place:
 
 
 def _known_as_one(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Group copies with the same source, regardless of the ids in their records."""
+    """Return the runs, with the same source for all copies, even if their records have different ids."""
     every = _with_owners(runs)
     originals = _originals(every)
     return [replace(run, source=originals[run.counted_as]) if run.counted_as in originals else run for run in every]
 
 
 def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
-    """Map the source of each run whose step times equal those of an earlier run to the source of that run."""
+    """Return the source of the earlier run with equal step times, by the source of the copy."""
     holders: dict[tuple[int, float], str] = {}
     found: dict[str, str] = {}
     for run in runs:
@@ -120,7 +120,7 @@ def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
 
 
 def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return the runs; logs of run folders get the identity of their runs."""
+    """Return the runs; the log of a run folder gets the source of the folder's run."""
     folders = [run for run in runs if run.record]
     if not folders or len(folders) == len(runs):
         return list(runs)
@@ -135,7 +135,7 @@ def _log_digest(run: AnalyzedRun) -> str | None:
 
 
 def _by_source(places: Iterable[Place]) -> list[list[Place]]:
-    """Return runs found in several places, the folders of a run first."""
+    """Return the places of each run that was found several times, run folders before logs."""
     found: dict[str, dict[Path, Place]] = defaultdict(dict)
     for place in places:
         found[place.source][place.path] = place
@@ -145,7 +145,7 @@ def _by_source(places: Iterable[Place]) -> list[list[Place]]:
 
 
 def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
-    """Return, by source, why no copy of a run can be chosen. A log next to a folder contains less."""
+    """Return, by source, why no copy of a run can be trusted. Copies of logs are ignored if there is a folder."""
     found = {}
     for copies in _by_source(places):
         alike = [place for place in copies if place.is_log == copies[0].is_log]
@@ -155,7 +155,7 @@ def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
 
 
 def _further_copies(places: Iterable[Place]) -> dict[Path, str]:
-    """Return, by path, why a copy of a run does not count: only the first one does."""
+    """Return, by path, why a copy of a run is not counted; the first copy is."""
     return {
         place.path: f"{len(copies)} copies of one run{_ids_text(copies)}, counted once: {copies[0].path}"
         for copies in _by_source(places)

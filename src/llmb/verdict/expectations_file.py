@@ -22,12 +22,12 @@ from llmb.runs.result import Interval, Reference
 from llmb.verdict.judgement import Tolerance, default_tolerance
 
 MOST_RATIO = 4.0
-"""FP8 peaks are twice those of BF16; a wrong digit makes a factor of ten."""
+"""Maximum ratio of step times in FP8 and BF16: peaks differ by a factor of two, a wrong digit by a factor of ten."""
 
 
 def _window(rule: str) -> str:
     if rule in (DEFAULT_RULE, STEADY):
-        raise ValueError(f"'{rule}' depends on the run; specify steps, such as 35-44")
+        raise ValueError(f"'{rule}' depends on the run; use steps, such as 35-44")
     try:
         check_rule(rule)
     except UsageError as error:
@@ -36,12 +36,12 @@ def _window(rule: str) -> str:
 
 
 def _texts(found: object) -> object:
-    """Convert YAML's numbers and booleans to text, as in the conditions of runs."""
+    """Convert YAML's numbers and booleans to text, like the conditions of runs."""
     return condition_values(found) if isinstance(found, dict) else found
 
 
 class ExpectedStepTime(Record):
-    """One entry: the runs that it applies to, by parts of their recipe, and their expected step time."""
+    """An entry: the recipe of the runs that it applies to, in whole or in part, and their expected step time."""
 
     workload: str | None = None
     size: str | None = None
@@ -54,16 +54,16 @@ class ExpectedStepTime(Record):
     layout: LayoutSizes = LayoutSizes()
     step_time_s: float = Field(gt=0)
     step_time_s_ci95: Interval | None = None
-    """95 % confidence interval, if it was measured."""
+    """95 % confidence interval of a measured step time."""
     tolerance_pct: float | None = Field(default=None, gt=0)
     window: Annotated[str, AfterValidator(_window)] | None = None
-    """The steps that it averages, such as 35-44."""
+    """The steps that the step time averages, such as 35-44."""
     runs: int | None = Field(default=None, ge=1)
     """Number of measured runs."""
     source: str | None = None
     note: str | None = None
     conditions: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
-    """Other conditions of these runs, under dotted keys. They select nothing; a verdict lists the differences."""
+    """Other conditions of these runs, by dotted key. They select no runs; a verdict lists the differences."""
 
     def recipe(self) -> dict[str, str]:
         """Return the conditions that select runs."""
@@ -73,16 +73,16 @@ class ExpectedStepTime(Record):
 
 
 class ExpectationsFile(Record):
-    """The whole file."""
+    """The content of a file for ``--expect``."""
 
     tolerance_pct: float | None = Field(default=None, gt=0)
-    """Tolerance of entries without one."""
+    """Tolerance, in percent, of entries without one of their own."""
     expectations: tuple[ExpectedStepTime, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectationEntry:
-    """An entry, with its place in the file."""
+    """An entry and its place in the file."""
 
     expected: ExpectedStepTime
     where: str
@@ -113,7 +113,7 @@ class Expectations:
 
     @property
     def without_source(self) -> tuple[str, ...]:
-        """The places of entries without a source."""
+        """The places of the entries that state no source."""
         return tuple(entry.where for entry in self.entries if not entry.expected.source)
 
     def tolerance_of(self, entry: ExpectationEntry) -> Tolerance:
@@ -124,7 +124,7 @@ class Expectations:
         return default_tolerance("expectation")
 
     def entry_for(self, known: Values) -> ExpectationEntry | Missing:
-        """Return the most specific entry that agrees with the ``known`` facts about a run."""
+        """Return the most specific entry that contradicts none of the ``known`` facts; Missing if it is not unique."""
         if not self.entries:
             return Missing(f"{self.path} has no entries")
         fitting = [entry for entry in self.entries if not list(_contradictions(entry, known))]
@@ -140,7 +140,7 @@ class Expectations:
 
 
 def _contradictions(entry: ExpectationEntry, known: Mapping[str, str]) -> Iterator[str]:
-    """Yield the conditions of the entry that the run contradicts."""
+    """Yield the conditions of an entry that the known facts contradict."""
     for key, value in entry.expected.recipe().items():
         if known.get(key, value) != value:
             yield f"{key} {value}, not {known[key]}"
@@ -151,7 +151,7 @@ def _confirmed(entry: ExpectationEntry, known: Values) -> int:
 
 
 def read_expectations(path: Path) -> Expectations:
-    """Read the file. Raises UsageError with all problems, each with its line."""
+    """Read a file of expectations; raise UsageError with all problems, each with its line."""
     try:
         file = read_file(path, ExpectationsFile, foreign=True)
         root: Any = compose_file(path)
@@ -160,19 +160,19 @@ def read_expectations(path: Path) -> Expectations:
     except CatalogueError as error:
         lines = "\n".join(f"  {problem}" for problem in error.problems)
         do = see("judge-a-run")
-        raise UsageError(f"the expectations cannot be used:\n{lines}", do=do) from error
+        raise UsageError(f"the file of expectations is invalid:\n{lines}", do=do) from error
     places = (f"{path}:{line_in(root, ('expectations', number))}" for number in range(len(file.expectations)))
     entries = tuple(map(ExpectationEntry, file.expectations, places))
     if problems := [*_too_fast(entries, Catalogue()), *_unlike_other_dtypes(entries)]:
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise UsageError(f"the expectations cannot be true:\n{lines}", do="correct step_time_s or its recipe")
+        raise UsageError(f"the file has impossible step times:\n{lines}", do="correct step_time_s or the recipe")
     return Expectations(path, file.tolerance_pct, entries)
 
 
 def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iterator[str]:
-    """Yield step times that no GPU can reach, of entries that are specific enough.
+    """Yield the entries with step times that no GPU can reach, if they specify their recipe.
 
-    The FLOPs of causal attention are the least that any program can do; frozen weights would need fewer.
+    The FLOPs with causal attention are the fewest that any program needs, unless weights are frozen.
     """
     for entry in entries:
         recipe, step_time_s = _recipe(entry.expected, catalogue), entry.expected.step_time_s
@@ -187,7 +187,7 @@ def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iter
 
 
 def _recipe(expected: ExpectedStepTime, catalogue: Catalogue) -> Recipe | None:
-    """Return the recipe of an entry; None if it is not specific enough, or if the catalogue has none."""
+    """Return the recipe of an entry; None if the entry is incomplete, or if the catalogue has no such recipe."""
     if not (expected.workload and expected.size and expected.dtype and expected.gpu_type and expected.scale):
         return None
     overrides = Overrides(**expected.layout.model_dump(exclude_none=True))
@@ -206,7 +206,7 @@ def _recipe(expected: ExpectedStepTime, catalogue: Catalogue) -> Recipe | None:
 
 
 def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
-    """Yield entries in FP8 that are several times slower or faster than in BF16: one of them has a wrong digit."""
+    """Yield FP8 entries that are more than ``MOST_RATIO`` times slower or faster than the same recipe in BF16."""
     bf16 = {key: entry for entry in entries if entry.expected.dtype == "bf16" and (key := _but_for_dtype(entry))}
     for entry in entries:
         key = _but_for_dtype(entry)
@@ -222,7 +222,7 @@ def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
 
 
 def _but_for_dtype(entry: ExpectationEntry) -> tuple[tuple[str, str], ...] | None:
-    """Return the recipe without its dtype, as a key; None for CPUs, where FP8 is emulated."""
+    """Return the recipe without its dtype, as a key; None for CPUs, on which FP8 is emulated."""
     recipe = entry.expected.recipe()
     if recipe.get("gpu_type") == CPU:
         return None
@@ -233,7 +233,7 @@ DATA = Path(__file__).with_name("acceptance.yaml")
 
 
 class AcceptanceRecipe(Record):
-    """A recipe that has to be measured."""
+    """A recipe that an acceptance set requires to be measured."""
 
     workload: str
     size: str
@@ -246,7 +246,7 @@ class AcceptanceRecipe(Record):
 
 
 class AcceptanceSet(Record):
-    """The recipes that a cluster of one GPU type has to pass."""
+    """The recipes that a cluster of one GPU type must pass."""
 
     name: str
     title: str
@@ -254,7 +254,7 @@ class AcceptanceSet(Record):
     pass_at_pct: float = Field(gt=0, le=100)
     """Percentage of the published throughput."""
     valid_months: int | None = None
-    """The validity of the result; None if it is not specified."""
+    """Number of months for which the result is valid; None if not specified."""
     recipes: tuple[AcceptanceRecipe, ...]
 
     @property
@@ -275,7 +275,7 @@ def acceptance_sets() -> dict[str, AcceptanceSet]:
 
 
 def find_acceptance_set(name: str) -> AcceptanceSet:
-    """Return the acceptance set. Raises UsageError for a name that does not exist."""
+    """Return the acceptance set with this name; raise UsageError if there is none."""
     sets = acceptance_sets()
     if name not in sets:
         raise unknown("acceptance set", name, sets)

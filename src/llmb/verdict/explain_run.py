@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gather the evidence in a run's files, and explain why it is slow."""
+"""Gathers the evidence in a run's files, and explains why the run is slow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -47,10 +47,10 @@ class Cause(Record):
     """Percentage of the step time."""
     bound: Bound
     in_step: bool
-    """False if it lies between steps, and lengthens the run but not the step time."""
+    """False if the cost is between steps, so that it lengthens the run but not the step time."""
     evidence: tuple[str, ...]
     confirm: str
-    """The command that confirms it."""
+    """The command that confirms the cause."""
 
 
 class UnknownCause(Record):
@@ -60,11 +60,11 @@ class UnknownCause(Record):
     title: str
     reason: str
     confirm: str
-    """The command that settles it."""
+    """The command that shows or excludes the cause."""
 
 
 class Explanation(Record):
-    """Causes that may be behind all others first, then by share, largest first; those of unknown share last."""
+    """Causes of a step time: first those that may be behind others, then by share, unknown shares last."""
 
     run: str
     """The run's folder, or its log."""
@@ -73,9 +73,9 @@ class Explanation(Record):
     """The step time of the reference for the same number of sequences; None without a reference."""
     reference: str | None
     gap_s: float | None
-    """Seconds by which a step is longer than the reference's."""
+    """Seconds by which a step takes longer than the reference's; None without a reference."""
     unexplained_s: float | None
-    """The part of the gap that no cause accounts for."""
+    """Seconds of the gap that no cause accounts for; None if they are few, or without a reference."""
     causes: tuple[Cause, ...]
     not_known: tuple[UnknownCause, ...]
     predicted_s: dict[str, float] | None = None
@@ -83,7 +83,7 @@ class Explanation(Record):
 
 
 Words = Mapping[str, str]
-"""Values for the placeholders in the commands that confirm causes: ``run``, ``command``, ..."""
+"""Values by placeholder for the commands that confirm causes: ``run``, ``command``, ..."""
 
 
 def explain_evidence(run: Evidence, against: ReferenceEvidence | None, words: Words) -> Explanation:
@@ -127,7 +127,7 @@ def explain_evidence(run: Evidence, against: ReferenceEvidence | None, words: Wo
 
 
 def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, CauseShare | Missing]]:
-    """Yield measured causes beyond those of the baseline. Intended differences are left to ``_differing``."""
+    """Yield the measured causes, each without the share that the baseline also has."""
     for name, find in FINDERS.items():
         item = find(run)
         if item is None:
@@ -157,7 +157,7 @@ def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
 
 
 def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseShare]:
-    """Return the share of a different window, which is exact: the run has its own steps in the reference's window."""
+    """Return the share of a different window. It is exact, because the run has steps in the reference's window."""
     if against.window_mean_s is None:
         return {}
     mean_s, window = against.window_mean_s, against.reference.window
@@ -183,7 +183,7 @@ def _differing(
         said = _said(items)
         measured = found.get(name)
         share_s = max(rest_s, 0.0) if name in (chosen or timed) else None
-        if measured:  # its own share is part of the rest no longer
+        if measured:  # the rest no longer includes its own share
             share_s, said = (share_s or 0.0) + (measured.share_s or 0.0), (*said, *measured.evidence)
         if share_s is None and name in timed:
             said = (*said, "listed because it differs; nothing shows that it costs time")
@@ -193,7 +193,7 @@ def _differing(
 
 
 def _suspected(differing: Mapping[CauseName, CauseShare]) -> dict[CauseName, CauseShare]:
-    """Return the causes that are listed first even if the others leave no share: they may be behind them."""
+    """Return the differences. Those that rank first have an unknown share if none is left: they may cause others."""
     return {
         name: replace(item, share_s=item.share_s or None) if cause_rules().rule(name).first else item
         for name, item in differing.items()
@@ -231,7 +231,7 @@ def _command(rule: CauseRule, words: Words) -> str:
 
 
 def _order(cause: Cause) -> tuple[bool, float, int]:
-    """Sort key: causes to list first, then by share; ties in the order of the data file, likelier causes first."""
+    """Return a sort key: first the causes that rank first, then by share, then by order in the data file."""
     names = [rule.name for rule in cause_rules().causes]
     first = cause_rules().rule(cause.name).first
     share_s = -1.0 if first or cause.share_s is None else cause.share_s
@@ -244,7 +244,7 @@ US = 1_000_000
 
 
 def explain_judged(judged: Judged) -> Explanation | None:
-    """Explain a run; of several repeats the one with the median step time, against that of the baseline."""
+    """Explain the run with the median step time of a verdict's repeats, compared with that of the baseline."""
     run, baseline = _typical(judged.runs), _typical(judged.baseline)
     return explain(run, baseline, judged.verdict) if run else None
 
@@ -255,9 +255,9 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow, compared with a baseline, else with the reference of its verdict, if any.
+    """Explain why ``run`` is slow, compared with a baseline or, without one, with the reference of its verdict, if any.
 
-    None for a run without a step time.
+    Return None for a run without a step time.
     """
     if run.step_time_s is None:
         return None
@@ -286,12 +286,12 @@ def _evidence(run: AnalyzedRun, steps: Sequence[Step]) -> Evidence:
 
 
 def _steps_of(run: AnalyzedRun) -> list[Step]:
-    """Read all steps of a run; none if only its log has them. Raises BrokenRecord or OSError if reading fails."""
+    """Return all steps of a run; none for a log. Raise BrokenRecord or OSError if they cannot be read."""
     return read_steps(RunFolder(run.path).steps) if run.record else []
 
 
 def _trace(folder: RunFolder) -> StepBreakdown | None:
-    """Return the trace; None also if it is damaged, which 'llmb result' reports."""
+    """Return the breakdown of a traced step; None also if it is damaged, which 'llmb result' reports."""
     try:
         return read_breakdown(folder)
     except (OSError, BrokenRecord):
@@ -312,14 +312,14 @@ def work_of(plan: Plan) -> Work:
 
 
 def node_of_ranks(environment: Environment) -> dict[int, str]:
-    """Return the node of each rank: ranks are numbered node by node."""
+    """Return the node of each rank; ranks are numbered node by node."""
     each = [node for node in environment.nodes for _ in range(environment.ranks_per_node.get(node, 0))]
     return dict(enumerate(each))
 
 
 def _throttled(environment: Environment, result: Result | None) -> tuple[Throttle, ...] | None:
-    """Return throttled GPUs, by the samples of the window, else by the driver's counters before the first step and
-    after the last; None if no GPU has either.
+    """Return throttled GPUs, by the samples of the window or, without samples, by the driver's counters before the
+    first step and after the last. Return None if there are no counters either.
     """
     gpus = (result.resources.gpus if result and result.resources else None) or ()
     sampled = [gpu for gpu in gpus if gpu.throttled is not None]
@@ -350,7 +350,7 @@ def _sampled_throttles(gpu: GpuUse, max_clock_mhz: float | None) -> Iterator[Thr
 
 
 def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> ReferenceEvidence | None:
-    """Return the baseline's time, scaled to the run's sequences per GPU; None if it has no step time."""
+    """Return the baseline with its time scaled to the run's sequences per GPU; None if it has no step time."""
     if against.step_time_s is None:
         return None
     own, other = _sequences(run.recipe), _sequences(against.recipe)
@@ -396,7 +396,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Return the mean of the run's own steps in the window of its reference; None if some are missing."""
+    """Return the mean of the run's steps in ``window``, that of its reference; None if some of them are missing."""
     if window is None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]
@@ -404,7 +404,7 @@ def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
 
 
 def _words(run: AnalyzedRun) -> dict[str, str]:
-    """Return the values for placeholders in commands that confirm causes. A run without a record has no recipe."""
+    """Return values for placeholders in commands that confirm causes; generic names if the recipe is unknown."""
     recipe = run.recipe
     if recipe is None:
         unknown = {"workload": "WORKLOAD", "size": "SIZE", "gpu_type": "TYPE", "last_rank": "N"}

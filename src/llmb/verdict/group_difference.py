@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference in step time between two groups of runs. The unit is the run: its steps tell nothing of the next run.
+"""The difference in step time between two groups of runs. The unit is the run: its steps do not predict the next run.
 
-Run means are compared as logarithms, by their medians, so that one bad run among several does not decide. The interval
-is Student's t: of groups of equal size with their common spread, else with both spreads (Welch), and of a single run
-against several with the spread of those. Two single runs do not show the spread of repeats: it is known from earlier
-runs, or ``ASSUMED_SPREAD_PCT`` is allowed for beside the uncertainty of their steps, and the difference is soft.
+Logarithms of run means are compared by their medians, so that one bad run among several does not decide. The interval
+is Student's t: with a common spread for groups of equal size, with both spreads (Welch) for groups of different size,
+and with the spread of the larger group for a single run. For two single runs, the spread of repeats is that of earlier
+runs. Without those, ``ASSUMED_SPREAD_PCT`` is added to the uncertainty of their steps, and the difference is soft.
 """
 
 import math
@@ -17,7 +17,7 @@ from llmb.base.shown_text import listed
 from llmb.base.statistics import student_t
 
 ERROR_RATE = 0.01
-"""Probability of reporting any node that has no effect."""
+"""Probability of reporting any node although no node has an effect."""
 MOST_NAMED = 3
 
 
@@ -25,14 +25,14 @@ MOST_NAMED = 3
 class RunMean:
     mean_s: float
     ci95_s: tuple[float, float] | None = None
-    """Interval of the mean of the run's steps."""
+    """95 % confidence interval of the mean of the run's steps."""
     nodes: tuple[str, ...] = ()
 
 
 def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | None:
-    """Describe effects of nodes: those that ran only one group, and those that slow runs down.
+    """Describe nodes that may explain a difference: those that only one group used, and those with unusual runs.
 
-    None if both groups ran on the same nodes without an effect, or if the nodes of a run are unknown.
+    Return None if both groups used the same nodes without an effect, or if the nodes of a run are unknown.
     """
     runs = (*before, *after)
     if not all(run.nodes for run in runs):
@@ -53,7 +53,7 @@ def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | No
 
 
 def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str]:
-    """Return nodes whose runs differ from the others of their group by more than chance explains."""
+    """Describe the nodes with runs that differ from the others of their group by more than chance explains."""
     from scipy.special import stdtr
 
     runs = (*before, *after)
@@ -92,15 +92,15 @@ DecisionName = Literal["pass", "regressed", "improved", "inconclusive"]
 MOST_MORE_RUNS = 40
 MOST_DIGITS = 4
 POWER = 0.8
-"""Probability that the smallest change shows, and that the suggested number of runs settles it, if the estimates are
-right."""
+"""Probability that the smallest visible change shows, and that the suggested number of runs settles a verdict, if the
+estimates are right."""
 REPEATS = 3
 """Suggested number of runs per group if the spread between runs is unknown."""
 FEWEST_EARLIER = 3
-"""Minimum number of earlier runs from which the spread between repeats is known."""
+"""Minimum number of earlier runs to estimate the spread between repeats from."""
 ASSUMED_SPREAD_PCT = 1.0
-"""Assumed standard deviation between repeats if it is unknown: chips of one type, or one chip when warm and when cold,
-differ by that much."""
+"""Assumed standard deviation between repeats if it is unknown: chips of one type, or one chip at different
+temperatures, differ by as much."""
 NORMAL_QUANTILE = 1.959963984540054
 SPREAD_POWER = 0.9
 """Half of the error probability in ``POWER`` is reserved for the spread of the runs."""
@@ -112,7 +112,7 @@ NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 @dataclass(frozen=True, slots=True)
 class RunSpread:
-    """Spread of the logarithms of run means between repeats, from that number of earlier runs."""
+    """The spread between repeats: the standard deviation of the logarithms of the means of ``runs`` earlier runs."""
 
     spread: float
     runs: int
@@ -130,26 +130,26 @@ class GroupDifference:
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``; None if a run of a single step is compared with longer ones."""
     smallest_visible_change_pct: float | None
-    """The smallest slowdown that these runs would have shown, with probability ``POWER``; None without an interval."""
+    """The smallest slowdown that these runs would have shown with probability ``POWER``; None without an interval."""
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if it is assumed: any decision is then soft."""
     node_effect: str | None
-    """An effect of nodes that may explain the difference."""
+    """A description of nodes that may explain the difference."""
     earlier_runs: int = 0
-    """The earlier runs that determine the noise if each side has a single run."""
+    """Number of earlier runs that determine the noise, if each side has a single run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     verdict: DecisionName
     more_runs: int | None
-    """Additional runs, in equal parts if possible; None for a clear verdict, and if runs would not settle it."""
+    """Number of additional runs, for equal groups; None for a clear verdict, or if runs would not settle it."""
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Precision:
-    """Precision of a difference of medians: ``spread`` of a single run, standard error and degrees of freedom."""
+    """The precision of a difference of medians: spread of a single run, standard error and degrees of freedom."""
 
     spread: float
     error: float
@@ -161,12 +161,12 @@ class _Precision:
 
     @property
     def smallest_change(self) -> float:
-        """Return the true difference whose interval excludes 0 with probability ``POWER``."""
+        """Return the true difference with an interval that excludes 0 with probability ``POWER``."""
         return self.half_width + student_t(self.freedom, POWER) * self.error
 
 
 def run_spread(means_s: Sequence[float]) -> RunSpread | None:
-    """Return the spread of earlier runs of one recipe on the same nodes; None for fewer than ``FEWEST_EARLIER``."""
+    """Return the spread of runs of one recipe on the same nodes; None for fewer than ``FEWEST_EARLIER`` runs."""
     if len(means_s) < FEWEST_EARLIER or not all(0 < mean < math.inf for mean in means_s):
         return None
     return RunSpread(stdev(map(math.log, means_s)), len(means_s))
@@ -175,11 +175,11 @@ def run_spread(means_s: Sequence[float]) -> RunSpread | None:
 def group_difference(
     before: Sequence[RunMean], after: Sequence[RunMean], known: RunSpread | None = None
 ) -> GroupDifference:
-    """Return the difference; ``known`` is used if each side has a single run. Raises ValueError for an empty group, or
-    a mean that is not a number above 0.
+    """Return the difference of two groups; ``known`` is the spread of repeats if each group has a single run. Raise
+    ValueError for an empty group, or for a mean that is not a finite number above 0.
     """
     if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after)):
-        raise ValueError("groups of runs with step times above 0 are needed")
+        raise ValueError("both groups need runs, with finite step times above 0")
     logs = [[math.log(run.mean_s) for run in group] for group in (before, after)]
     center = median(logs[1]) - median(logs[0])
     precision, used = _precision(*logs), 0
@@ -204,9 +204,9 @@ def group_difference(
 
 
 def smallest_change(half_width: float) -> float:
-    """Return the smallest change that an interval of this half width would have shown, for any degrees of freedom.
+    """Return the smallest change that an interval of this half width would have shown with probability ``POWER``.
 
-    The quantiles are normal: for Student's t their ratio is smaller, so this is a slight overestimate.
+    The quantiles are normal. Their ratio is slightly larger than for Student's t, so this is a slight overestimate.
     """
     return half_width * (1 + POWER_QUANTILE / NORMAL_QUANTILE)
 
@@ -214,9 +214,9 @@ def smallest_change(half_width: float) -> float:
 def clear_decision(
     delta_pct: float, ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float
 ) -> DecisionName | None:
-    """Return ``regressed`` or ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the
-    interval excludes that it is slower by more than the tolerance, and a change of the tolerance would have shown. Two
-    groups of the same distribution differ in less than 5 % of cases, for any tolerance.
+    """Return the verdict if it is clear, else None. ``regressed`` and ``improved`` require a difference above the
+    tolerance and an interval that excludes 0; ``pass`` an interval below the tolerance, and that a change of the
+    tolerance would have shown. Groups of one distribution differ in less than 5 % of cases, for any tolerance.
     """
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:
@@ -228,8 +228,8 @@ def clear_decision(
 
 
 def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float) -> str | None:
-    """Return why a missing difference means little; None if it is meaningful, or if the interval exceeds the
-    tolerance."""
+    """Return why a missing difference means little: a change of the tolerance would not have shown. Return None if it
+    would have, or if the interval exceeds the tolerance."""
     low, high = ci95_pct
     if not low <= 0 <= high <= tolerance_pct < smallest_visible_change_pct:
         return None
@@ -238,12 +238,12 @@ def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, to
 
 
 def _digits_above(value: float, limit: float) -> int:
-    """Return the fewest digits that show that ``value`` is above ``limit``."""
+    """Return the fewest digits with which ``value`` is above ``limit`` after rounding."""
     return next((n for n in range(1, MOST_DIGITS) if round(value, n) > limit), MOST_DIGITS)
 
 
 def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
-    """Decide whether the second group is slower than the first by more than the tolerance."""
+    """Decide whether the second group is slower or faster than the first by more than the tolerance."""
     interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
     if interval is None or smallest is None:
         return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)
@@ -261,15 +261,15 @@ def _possible(ci95_pct: tuple[float, float], tolerance_pct: float) -> str:
 
 
 def spread_note(difference: GroupDifference) -> str | None:
-    """Return the caveat about two single runs; None for groups of repeats."""
+    """Return the caveat about two single runs; None if a group has several runs."""
     if difference.earlier_runs:
         return f"one run on each side: repeats differ as much as {difference.earlier_runs} earlier runs did"
     return SINGLE_RUNS if difference.noise_pct is None else None
 
 
 def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
-    """Return the smallest number of additional runs that decide with probability ``POWER``, if the difference and the
-    noise are as estimated; None for more than ``MOST_MORE_RUNS``."""
+    """Return the smallest number of additional runs that settle the verdict with probability ``POWER``, if the
+    estimates of the difference and the noise are right; None if it is above ``MOST_MORE_RUNS``."""
     if difference.noise_pct is None:
         return 2 * (REPEATS - 1)
     delta, tolerance = math.log1p(difference.delta_pct / 100), math.log1p(tolerance_pct / 100)
@@ -279,14 +279,14 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
     for more in range(1, MOST_MORE_RUNS + 1):
         sizes[sizes.index(min(sizes))] += 1
         shown = _precision_of(spread, sizes).smallest_change
-        passes = abs(delta) <= tolerance  # then a change of the tolerance has to show, by the spread that is seen
+        passes = abs(delta) <= tolerance  # then a change of the tolerance has to show, with the observed spread
         if shown <= needed and not (passes and shown * _spread_seen(sum(sizes) - 2) > tolerance):
             return more
     return None
 
 
 def _spread_seen(freedom: int) -> float:
-    """Return the spread shown by this number of runs, relative to the true one; ``SPREAD_POWER`` of cases are less."""
+    """Return the observed spread over the true one; with probability ``SPREAD_POWER``, it is not larger."""
     from scipy.special import chdtri
 
     return math.sqrt(float(chdtri(freedom, 1 - SPREAD_POWER)) / freedom)
@@ -298,7 +298,7 @@ def _precision_of(spread: float, sizes: Sequence[int]) -> _Precision:
 
 
 def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | None:
-    """Return the precision of the difference; None for two single values."""
+    """Return the precision of the difference of two groups; None for two single values."""
     freedoms = [len(group) - 1 for group in (before, after)]
     if not sum(freedoms):
         return None
@@ -313,15 +313,15 @@ def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | 
 
 
 def _variance_of_median(count: int) -> float:
-    """Return the variance for ``count`` standard normal values: within 2 % for odd counts, up to 22 % high for even.
+    """Return the variance of the median of ``count`` standard normal values: within 2 % if odd, up to 22 % high if
+    even.
 
-    Few runs need the allowance: of 2 and 2 runs exactly 5 % would be a false alarm.
-    """
+    The overestimate is needed for few runs: with exact values, groups of 2 and 2 would exceed 5 % false alarms."""
     return math.pi / (2 * count + math.pi - 2)
 
 
 def _half_width_alone(before: RunMean, after: RunMean) -> float | None:
-    """Return the half width for the log ratio of two runs, from the intervals of their steps and the assumed spread."""
+    """Return the half width of the log ratio of two runs, from the intervals of their steps and the assumed spread."""
     widths = [(run.ci95_s[1] - run.ci95_s[0]) / (2 * run.mean_s) for run in (before, after) if run.ci95_s is not None]
     between = NORMAL_QUANTILE * math.sqrt(2) * math.log1p(ASSUMED_SPREAD_PCT / 100)
     return math.hypot(*widths, between) if len(widths) == 2 else None

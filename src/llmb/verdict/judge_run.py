@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge runs that ended: against published figures, other runs, or the user's expectations."""
+"""Judges runs that have ended, by published figures, other runs, or the user's expectations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,27 +36,27 @@ from llmb.verdict.published_verdict import documented_steps, published_verdict, 
 NO_RECIPE = "the catalogue has no recipe with the layout of this log"
 LEAST_EARLIER = 2
 MOST_EARLIER = 10
-"""Maximum number of earlier runs: older ones probably had other software, which would widen the spread."""
+"""Maximum number of earlier runs: older ones probably used other software, which would widen the spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One verdict, and the run or repeats that it applies to."""
+    """A verdict, and the run or repeats that it applies to."""
 
     title: str
     runs: tuple[AnalyzedRun, ...]
     verdict: Verdict
     baseline: tuple[AnalyzedRun, ...] = ()
-    """The reference runs; empty for a figure."""
+    """The reference runs; empty if the reference is a figure."""
 
     @property
     def times(self) -> Statistics | None:
-        """Return the statistics of a run's window, or of the means of several runs."""
+        """Return the statistics of one run's window, or of the means of several runs."""
         return times_of(self.runs)
 
     @property
     def compared_s(self) -> float | None:
-        """The step time behind the difference; between groups of runs it is the median."""
+        """The step time that is compared: between groups of runs the median, otherwise the mean."""
         if self.times is None:
             return None
         counted = [run for run in self.runs if flaw_of(run) is None]
@@ -68,14 +68,14 @@ def is_pretended(run: AnalyzedRun) -> bool:
 
 
 def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
-    """Return 'not comparable': all references are runs of all ranks."""
+    """Judge runs of a rank alone as 'not comparable', because all references are runs of all ranks."""
     why = flaw_of(repeats[0])
     assert why, "a rank alone measures no step of all"
     return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why))
 
 
 def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier) -> list[Judged]:
-    """Judge against the published figure; without one, against earlier runs of the recipe on the same nodes."""
+    """Judge a run by the published figure or, without one, by earlier runs of its recipe on the same nodes."""
     judged = judge_published(run, tolerance)
     if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
         return [judged]
@@ -88,7 +88,7 @@ def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier)
 
 
 def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Judged:
-    """Judge a run against the published figure of its recipe."""
+    """Judge a run by the published figure of its recipe."""
     if run.record is None:
         return _judge_log(run, tolerance)
     found = published_verdict([run], run.record, tolerance)
@@ -96,7 +96,7 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Jud
 
 
 def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
-    """Return the verdict; without a reference, a run that failed is invalid rather than not comparable."""
+    """Return the verdict. If it is missing, a run with a flaw is invalid, and any other run not comparable."""
     if not isinstance(found, Missing):
         return found
     flaw = flaw_of(run)
@@ -104,7 +104,7 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
-    """Judge a log by its recipe in the catalogue, if it reports one."""
+    """Judge a log by the published figure of its recipe or row, if the catalogue has one."""
     catalogue = Catalogue()
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
@@ -122,7 +122,7 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
 
 
 def _logged_conditions(run: AnalyzedRun, recipe: Recipe) -> Values:
-    """Return the conditions; a log of the document's release gets its program and the steps that it averages."""
+    """Return the conditions of a log. A log of the document's release has the document's program and averaged steps."""
     stated, document = stated_conditions(run), recipe.document
     if document is None or run.configuration.get("release") != document.release:
         return stated
@@ -148,7 +148,7 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
-    """Judge against the entry of the user's file that fits the run."""
+    """Judge a run by the entry of the user's file that fits it."""
     stated = stated_conditions(run)
     entry = expectations.entry_for(stated)
     if isinstance(entry, Missing):
@@ -170,7 +170,7 @@ def judge_against(
 ) -> list[Judged]:
     """Judge each group of repeats against the most similar runs of ``baseline``.
 
-    ``source`` names the baseline, in which every run is a measurement.
+    ``source`` is the name of the baseline. All its runs must be measurements.
     """
     groups = grouped(baseline)
     return [_against_nearest(repeats, groups, source, tolerance, earlier) for repeats in grouped(runs)]
@@ -216,7 +216,7 @@ def _baseline(group: Sequence[AnalyzedRun], source: str) -> Reference:
 
 
 def judge_acceptance(wanted: AcceptanceSet, runs: Sequence[AnalyzedRun]) -> list[Judged]:
-    """Return a verdict for each recipe of the set, in order; a recipe without a run is inconclusive."""
+    """Return a verdict for each recipe of the set, in order. A recipe without a run is inconclusive."""
     return [
         _accepted(wanted, recipe, [run for run in runs if _is_of(run, wanted, recipe)]) for recipe in wanted.recipes
     ]
@@ -233,9 +233,9 @@ def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) ->
 
 
 def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[AnalyzedRun]) -> Judged:
-    """Judge the mean of the repeats that are most similar to the published run, the last of several.
+    """Judge the mean of those repeats that are most similar to the published run, the latest if several are.
 
-    If no run of the recipe is a measurement, the last run is judged.
+    If no run of the recipe is a measurement, judge the last run.
     """
     title = f"{recipe.name} on {recipe.scale} x {wanted.gpu_type}"
     used = [run for run in runs if flaw_of(run) is None] or runs[-1:]
@@ -254,7 +254,7 @@ def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[An
 
 
 def _kind_of_window(run: AnalyzedRun) -> str | None:
-    """Return the kind of a run's window: all steady states are of one kind, wherever they begin."""
+    """Return the kind of a run's window. All steady states are of one kind, wherever they begin."""
     if run.window is None:
         return None
     return STEADY if run.window.rule == STEADY else steps_text(run.window)
@@ -269,7 +269,7 @@ def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tol
 
 
 def title_of_run(run: AnalyzedRun) -> str:
-    """Return the recipe of a run, or its log."""
+    """Return the recipe of a run or, without one, the name of its log."""
     return run.recipe.title() if run.recipe else run.path.name
 
 
@@ -283,21 +283,21 @@ HEADER = """\
 
 
 def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
-    """Write a new file with an entry for each group of repeats; return their number.
+    """Write a new file with an entry for each group of repeats, and return the number of entries.
 
-    Raises UsageError if the file exists, or if the recipe of a run is not known; EnvironmentProblem if it cannot be
-    written.
+    Raise UsageError if the file exists, if no run is a measurement, or if the recipe of a run is unknown. Raise
+    EnvironmentProblem if the file cannot be written.
     """
     if path.exists():
-        raise UsageError("the file already exists", where=str(path), do="choose another file, or remove it")
+        raise UsageError("the file already exists", where=str(path), do="pass another file, or remove this one")
     entries = [_entry(group) for group in grouped(run for run in runs if flaw_of(run) is None)]
     if not entries:
-        raise UsageError("none of these runs is a measurement", do="'llmb judge' without this option says why")
+        raise UsageError("none of these runs is a measurement", do="run 'llmb judge' without this option to see why")
     try:
         write_atomically(path, _expectations_text(entries))
     except OSError as error:
-        do = "choose another file"
-        raise EnvironmentProblem(f"cannot write it: {error.strerror}", where=str(path), do=do) from error
+        do = "pass another file"
+        raise EnvironmentProblem(f"cannot be written: {error.strerror}", where=str(path), do=do) from error
     return len(entries)
 
 
@@ -312,7 +312,7 @@ def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
     if "workload" not in values:
         do = f"write the entry by hand; {see('judge-a-run')}"
         raise UsageError(
-            "a log without the record of its run does not identify its recipe", where=str(group[0].path), do=do
+            "this log does not identify its recipe, and its run has no record", where=str(group[0].path), do=do
         )
     times = times_of(group)
     assert times, "runs without statistics were removed earlier"
@@ -337,12 +337,12 @@ def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
 
 
 def _rounded(seconds: float) -> float:
-    """Round to the precision of a step time."""
+    """Round seconds to the precision of a step time."""
     return float(f"{seconds:.{DIGITS}g}")
 
 
 def _matters(key: str) -> bool:
-    """Return whether a condition is written: nodes have too many settings for a file that users edit."""
+    """Return whether to write a condition. Nodes have too many settings for a file that users edit."""
     return rule_of(key).differs != "ignored" and not key.startswith(PREFIXES)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts of a run against a figure or of runs against runs, their tolerances, the effect of differing conditions, and
-their one-line summaries. Pure but for its table of tolerances."""
+"""Verdicts on a run by a figure, or on runs by other runs; their tolerances, the effect of differing conditions, and
+their one-line summaries. Pure except for reading a table of tolerances."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -86,11 +86,11 @@ SPOILED = {
     UNLIKE_NODES: "nodes unlike each other in",
     ERROR_AT_END: "an error after the last step of",
 }
-"""Phrases for faults, followed by the affected run."""
+"""Phrases for faults, to be followed by the affected run."""
 
 
 def headline(verdict: Verdict) -> str:
-    """Return the verdict in capitals, and its sentence, which may begin with it."""
+    """Return the verdict in capitals, followed by its sentence without a repeated verdict."""
     soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
     rest = verdict.sentence.removeprefix(verdict.verdict)
     return f"{verdict.verdict.upper()}{soft}{rest if rest[:1] in (':', ' ') else f': {rest}'}"
@@ -125,7 +125,7 @@ def _parts(verdict: Verdict) -> Iterator[str]:
 
 
 def _digits(limit: float | None, *values: float) -> int:
-    """Return the fewest digits that distinguish the values from the tolerance."""
+    """Return the fewest digits with which the values and the tolerance differ after rounding."""
     if limit is None:
         return 1
     near = [abs(value) for value in values if abs(abs(value) - limit) > 10**-MOST_DIGITS]
@@ -151,7 +151,7 @@ def _interval(interval: Interval, sign: int, digits: int) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Format with ``digits`` decimals, at least two for a small value."""
+    """Format a percentage with ``digits`` decimals, and a small value with at least two."""
     digits = 0 if abs(value) >= 1000 else digits if abs(value) >= 0.095 else max(digits, 2)
     return f"{round(value, digits) + 0.0:.{digits if round(value, digits) else 1}f}"
 
@@ -171,7 +171,7 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
 
 
 def _unseen(verdict: Verdict) -> str:
-    """Return the part of the reason that goes to the end of the sentence."""
+    """Return the part of the reason that moves to the end of the sentence."""
     interval, smallest, limit = verdict.ci95_pct, verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if interval is None or smallest is None or limit is None:
         return ""
@@ -179,7 +179,7 @@ def _unseen(verdict: Verdict) -> str:
 
 
 def _shown(verdict: Verdict) -> Iterator[str]:
-    """Yield the change that the data would have shown, if no difference was found."""
+    """Yield the smallest change that the data would have shown, if no difference was found."""
     smallest, limit = verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if smallest is None or verdict.verdict not in ("pass", "inconclusive"):
         return
@@ -205,7 +205,7 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
 
 
 def _spoiled(title: str, condition: Condition, reference: str) -> str:
-    """Name a fault of one side or of both; the table of conditions has the reference's own text."""
+    """Describe a fault of one side or of both. The reference's own text is only in the table of conditions."""
     if not condition.own:
         return f"{title} {reference}: {_of_one(condition.reference or '')}"
     both = f", and likewise {reference}" if condition.reference else ""
@@ -213,13 +213,13 @@ def _spoiled(title: str, condition: Condition, reference: str) -> str:
 
 
 def _of_one(text: str) -> str:
-    """Return the part about the first of several runs; the table of conditions has the others."""
+    """Return the text about the first of several runs; that about the others is in the table of conditions."""
     first, *others = text.split(BETWEEN_RUNS)
     return f"{first} (and {len(others)} more like it)" if others else first
 
 
 def _statistic(steps: str) -> str:
-    """Name the statistic of a window: the step of ``last`` or ``49``, the mean of ``35-44``."""
+    """Return the name of a window's statistic: the step of ``last`` or ``49``, the mean of ``35-44``."""
     if steps == "last":
         return "the last step's"
     return f"step {steps}'s" if steps.isdecimal() else f"the mean of {steps}"
@@ -240,11 +240,11 @@ class Tolerance(NamedTuple):
 
 
 class ToleranceEntry(Record):
-    """A default tolerance."""
+    """A default tolerance for a kind of reference."""
 
     kind: ReferenceKind
     same_nodes: bool = False
-    """Only if the run and its reference used the same nodes."""
+    """True if the tolerance only applies to a run on the nodes of its reference."""
     tolerance_pct: float = Field(gt=0)
     source: str
 
@@ -261,16 +261,16 @@ def _defaults() -> tuple[ToleranceEntry, ...]:
 
 
 def tolerance_of(pct: float | None, name: str) -> Tolerance | None:
-    """Return the tolerance of the option ``name``, if set. Raises UsageError unless it is a percentage above 0."""
+    """Return the tolerance that the option ``name`` sets; raise UsageError unless it is a percentage above 0."""
     if pct is None:
         return None
     if not 0 < pct < inf:
-        raise UsageError(f"{name} {pct:g} is invalid", do="specify a percentage above 0")
+        raise UsageError(f"{name} is {pct:g}; it must be above 0", do="pass a percentage, such as 3")
     return Tolerance(pct, name)
 
 
 def default_tolerance(kind: ReferenceKind, *, same_nodes: bool = False) -> Tolerance:
-    """Return the default tolerance. ``same_nodes``: the run and its reference are known to have had the same nodes."""
+    """Return the default tolerance; ``same_nodes`` is True if both sides are known to have had the same nodes."""
     entry = next(entry for entry in _defaults() if entry.kind == kind and (same_nodes or not entry.same_nodes))
     return Tolerance(entry.tolerance_pct, entry.source)
 
@@ -281,9 +281,9 @@ def stated_conditions(run: AnalyzedRun) -> dict[str, str]:
 
 
 def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
-    """Return statistics over the steps of one run, or over the means of several. None if no run has any.
+    """Return the statistics of one run's steps, or of the means of several runs; None if no run has any.
 
-    Invalid runs count only if there is no valid one.
+    Invalid runs count only if no run is valid.
     """
     counted = [run for run in runs if flaw_of(run) is None] or runs
     known = [run.step_time_s for run in counted if run.step_time_s]
@@ -293,7 +293,7 @@ def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
-    """Return statistics of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
+    """Return statistics of run means, in seconds, with Student's t interval; raise ValueError like ``describe``."""
     found = describe(means_s)
     if found.std is None:
         return found
@@ -304,7 +304,7 @@ def describe_runs(means_s: Sequence[float]) -> Statistics:
 def judge_against_figure(
     repeats: Sequence[AnalyzedRun], reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
 ) -> Verdict:
-    """Judge if a run, or the mean of its repeats, is as fast as ``reference``; ``conditions``: those that differ."""
+    """Judge whether a run, or the mean of repeats, is as fast as ``reference``; ``conditions`` are differences."""
     all_conditions = (*_disturbances(repeats), *conditions)
     other_steps = reference.window is None or any(condition.key == WINDOW for condition in conditions)
     alike = reference.kind == "published" and not other_steps
@@ -315,7 +315,7 @@ def judge_against_figure(
 def _finding_against_figure(
     times: Statistics | None, flaw: str | None, reference: Reference, tolerance: Tolerance, *, alike: bool
 ) -> Verdict:
-    """Judge regardless of conditions. ``alike``: same statistic of the same steps, perhaps a single log line."""
+    """Judge regardless of conditions. ``alike`` means that both are the same statistic, perhaps of one log line."""
     if times is None:
         return Verdict(verdict="invalid", soft=False, reason=flaw)
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
@@ -333,17 +333,17 @@ def _finding_against_figure(
 
 
 def _said(found: Verdict) -> str | None:
-    """Return the reason, unless it only repeats that the verdict is not clear."""
+    """Return the reason, unless it only repeats that the verdict is unclear."""
     return None if found.reason == UNDECIDED else found.reason
 
 
 def single_difference(
     statistics: Statistics, reference_s: float, reference_ci95: tuple[float, float] | None = None
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return the run's mean relative to ``reference_s`` in percent, above 0 slower, and its 95 % confidence interval.
+    """Return the difference of the run's mean from ``reference_s`` in percent, above 0 if slower, and its 95 %
+    interval.
 
-    The interval is None for a run with a single step. Raises ValueError for a reference that is not above 0.
-    """
+    The interval is None for a run with a single step. Raise ValueError if the reference is not above 0."""
     if not reference_s > 0:
         raise ValueError("the reference step time has to be above 0")
     ratio = statistics.mean / reference_s
@@ -355,7 +355,7 @@ def single_difference(
 
 
 def _allowed(interval: Interval, values: int = 1) -> Interval:
-    """Widen the interval by the assumed spread between repeats for each of the values."""
+    """Widen the interval by the assumed spread between repeats, once for each of the ``values``."""
     low, high = interval
     half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT * math.sqrt(values))
     return (low + high) / 2 - half, (low + high) / 2 + half
@@ -383,10 +383,10 @@ def judge_against_runs(
     tolerance: Tolerance | None = None,
     known: RunSpread | None = None,
 ) -> Verdict:
-    """Judge whether ``runs``, repeats of each other, are as fast as those of ``baseline``, which is not empty.
+    """Judge whether ``runs``, which are repeats, are as fast as those of ``baseline``, which must not be empty.
 
-    ``reference`` describes the baseline. ``tolerance`` defaults to the one for these nodes. ``known``: the spread of
-    earlier repeats, for a single run on each side.
+    ``reference`` describes the baseline. ``tolerance`` defaults to the one for these nodes. ``known`` is the spread of
+    earlier repeats, used if each side has a single run.
     """
     valid = [run for run in runs if flaw_of(run) is None]
     counted = valid or runs
@@ -439,7 +439,7 @@ def means_of(runs: Iterable[AnalyzedRun]) -> list[RunMean]:
 def judgement(
     finding: Verdict, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance | None
 ) -> Verdict:
-    """Limit ``finding``, the verdict from the difference alone, to what the conditions allow."""
+    """Return ``finding``, the verdict by the difference alone, limited to what the conditions allow."""
     verdict, reason = finding.verdict, finding.reason
     prevented = [condition for condition in conditions if condition.effect == "prevents"]
     if prevented and verdict != "invalid":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Match the runs of two selections: repeats of each other, and groups to compare, given the keys that may vary. Pure
-but for its data file."""
+"""Matches the runs of two selections: repeats of each other, and groups to compare, given the keys that may vary. Pure
+except for reading a data file."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,14 +22,14 @@ DATA = Path(__file__).with_name("compare_modes.yaml")
 
 
 class Mode(Record):
-    """A word for several keys that differ together."""
+    """A name for several keys that differ together."""
 
     name: str
     title: str
     keys: tuple[str, ...]
     order: tuple[str, ...] = ()
     tolerance_pct: float | None = None
-    """None for the mode of repeats."""
+    """None if the default tolerance applies."""
     tolerance_source: str = ""
 
 
@@ -52,21 +52,21 @@ class Varied:
     patterns: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     first: str | None = None
-    """The key whose ``order`` is used."""
+    """The key that ``order`` applies to."""
     tolerance: Tolerance | None = None
-    """None for the mode of repeats."""
+    """None if the default tolerance applies."""
 
     def __contains__(self, key: str) -> bool:
         return any(fnmatchcase(key, pattern) for pattern in self.patterns)
 
     def place(self, configuration: dict[str, Value]) -> tuple[object, ...]:
-        """Sort the groups of one selection; the others are compared with the first."""
+        """Return a sort key for the groups of one selection; the other groups are compared with the first."""
         keys = sorted((key for key in configuration if key in self), key=lambda key: (key != self.first, key))
         return tuple(_place(configuration[key], self.order) for key in keys)
 
 
 def varied(names: Iterable[str], known_keys: Iterable[str]) -> Varied:
-    """Parse ``names``, which are modes, or keys of some of the runs. Raises UsageError for any other name."""
+    """Return the keys of ``names``, which are modes or keys of some of the runs; raise UsageError for other names."""
     modes = {mode.name: mode for mode in modes_file().modes}
     keys = set(known_keys)
     chosen = []
@@ -101,14 +101,14 @@ def _place(value: Value, order: tuple[str, ...]) -> tuple[int, int, float, str]:
 ARROW = " -> "
 MODEL = ("workload", "size")
 MODEL_NAME = "model name"
-"""The recipe's name, which marks a proxy as one."""
+"""The key of the recipe's name, which marks a proxy."""
 NAMED = ("workload", "size", "dtype")
 TITLE_KEYS = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "layout.seq_len", "layout.layers")
-"""Keys that distinguish rows in titles before any others."""
+"""Keys that are the first to distinguish rows with equal titles."""
 NAMES = ("experiment", ARGUMENTS)
-"""Keys that replace an unknown recipe in titles: two sides that the user compares are assumed to have the same."""
+"""Keys that replace an unknown recipe: the two sides of a comparison are assumed to have the same recipe."""
 IDENTIFYING = ("workload", "size", "dtype", "layout.gpus")
-"""Keys that a run without a record must have so that recorded runs of the same recipe can be found."""
+"""Keys that a run without a record must have to be matched with recorded runs of the same recipe."""
 Configuration = dict[str, Value]
 
 
@@ -130,7 +130,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """``pairs`` are compared; the other groups have no counterpart."""
+    """``pairs`` are compared. The other groups have no counterpart."""
 
     pairs: tuple[Pair, ...]
     only_before: tuple[MatchedRuns, ...]
@@ -138,7 +138,7 @@ class Matches:
 
 
 def groups_of(runs: Iterable[AnalyzedRun]) -> list[MatchedRuns]:
-    """Group repeats by their whole configuration, never by a name."""
+    """Return groups of repeats: runs with the same configuration, whatever their names."""
     return [MatchedRuns(group[0].identity.configuration, tuple(group)) for group in grouped(runs)]
 
 
@@ -160,7 +160,7 @@ def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], var
 
 
 def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Pair the first of the groups that differ only in keys that may vary with each of the others."""
+    """Pair the first group of each family, which differs only in keys that may vary, with each of the others."""
     families: dict[tuple[tuple[str, Value], ...], list[MatchedRuns]] = defaultdict(list)
     for group in groups:
         families[tuple(sorted(_fixed(group.configuration, varied).items()))].append(group)
@@ -173,7 +173,7 @@ def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
 
 
 def same_but(one: Mapping[str, Value], other: Mapping[str, Value], varied: Varied) -> bool:
-    """Return whether configurations differ only in keys that may vary."""
+    """Return whether two configurations differ only in keys that may vary."""
     return _fixed(one, varied) == _fixed(other, varied)
 
 
@@ -184,7 +184,7 @@ def _fixed(configuration: Mapping[str, Value], varied: Varied) -> Configuration:
 def _by_what_logs_tell(
     before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied, known: Sequence[Pair]
 ) -> list[Pair]:
-    """Add runs without a record, whose configuration is incomplete, to the only group that agrees with it."""
+    """Return pairs with runs without a record, each with the only group that agrees with its known configuration."""
     found = []
     for one in before:
         fitting = [other for other in after if _agrees(one, other, varied)]
@@ -210,14 +210,14 @@ def sources(found: RunSet) -> set[str]:
 
 
 def nearest(group: MatchedRuns, others: Sequence[MatchedRuns]) -> MatchedRuns | None:
-    """Return the runs of the same model that differ in the fewest keys."""
+    """Return the group of the same model that differs in the fewest keys; None if no group has this model."""
     own = group.configuration
     similar = [other for other in others if all(own.get(key) == other.configuration.get(key) for key in MODEL)]
     return min(similar, key=lambda other: len(differences(own, other.configuration)), default=None)
 
 
 def titles(pairs: Sequence[Pair]) -> list[str]:
-    """Return the titles of the rows; equal titles are extended by the keys that differ."""
+    """Return the titles of the rows. Keys that differ are added to equal titles."""
     merged = [_merged(pair) for pair in pairs]
     names = [_title(values) for values in merged]
     return [
@@ -231,7 +231,7 @@ def group_title(group: MatchedRuns) -> str:
 
 
 def _title(values: Mapping[str, str]) -> str:
-    """Return the recipe as a title; if it is unknown, the name of the experiment, or everything that is known."""
+    """Return the recipe as a title; if it is unknown, the name of the experiment or all known values."""
     if not all(key in values for key in NAMED):
         told = (f"{key} {value}" for key, value in values.items() if key != ARGUMENTS)
         return values.get("experiment") or ", ".join(told) or "unknown"
@@ -267,7 +267,7 @@ def _texts(group: MatchedRuns) -> dict[str, str]:
 
 
 Earlier = Callable[[AnalyzedRun], Sequence[AnalyzedRun]]
-"""Finds earlier runs with the same configuration on the same nodes."""
+"""A function that returns earlier runs with a run's configuration on the same nodes."""
 
 
 def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
@@ -275,7 +275,7 @@ def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
 
 
 def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> RunSpread | None:
-    """Return the spread for a single run on each side, from earlier runs on the nodes of both; None if unknown."""
+    """Return the spread of earlier runs on the same nodes if each side has a single run; None if it is unknown."""
     if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
         return None
     compared = {run.counted_as for run in (*before, *after)}

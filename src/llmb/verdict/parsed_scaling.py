@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of runs of a recipe, and its scaling next to the published figures of every scale.
+"""Groups runs by recipe, and shows the scaling of a recipe beside the published figures of every scale.
 
-Efficiency is the throughput of a GPU relative to that at the smallest scale. With a global batch size that grows with
-the GPUs that is weak scaling, with the same batch size strong scaling.
+Efficiency is the throughput of a GPU relative to that at the smallest scale. It is weak scaling if the global batch
+size grows with the number of GPUs, and strong scaling if it stays the same.
 """
 
 from collections import defaultdict
@@ -27,13 +27,13 @@ MOST_DIFFERENCES = 3
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Successful runs of one configuration, by start time."""
+    """Successful runs of one configuration, in order of their start."""
 
     runs: tuple[AnalyzedRun, ...]
     run_means_s: Statistics
     """Statistics of the mean step times of the runs."""
     differs: tuple[str, ...] = ()
-    """Values that distinguish it from otherwise equal groups, such as ``software.torch 2.9``."""
+    """Values that distinguish the group from otherwise equal ones, such as ``software.torch 2.9``."""
 
     @property
     def first(self) -> AnalyzedRun:
@@ -47,7 +47,7 @@ class RunGroup:
 
 
 def group_runs(runs: Iterable[AnalyzedRun]) -> tuple[RunGroup, ...]:
-    """Group runs by recipe and number of GPUs. A run without any identity forms its own group."""
+    """Group successful runs by configuration. A run without any identity forms its own group."""
     by_key: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         if run.outcome.status == "success" and run.copy_of is None:
@@ -96,7 +96,7 @@ Kind = Literal["weak", "strong", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class ScalingRow:
-    """One scale and layout; measured, published, or both. Unknown figures are None."""
+    """One scale and layout: measured, published, or both. Unknown values are None."""
 
     gpus: int
     layout_text: str
@@ -115,7 +115,7 @@ class ScalingRow:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The scales of one recipe with one program, from the smallest."""
+    """All scales of one recipe with one program, from the smallest."""
 
     recipe_text: str
     gpu_type: str | None
@@ -126,7 +126,7 @@ class Scaling:
 
 
 def scaling_of(groups: Iterable[RunGroup], catalogue: Catalogue) -> tuple[Scaling, ...]:
-    """Return one for each measured recipe. Groups whose number of GPUs is unknown are skipped."""
+    """Return the scaling of each measured recipe. Groups with an unknown number of GPUs are skipped."""
     families: dict[tuple[object, ...], list[RunGroup]] = defaultdict(list)
     for group in groups:
         if group.first.gpus and group.first.recipe_text:
@@ -186,7 +186,7 @@ def _layout_text(recipe: Recipe) -> str:
 
 
 def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
-    """Classify the scaling by the measured batch sizes."""
+    """Return the kind of scaling by the batch sizes of the measured rows; None for a single scale."""
     sizes = {(row.gpus, row.gbs) for row in rows if row.gbs}
     if len({gpus for gpus, _ in sizes}) < 2:
         return None
@@ -196,7 +196,7 @@ def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
 
 
 def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
-    """Add the efficiency relative to the fastest layout, measured and published, of the smallest scale that has one."""
+    """Return the rows with efficiencies relative to the fastest layout, own or published, of the smallest scale."""
     measured = [_per_gpu(row, row.step_time_s) for row in rows]
     published = [_per_gpu(row, row.published.step_time_s if row.published else None) for row in rows]
     own_base, published_base = _base(rows, measured), _base(rows, published)
@@ -211,7 +211,7 @@ def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
 
 
 def _per_gpu(row: ScalingRow, step_time_s: float | None) -> float | None:
-    """Return the sequences per second and GPU."""
+    """Return the sequences per second and GPU; None if they are unknown."""
     return row.gbs / step_time_s / row.gpus if row.gbs and step_time_s else None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict of a run against the published figure of its recipe."""
+"""Judges runs by the published figures of their recipes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ DEVICE = "hardware.device"
 
 
 def with_verdict(result: Result, record: RunRecord) -> Result:
-    """Return the result of a run with its verdict, or with the reason why there is none."""
+    """Return the result of a run with its verdict by the published figure, or with the reason why there is none."""
     run = AnalyzedRun(
         id=record.id,
         path=Path(),
@@ -52,9 +52,9 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
 def published_verdict(
     repeats: Sequence[AnalyzedRun], record: RunRecord, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge against the published figure of the recipe of ``record``, that of the last run.
+    """Judge by the published figure of the recipe of ``record``, which is that of the last run.
 
-    The conditions are those that documents report, in their words.
+    The conditions are those that documents report, in the documents' terms.
     """
     plan, window = record.plan, repeats[-1].window or record.plan.window
     steps = documented_steps(plan.recipe, window) if plan.documented_software else steps_text(window)
@@ -65,7 +65,7 @@ def published_verdict(
 def verdict_of_recipe(
     recipe: Recipe, repeats: Sequence[AnalyzedRun], stated: Values, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge any runs of ``recipe``, with those of their conditions that are ``stated``."""
+    """Judge runs of ``recipe`` by its published figure; ``stated`` are their known conditions."""
     figure = recipe.figure
     if figure is None:
         return Missing(f"no published figure: {recipe.expectations_reason}")
@@ -76,7 +76,7 @@ def verdict_of_recipe(
 def verdict_of_row(
     row: PublishedFigure, catalogue: Catalogue, run: AnalyzedRun, stated: Values, tolerance: Tolerance | None = None
 ) -> Verdict:
-    """Judge a log against a figure for a model that the catalogue does not describe: it has sizes, but no recipe."""
+    """Judge a log by a published figure of a model that the catalogue does not describe; only its sizes are known."""
     figure = row.expectation
     document = catalogue.documents[figure.release]
     entries = catalogue.publications(figure.release).conditions
@@ -126,7 +126,7 @@ def _window_text(figure: Expectation, window: Window | None) -> str:
 
 
 def _with_estimate(condition: Condition, published: PublishedCondition | None) -> Condition:
-    """Add the estimated effect of the published condition, unless the run may have it too."""
+    """Add the published condition's source, and its estimated effect unless the run may have the condition, too."""
     if published is None:
         return condition
     slower = published.slower_pct if condition.own is not None else None
@@ -144,14 +144,14 @@ def published_window(figure: Expectation) -> Window | None:
 
 
 def documented_steps(recipe: Recipe, window: Window) -> str:
-    """Return the steps that a time of the document's own software averages: it may print means of several."""
+    """Return the steps that a time of the document's software averages; it may print means of several steps."""
     figure = recipe.figure
     published = published_window(figure) if figure and window.rule == recipe.documented_window else None
     return steps_text(published or window)
 
 
 def _interval(figure: Expectation, window: Window | None) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of a published mean from the documented deviation of all n steps."""
+    """Return the 95 % confidence interval of a published mean, from the published standard deviation of its n steps."""
     if figure.step_time_std_s is None or window is None or window.first == window.last:
         return None
     half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)
@@ -159,7 +159,7 @@ def _interval(figure: Expectation, window: Window | None) -> tuple[float, float]
 
 
 def _documented(run: AnalyzedRun, record: RunRecord) -> dict[str, Value]:
-    """Return the conditions of a run except its window, in the words of the reference documents."""
+    """Return the conditions of a run except its window, in the terms of the reference documents."""
     plan, vboost = record.plan, record.vboost
     engine = isinstance(plan, EnginePlan) and record.program == ENGINE and plan
     return {
@@ -170,15 +170,15 @@ def _documented(run: AnalyzedRun, record: RunRecord) -> dict[str, Value]:
         "lora": str(plan.lora) if plan.lora else None,
         "vboost": _vboost_text(vboost) if vboost else None,
         "peak_tflops": plan.recipe.peak_tflops,
-        # The last: documents' own scripts ask for vboost themselves.
+        # Last, because documents' own scripts request vboost themselves.
         **(ways_of_engine(engine) if engine else _published_ways(plan.recipe) if plan.documented_software else {}),
     }
 
 
 def ways_of_engine(plan: EnginePlan) -> dict[str, Value]:
-    """Return the engine's values of the published conditions that its plan derives, in their words."""
+    """Return the engine's values for published conditions that its plan determines, in the documents' terms."""
     even, path = plan.force_load_balancing or plan.capacity_factor == 1.0, plan.compute_path
-    # Of matrices in bf16; in eager code not those of layers that share an input which they gather.
+    # Only for matrices in bf16, and in eager code not for layers that share a gathered input.
     whole_inputs = path.compiled or not path.overlaps_tp
     by_product = path.gradient_sums == "by the product" and plan.fp8_recipe is None and whole_inputs
     return {
@@ -202,7 +202,7 @@ def _vboost_text(vboost: VboostOutcome) -> str:
 
 
 def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[str, object]:
-    """Return the published conditions; ``device`` is the GPU of the run."""
+    """Return the published conditions of a figure; ``device`` is the GPU of the run."""
     document, layout = recipe.document, recipe.layout
     squad = document and document.data == "squad"
     return {
@@ -213,7 +213,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
         "emulate_fp8": False,
         "force_load_balancing": False,
         **_published_ways(recipe),
-        # Recipes have figures of their own GPU type, and those of a GPU type that is not stated.
+        # Recipes have figures of their own GPU type, and figures without a stated GPU type.
         **({DEVICE: _variant(recipe.gpu_type, device)} if figure.gpu_type_stated else {"gpu_type": None}),
         "release": figure.release,
         "peak_tflops": figure.peak_tflops,
@@ -223,7 +223,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
-    """Return the GPU that figures of ``gpu_type`` refer to: ``device`` itself if it is one of them."""
+    """Return the GPU name that figures of ``gpu_type`` refer to: ``device`` itself if it is of this type."""
     gpu = Catalogue().gpus.get(gpu_type)
     if gpu is None:
         return None
