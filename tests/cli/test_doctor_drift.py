@@ -76,7 +76,7 @@ def test_another_node_is_compared_with_what_is_usual_in_a_run(
     ("options", "what"),
     [
         (("--against", "nowhere"), "nowhere"),
-        (("--against", "a", "--only", "gpu"), "--only cannot be combined with --against"),
+        (("--against", "a", "--only", "gpu"), "--against cannot be combined with --only"),
         (("--fail-on-drift",), "--fail-on-drift requires --against"),
     ],
 )

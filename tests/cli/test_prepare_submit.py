@@ -117,7 +117,7 @@ def test_variables_of_runs_are_named_and_not_taken(call: Callable[..., Result]) 
     ("arguments", "environ", "words"),
     [
         ((LORA, "--skip-dataset", "--skip-checkpoint"), {}, "neither the dataset nor the checkpoint"),
-        (("pretrain_llama3.1_8b",), {}, "starts from nothing prepared"),
+        (("pretrain_llama3.1_8b",), {}, "is not fine-tuning"),
         ((LORA,), {"SKIP_DATASET_DOWNLOAD": "perhaps"}, "SKIP_DATASET_DOWNLOAD is 'perhaps'; it must be true or false"),
         ((LORA,), {"TIME_LIMIT": "later"}, "TIME_LIMIT is 'later'"),
         ((), {}, "the workload is not specified"),

@@ -252,7 +252,7 @@ FAILING = {
     "report": "logs",
     "prepare dataset": "missing",
     "prepare checkpoint": "missing",
-    "prepare verify": "not complete",
+    "prepare verify": "are incomplete",
     "prepare submit": "the model of finetune_llama3 tiny is not on the hub",
 }
 """What the commands say that end before they have done anything, but after the model was found."""

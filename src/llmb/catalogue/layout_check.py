@@ -55,7 +55,7 @@ def _split(layers: int, stages: int) -> list[int]:
 
 
 def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """Return the indices of the stages that a pipeline rank holds: every PP-th one."""
+    """Return the indices of the stages that a pipeline rank holds: every PP-th stage."""
     return tuple(range(pp_rank, layout.pp * layout.vp, layout.pp))
 
 

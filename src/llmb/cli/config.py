@@ -199,5 +199,5 @@ def _path(*, user: bool) -> Path:
         return install_here() / CLUSTER_CONFIG
     path = user_config(os.environ)
     if path is None:
-        raise EnvironmentProblem("there is no folder for your defaults", do="set HOME or XDG_CONFIG_HOME")
+        raise EnvironmentProblem("the folder for your defaults is unknown", do="set HOME or XDG_CONFIG_HOME")
     return path

@@ -87,9 +87,7 @@ class Checked:
     disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Size of the test file on each file system.")] = (
         DISK_BYTES // MIB
     )
-    no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not measure file systems, which writes a file.")] = (
-        False
-    )
+    no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not measure file systems, so write no file.")] = False
 
     def options(self) -> CheckOptions:
         """Return the options of the checks; raise UsageError if they cannot be combined."""

@@ -303,7 +303,7 @@ def raise_unless_passed(comparison: Comparison) -> None:
         return
     if not comparison.rows:
         both = len({one.side for one in comparison.unmatched}) > 1
-        do = "pass --vary with the keys that may differ; the table shows the recipes of each side" if both else None
+        do = "pass --vary KEY for what may differ; the table shows the recipes of each side" if both else None
         raise NoVerdict("not comparable: no recipe was measured on both sides", do=do)
     open_ = [one.recipe for one in comparison.rows if one.verdict not in ("pass", "improved")]
     open_ += [one.recipe for one in comparison.unmatched if one.side == "before" and one.reason]

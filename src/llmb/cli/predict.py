@@ -335,7 +335,7 @@ def plan_with(
     layouts = found.fitting[: wanted.top]
     plans = LayoutPlan(wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price)
     if not layouts and isinstance(own, Missing):
-        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="pass fewer sizes, or more GPUs")
+        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="pass fewer layout sizes, or a larger --scale")
     return plans
 
 

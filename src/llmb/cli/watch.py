@@ -156,7 +156,7 @@ def _drop(_: bytes) -> None:
 
 
 def _end(job: Job, run: WatchedRun, seen: RunView, *, json: bool) -> None:
-    """Print the result like ``llmb result``, and exit with its code."""
+    """Print the result like ``llmb result``, and exit with the code of the run."""
     record = run.record
     ended = read_ended_run(run.folder) if record.status not in ("queued", "running") else None
     if json:

@@ -82,7 +82,7 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
 
 
 def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) -> list[AnalyzedRun]:
-    """Add the figures of a log's recipe in the catalogue; without a recipe, add the MFU from the printed FLOP rate."""
+    """Add the throughput and MFU of a log's recipe; without a recipe, add the MFU from the printed FLOP rate."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:

@@ -193,7 +193,7 @@ def _differing(
 
 
 def _suspected(differing: Mapping[CauseName, CauseShare]) -> dict[CauseName, CauseShare]:
-    """Return the differences. Those that rank first have an unknown share if none is left: they may cause others."""
+    """Return the differences. Causes that rank first may be behind others, so a share of 0 becomes an unknown one."""
     return {
         name: replace(item, share_s=item.share_s or None) if cause_rules().rule(name).first else item
         for name, item in differing.items()

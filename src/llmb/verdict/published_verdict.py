@@ -52,7 +52,7 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
 def published_verdict(
     repeats: Sequence[AnalyzedRun], record: RunRecord, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge by the published figure of the recipe of ``record``, which is that of the last run.
+    """Judge repeats by the published figure of the recipe in ``record``, which is the record of the last one.
 
     The conditions are those that documents report, in the documents' terms.
     """
