@@ -74,7 +74,7 @@ class ReferenceOptions:
         str | None,
         typer.Option(
             metavar="SET",
-            help="Judge every recipe of this acceptance set by its runs in RUN: h100, h100-128, h100-node, b200 or"
+            help="Judge every recipe of this acceptance set by its runs in RUN: h100, h100-128, h100-node, b200,"
             " gb200.",
         ),
     ] = None
