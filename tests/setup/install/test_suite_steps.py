@@ -352,7 +352,7 @@ def test_a_dry_run_lists_the_steps_and_makes_nothing(small: Callable[..., None],
 @pytest.mark.parametrize(
     ("scheduler", "release", "problem"),
     [
-        ("local", "25.04", "--suite-release: the suite's jobs run on a cluster, and local is this machine alone"),
+        ("local", "25.04", "--suite-release: the suite's jobs run on a cluster, but local is this machine alone"),
         ("local", "25.99", "--suite-release: '25.99' is not one of: 24.11, 25.04, 25.07, 25.12"),
     ],
 )
@@ -393,4 +393,4 @@ def test_a_release_without_a_script_for_what_is_installed_is_refused(workload: s
     given = {"workloads": [workload], "suite_releases": "25.04", "scheduler": "slurm", "gpu_type": gpu_type}
     question = SuiteReleases(answers_schema().model_validate(given), Surroundings(catalogue=CATALOGUE))
     has = "pretrain_llama3.1 on h100; pretrain_nemotron4 on h100"
-    assert question.problem("25.04") == f"release 25.04 has {has}, and none of these is installed"
+    assert question.problem("25.04") == f"release 25.04 has {has}, but none of these is installed"

@@ -301,7 +301,7 @@ def test_a_full_disk_and_too_few_samples_are_named(
         ({}, {"eos_token_id": [1, 2]}, "the end-of-sequence token is not specified"),
         (None, {"text_config": "none"}, "the end-of-sequence token is not specified"),
         ({"eos_token": "<end>"}, None, "'eos_token' is <end>, which the tokenizer does not have"),
-        ({}, {"eos_token_id": 400}, "'eos_token_id' is 400, and the tokenizer has"),
+        ({}, {"eos_token_id": 400}, "'eos_token_id' is 400, but the tokenizer has only"),
     ],
 )
 def test_an_end_of_sequence_is_never_guessed(
@@ -333,7 +333,7 @@ def test_the_tokenizer_of_the_prepared_checkpoint_is_the_default(tmp_path: Path,
 def test_a_tokenizer_that_does_not_fit_or_cannot_be_read_is_named(tmp_path: Path, source: Path) -> None:
     path = tmp_path / "model" / "tokenizer.json"
     assert load_tokenizer(path, "a/b", 20).record.vocab_size == 20
-    with pytest.raises(UsageError, match="the tokenizer has 20 tokens, and the model 19 embeddings"):
+    with pytest.raises(UsageError, match="the tokenizer has 20 tokens, but the model has only 19 embeddings"):
         load_tokenizer(path, "a/b", 19)
     path.write_text("{}")
     with pytest.raises(UsageError, match="this tokenizer cannot be read"):

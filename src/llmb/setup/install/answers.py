@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installer's questions and the user's answers, as a file and as options."""
+"""The user's answers to the installer's questions, from files and options."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from llmb.launch.documents.launch_scripts import LaunchScript, launch_scripts
 from llmb.launch.scheduler_lookup import SCHEDULERS, all_schedulers, find_scheduler
 
 UNMOUNTABLE = ",:"
-"""Container runtimes separate mounts by commas."""
+"""Characters with which container runtimes separate mounts, so that paths cannot contain them."""
 ALL = "all"
 EXISTING = "existing"
 LISTED = ("workloads", "suite_releases")
@@ -35,11 +35,10 @@ _data = partial(Option, panel="Data and checkpoints")
 
 
 class Answers(Record):
-    """Everything is optional here: ``questions`` determines the required answers of an installation.
+    """Answers to the installer's questions. All are optional here: ``questions`` determines the required ones.
 
-    The answers that only a scheduler needs are in ``answers_schema``.
-
-    ``none`` is an answer, too; None is an open question.
+    ``answers_schema`` adds the answers that only a scheduler needs. ``none`` is an answer, too; None is an open
+    question.
     """
 
     path: Annotated[str | None, _place(help="Folder of the installation (LLMB_INSTALL).", folder=True)] = None
@@ -54,8 +53,8 @@ class Answers(Record):
     suite_releases: Annotated[
         tuple[str, ...],
         _place(
-            help="Also the reference suite's own software of this release, such as 25.04, for the workloads that its "
-            "document has. Repeatable, or separated by commas.",
+            help="Also install the reference suite's own software of this release, such as 25.04, for the workloads in "
+            "its document. Repeatable, or separated by commas.",
             flags=("--suite-releases", "--suite-release"),
             repeatable=True,
         ),
@@ -65,23 +64,23 @@ class Answers(Record):
     node_architecture: Annotated[
         Literal["x86_64", "aarch64"] | None, _cluster(help="Architecture of the nodes that train.")
     ] = None
-    gpus_per_node: Annotated[int | None, _cluster(help="GPUs of a node.", minimum=1)] = None
+    gpus_per_node: Annotated[int | None, _cluster(help="GPUs per node.", minimum=1)] = None
     fabric: Annotated[
         str | None, _cluster(help="Network between nodes, by its name in the catalogue, or none. Default: none.")
     ] = None
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables of every job; no secrets."""
     environment: Annotated[
-        EnvironmentKind | None, _software(help="How to create the Python environment, or 'existing'.")
+        EnvironmentKind | None, _software(help="Tool that creates the Python environment, or 'existing'.")
     ] = None
     python: Annotated[
         str | None,
-        _software(help="Python to create it with, or the existing one. Default: the one running this command."),
+        _software(help="Python for the environment, or the existing one. Default: the one running this command."),
     ] = None
     torch: Annotated[
         str | None,
         _software(
-            help="Build of PyTorch: pypi, cpu, cu126, cu128, cu130, the address of an index, or existing for that of "
+            help="Build of PyTorch: pypi, cpu, cu126, cu128, cu130, the address of an index, or 'existing' for that of "
             "this Python."
         ),
     ] = None
@@ -89,17 +88,17 @@ class Answers(Record):
     package: Annotated[
         str | None,
         _software(
-            help="llmb itself: a folder with its source, a wheel, or a requirement. "
+            help="llmb to install: a folder with its source, a wheel, or a requirement. "
             "Default: the version that is running."
         ),
     ] = None
     container_runtime: Annotated[Runtime | None, _software(help="Container runtime. Default: none.")] = None
-    image: Annotated[str | None, _software(help="Container image: a file, or the name of one in a registry.")] = None
+    image: Annotated[str | None, _software(help="Container image: a file, or a name in a registry.")] = None
     image_folder: Annotated[
         str | None, _software(help="Folder for images. Default: images in the installation.", folder=True)
     ] = None
     prepare: Annotated[
-        Where | None, _data(help="Prepare data and checkpoints of fine-tunings: here, as jobs, or not.")
+        Where | None, _data(help="Prepare data and checkpoints of fine-tunings: here, in a job, or not.")
     ] = None
     dataset_source: Annotated[
         str | None, _data(help="Folder or file with the dataset, instead of the hub.", folder=True)
@@ -107,7 +106,7 @@ class Answers(Record):
     checkpoint_source: Annotated[
         str | None, _data(help="Folder of the Hugging Face model, instead of the hub.", folder=True)
     ] = None
-    size: Annotated[str | None, _data(help="Model size to prepare. Default: that of the documents.")] = None
+    size: Annotated[str | None, _data(help="Model size to prepare. Default: all documented sizes.")] = None
 
     @field_validator("workloads", "suite_releases", mode="before")
     @classmethod
@@ -138,12 +137,12 @@ class Answers(Record):
         return self.gpu_type not in (None, CPU)
 
     def document(self) -> dict[str, Any]:
-        """Return the content of a file of answers, without open ones."""
+        """Return the answers as the content of a file, without open ones."""
         values = self.model_dump(mode="json", exclude_none=True)
         return {name: value for name, value in values.items() if value not in ([], {})}
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems that the answers have on any cluster."""
+        """Yield the problems of the answers that do not depend on the cluster."""
         yield from limit_problems(self)
         for name, value in self._texts().items():
             if holds_secret(name, value):
@@ -169,7 +168,7 @@ OPTIONS = options_of(answers_schema())
 
 
 def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> Answers:
-    """Return the answers in the reference suite's variables, including those of ``schedulers``."""
+    """Return the answers in the environment variables of the reference suite, including those of ``schedulers``."""
     names = {*Answers.model_fields}.union(*(find_scheduler(name).answers.model_fields for name in schedulers))
     options = [option for name, option in OPTIONS.items() if name in names]
     values = {option.name: environ.get(variable, "").strip() for option in options for variable in option.set_by}
@@ -189,7 +188,7 @@ def flag_of(name: str) -> str:
 
 
 def parse_answers(values: Mapping[str, Any]) -> Answers:
-    """Return the answers from command-line options; None is open. Raise UsageError."""
+    """Return the answers from command-line options, where None is open; raise UsageError for invalid values."""
     from pydantic import ValidationError
 
     values_read = {name: OPTIONS[name].value(value) for name, value in values.items() if value not in (None, [])}
@@ -213,7 +212,7 @@ def path_problem(text: str) -> str | None:
     if normal == Path(normal.anchor) or normal == Path.home():
         return f"'{text}' is not a folder of its own; use a folder below it"
     if any(letter in text for letter in UNMOUNTABLE) or not text.isprintable():
-        return "a comma, a colon or a character that does not print is in the path; containers cannot mount it"
+        return "the path contains a comma, a colon or an unprintable character; containers cannot mount it"
     try:
         return _place_problem(normal)
     except OSError as error:

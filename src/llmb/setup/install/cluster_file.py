@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster_config.yaml that an installation writes, or an existing one; files of answers."""
+"""Reads and writes the cluster_config.yaml of an installation, and files of answers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ from llmb.setup.install.python_environment import python_of
 ADVICE = f"{see('install')}; 'llmb install --record FILE' writes such a file"
 ANSWERS_HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"
 NEW_KEYS = frozenset(("venv_type", "install_path", "slurm", "install_method", "selected_workloads", "environment_vars"))
-"""Keys that exist only in this file."""
+"""Keys that exist only in a headless file of the reference suite's installer."""
 OLD_KEYS = {"slurm_info": "slurm", "env_vars": "environment_vars"}
 IGNORED_KEYS = frozenset(("workload_selection_mode", "dev_mode"))
 SAME_KEYS = ("gpu_type", "node_architecture", "image_folder")
@@ -53,12 +53,12 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Write the answers so that only their user can read them. Raise EnvironmentProblem."""
+    """Write the answers to a file that only this user can read. Raise EnvironmentProblem if that fails."""
     put_file(path, ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True), mode=0o600)
 
 
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the answers of ``llmb install``, by name, in ``data`` of the file ``path``. Raise UsageError."""
+    """Convert ``data`` of the headless file ``path`` to answers, by name; raise UsageError for unsupported keys."""
     if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
         raise UsageError(f"old keys: {', '.join(old)}", where=str(path), do="rename them")
     slurm = data.get("slurm") or {}
@@ -80,7 +80,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
 
 
 def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
-    """Return the variables without secrets, whose names are reported."""
+    """Return the variables without secrets, and warn of these by name."""
     if not isinstance(variables, dict) or any(value is None for value in variables.values()):
         raise UsageError("environment_vars must be a mapping of names to values", where=str(path))
     texts = {str(name): str(value) for name, value in variables.items()}
@@ -109,7 +109,7 @@ Section = Mapping[str, Any]
 def settings(
     answers: Answers, root: Path, image: str | None, suite_environments: Mapping[str, str] | None = None
 ) -> Section:
-    """Return the content of the file, without empty values. Pure."""
+    """Return the content of cluster_config.yaml, without empty values."""
     scheduler = find_scheduler(answers.scheduler or LOCAL)
     section = {
         "scheduler": scheduler.name if scheduler.name not in (LOCAL, UNNAMED) else None,
@@ -145,7 +145,7 @@ def answers_in(root: Path) -> Answers:
 
 
 def file_text(section: Section) -> str:
-    """Format the file, with comments. Pure."""
+    """Format the content of cluster_config.yaml, with comments."""
     comments = dict(COMMENTS)
     for scheduler in all_schedulers():
         comments[scheduler.name] = "what jobs ask for"
@@ -169,7 +169,7 @@ def _scalar(value: object) -> str:
 
 
 def is_settled(journal: Journal, section: Section) -> bool:
-    """Return whether nothing is left to do: the file is as requested, or the user changed it."""
+    """Return True if nothing is left to do: the file is as requested, or the user has changed it."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists():
         return False
@@ -195,14 +195,14 @@ def _differences(there: Section, section: Section, above: str = "") -> Iterator[
 
 
 def check_settings(journal: Journal, section: Section) -> None:
-    """Raise UsageError if a pre-existing file has other settings."""
+    """Raise UsageError if a file that existed before the installation has different settings."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.entry(CLUSTER_CONFIG):
         return
     there = yaml.safe_load(path.read_bytes()) or {}
     if odd := changes(journal.root, {key: value for key, value in section.items() if key in there}):
         lines = "\n".join(f"  {line}" for line in odd)
-        do = "change it, change the answers, or add --keep-settings, which keeps it as it is"
+        do = "change the file or the answers, or add --keep-settings to keep the file as it is"
         raise UsageError(f"{CLUSTER_CONFIG} exists, but is not from this installer:\n{lines}", where=str(path), do=do)
 
 
@@ -214,9 +214,9 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 
 
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
-    """Write the file, or complete one that it did not write; return a description of the change.
+    """Write the file, or complete one that the installer did not write; return a description of the change.
 
-    Raise UsageError if such a file says something else; with ``keep`` it is left as it is.
+    Raise UsageError if such a file has different settings, except with ``keep``, which never changes it.
     """
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):
@@ -225,7 +225,7 @@ def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
     if keep:
         return f"{CLUSTER_CONFIG} is kept as it is"
     file = read_cluster_file(path, cluster_schema())
-    if file.form:  # what llmb adds would make a mixture of it
+    if file.form:  # otherwise it would mix both forms
         migrate(file)
     with writing(path):
         text = path.read_text()

@@ -61,7 +61,7 @@ class ImageRequest:
 
 
 def image_source(text: str) -> RegistryImage | Path:
-    """Parse an image of a registry, or a file. Raise UsageError."""
+    """Parse the name of an image in a registry, or the path of a file; raise UsageError for anything else."""
     if text.startswith(("/", "./", "../", "~")) or text.endswith((*SUFFIXES.values(), ARCHIVE)):
         return Path(text).expanduser().absolute()
     match = _NAME.fullmatch(text)
@@ -90,7 +90,7 @@ def source_problem(text: str) -> str | None:
 
 
 def image_path(text: str, folder: Path, runtime: str) -> Path:
-    """Return the path of the image's file; a file that the runtime can start stays in place. Raise UsageError."""
+    """Return the path of the image's file: in ``folder``, unless ``text`` is a file that the runtime can start."""
     source = image_source(text)
     if isinstance(source, Path):
         return folder / (source.stem + SUFFIXES[runtime]) if source.suffix == ARCHIVE else source
@@ -98,7 +98,7 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Import an image, unless one of this name exists. Raise UsageError, EnvironmentProblem and UserInterrupt."""
+    """Import an image unless it exists. Raise UsageError, EnvironmentProblem if it fails, or UserInterrupt."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()
@@ -135,7 +135,7 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
         raise EnvironmentProblem(f"there is no {program} on this machine", do=do)
     bound = request.runtime == "apptainer" or (isinstance(source, RegistryImage) and source.of_daemon)
     if bound and request.architecture not in (None, here):
-        what = f"{program} would import it for {here}, and the nodes are {request.architecture}"
+        what = f"{program} would import it for {here}, but the nodes are {request.architecture}"
         raise EnvironmentProblem(what, do=do)
 
 
@@ -178,6 +178,6 @@ def _call(command: list[str], say: Callable[[str], None]) -> None:
 
 
 def remove_image(image: Path) -> None:
-    """Remove an image and the leftovers of killed imports. Raise OSError."""
+    """Remove an image and the leftovers of killed imports; raise OSError if that fails."""
     for path in (image, *image.parent.glob(f".????????.{glob.escape(image.name)}")):
         path.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that an installation creates, recorded in advance, so that it can be resumed and undone after any end."""
+"""Records the files that an installation creates in advance, so that it can be resumed or undone however it ends."""
 
 import hashlib
 import os
@@ -26,15 +26,15 @@ SCHEMA_VERSION = 1
 
 
 class InstalledItem(Record):
-    """Something below the root that the installer creates."""
+    """A file or a folder below the root that the installer creates."""
 
     path: str
     """Relative to the root."""
     kind: Literal["folder", "file", "tree", "image"]
-    """A folder is removed only if it is empty, a tree with all that is in it, a file if it is as it was written, an
-    image with what lies beside it."""
+    """Determines the removal: of a folder only if it is empty, of a tree with its content, of a file only if it is
+    unchanged, of an image with the leftovers of imports."""
     sha256: tuple[str, ...] = ()
-    """Checksums of each content written to the file, the latest one last."""
+    """Checksums of all contents that were written to the file, the latest one last."""
 
 
 class InstallState(Record):
@@ -42,7 +42,7 @@ class InstallState(Record):
 
     schema_version: int = SCHEMA_VERSION
     root: str
-    """The root at the installation's last call, the prefix of absolute paths in it."""
+    """The root at the last installation; absolute paths in the installed files begin with it."""
     made_root: bool
     """True if the installer created the root folder itself."""
     answers: SerializeAsAny[Answers]
@@ -63,8 +63,8 @@ def state_path(root: Path) -> Path:
 
 
 def read_state(root: Path) -> InstallState | None:
-    """None if nothing was installed. Raise UsageError for a file that cannot be read, or of a user who is neither
-    this one nor the owner of the root."""
+    """Return the state, None if nothing was installed. Raise UsageError if it cannot be read, or belongs to a user who
+    is neither this one nor the owner of the root."""
     path = state_path(root)
     check_links(path)
     check_owner(path, root)
@@ -75,14 +75,14 @@ def read_state(root: Path) -> InstallState | None:
     except (OSError, NotADirectoryError) as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except ValidationError as error:
-        do = "it is of another version of llmb, or damaged; move it away, and run 'llmb install' again"
-        raise UsageError("this is not a state of an installation", where=str(path), do=do) from error
+        do = "if it is damaged, or from another version of llmb, move it away, and run 'llmb install' again"
+        raise UsageError("this is not the state of an installation", where=str(path), do=do) from error
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace ``path`` atomically. Only one installer writes below a root: leftovers of a killed one are overwritten.
+    """Replace ``path`` atomically, and overwrite leftovers of a killed installer: only one writes below a root.
 
-    Raise EnvironmentProblem.
+    Raise EnvironmentProblem if the file cannot be written.
     """
     temporary = partial_of(path)
     try:
@@ -132,13 +132,13 @@ class Journal:
         put_file(self.root / path, text, mode=mode)
 
     def tree(self, path: str) -> Path:
-        """Record a folder below the root that something else fills; leftovers of an earlier attempt are removed."""
+        """Record a folder below the root for another program to create; remove leftovers, and return its path."""
         self._intend(InstalledItem(path=path, kind="tree"))
         shutil.rmtree(self.root / path, ignore_errors=True)
         return self.root / path
 
     def image(self, path: str) -> None:
-        """Record a file that an import creates; an existing one does not belong to the installer."""
+        """Record a file that an import creates, unless it exists: then it does not belong to the installer."""
         if not (self.root / path).exists():
             self._intend(InstalledItem(path=path, kind="image"))
 
@@ -146,7 +146,7 @@ class Journal:
         return next((item for item in self.state.made if item.path == path), None)
 
     def is_unchanged(self, path: str) -> bool:
-        """Return True for a file that still has the content that an installer wrote."""
+        """Return True if a file still has a content that the installer wrote."""
         item = self.entry(path)
         return item is not None and _digest_of(self.root / path) in item.sha256
 
@@ -185,9 +185,9 @@ def locked_journal(root: Path) -> Iterator[Journal]:
 
 
 def _begin(root: Path, answers: Answers) -> None:
-    """Create the state, and missing parts of the folders that hold it; a rename makes them appear together.
+    """Create the state and its missing folders; a rename makes them appear together.
 
-    Several may do so at once: what they write is the same, and the lock is taken afterwards.
+    Several processes may do so concurrently: they write the same content, and take the lock afterwards.
     """
     if state_path(root).exists():
         return
@@ -217,8 +217,8 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Remove what was created, the last first. Return the removed paths, and those that are kept because they are
-    not as they were made. Raise UsageError for what is not below the root."""
+    """Remove the items, the last first. Return the removed paths, and those that are kept because they were changed.
+    Raise UsageError for a path that is not below the root."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
         path = root / item.path
@@ -233,7 +233,7 @@ def _removed(path: Path, item: InstalledItem) -> bool:
     if item.kind == "tree":
         shutil.rmtree(path)
     elif item.kind == "image":
-        remove_image(path)  # what a killed import left, though the image itself be missing
+        remove_image(path)  # also removes what a killed import left, if there is no image
     elif item.kind == "file":
         if _digest_of(path) not in item.sha256:
             return False

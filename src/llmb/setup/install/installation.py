@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The means of an installation, the form of its steps, its preparation of data and checkpoints, and its removal."""
+"""The parts of an installation: the form of its steps, preparation of data and checkpoints, and removal."""
 
 import json
 import os
@@ -43,13 +43,13 @@ TINY = "tiny"
 """A size that is prepared only on request."""
 
 ImportImage = Callable[[str, Path, str, str | None], Path]
-"""Gets an image's name, the folder for its file, the runtime and the nodes' architecture; returns the file, which
-exists when it is complete."""
+"""Imports an image, from its name, the folder for its file, the runtime and the nodes' architecture; returns the
+complete file."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallStep:
-    """One step; ``do`` returns a description of the change."""
+    """One step; ``do`` performs it, and returns a description of the change."""
 
     name: str
     title: str
@@ -73,7 +73,7 @@ def seq_len_of(catalogue: Catalogue, answers: Answers, workload: str, size: str)
 
 
 def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepository, ...]:
-    """Return the repositories from which the preparations download; none if all is local or nothing is prepared."""
+    """Return the hub's repositories that the preparations need; none if all sources are local."""
     if answers.prepare not in PREPARED_HOW:
         return ()
     models = list(prepared_sizes(catalogue, answers))
@@ -94,7 +94,7 @@ def check_hub(repositories: Sequence[NeededRepository]) -> str:
 
 
 def is_prepared(catalogue: Catalogue, root: Path, answers: Answers, workload: str, size: str) -> bool:
-    """Return whether everything that the GPU type trains on exists; data packed to other lengths is not needed."""
+    """Return True if everything that the GPU type trains on exists; data packed to other lengths is not needed."""
     items = verify_prepared(catalogue, workload, size, prepared_folders(root, workload), None)
     suffix = f"_{seq_len_of(catalogue, answers, workload, size)}"
     return all("/packed/" in item.name and not item.name.endswith(suffix) for item in items.lacking)
@@ -108,7 +108,7 @@ class Preparations:
     """The jobs that ``llmb prepare submit --json`` prints."""
 
     def do(self, python: Path, root: Path, answers: Answers, workload: str, size: str) -> str:
-        """Prepare a size of a workload. Raise EnvironmentProblem if a command fails."""
+        """Prepare a size of a workload, or queue jobs for it. Raise EnvironmentProblem if a command fails."""
         llmb = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "prepare"]
         model = ["-w", workload, "-s", size]
         if answers.prepare == "here":
@@ -134,13 +134,13 @@ class Preparations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """The content and the means of an installation."""
+    """Everything that the steps of an installation need."""
 
     journal: Journal
     answers: Answers
     catalogue: Catalogue
     import_image: ImportImage | None = None
-    """None if images cannot be imported here: an image is then used by its given name."""
+    """None if images cannot be imported here: an image is then used by its name."""
     keep_settings: bool = False
     preparations: Preparations = field(default_factory=Preparations)
 
@@ -161,7 +161,7 @@ def _sources(answers: Answers, checkpoint: str, dataset: str) -> tuple[list[str]
 
 
 RESULTS = ("experiments", PREPARATIONS, PREPARED)
-"""Folders of a workload that were created by runs and preparations."""
+"""Folders of a workload that runs and preparations create."""
 MOST_NAMED = 5
 
 
@@ -173,7 +173,7 @@ class Removal:
 
 
 def planned_removal(root: Path, *, results: bool) -> list[str]:
-    """List the paths that would be removed if they are unchanged. Raise UsageError."""
+    """Return the paths to remove, unless they were changed; raise UsageError if there is no installation."""
     state = read_state(root)
     if state is None:
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
@@ -184,9 +184,9 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
 
 
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
-    """Remove what the journal lists; with ``results`` also results, prepared data and the history.
+    """Remove everything in the journal; with ``results`` also results, prepared data and the history.
 
-    One that was killed is completed by the next call. Raise UsageError while jobs run, EnvironmentProblem.
+    The next call completes a killed removal. Raise UsageError if jobs are live, EnvironmentProblem if removal fails.
     """
     with locked_journal(root) as journal:
         _check_no_live_jobs(root, say)
@@ -250,5 +250,5 @@ def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:
         live = [str(job.job_id or job.key) for job in store.jobs(Filter(states=LIVE))]
     if live:
         names = ", ".join(live[:MOST_NAMED]) + (", ..." if len(live) > MOST_NAMED else "")
-        do = "wait for them ('llmb jobs wait'), or cancel them; 'llmb jobs refresh' asks the scheduler"
+        do = "wait for them with 'llmb jobs wait', or cancel them; 'llmb jobs refresh' updates their states"
         raise UsageError(f"jobs are queued or running: {names}; nothing was removed", where=str(root), do=do)

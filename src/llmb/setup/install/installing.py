@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installation as a whole: its known state, its plan, and its execution."""
+"""Plans and performs a whole installation, from its recorded state."""
 
 import shlex
 import shutil
@@ -48,10 +48,10 @@ from llmb.setup.install.suite import remove_environments, suite_environments, su
 
 RESUMED = "the same command resumes here"
 ENVIRONMENT_BYTES = 12 * 10**9
-"""The size of PyTorch for CUDA with its libraries, twice because it is unpacked; a conservative guess."""
+"""A conservative estimate of the size of PyTorch for CUDA with its libraries, both packed and unpacked."""
 CPU_ENVIRONMENT_BYTES = 3 * 10**9
 DOWNLOADED = 2
-"""The factor for a checkpoint, which is downloaded, then converted next to the download."""
+"""The factor for the size of a checkpoint, because the download remains while it is converted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The steps that were done, or would be done."""
+    """The results of steps that were done, or would be done."""
 
     results: Sequence[StepResult]
     jobs: Sequence[dict[str, Any]] = field(default_factory=list)
@@ -73,9 +73,8 @@ class Installed:
 
 
 def all_answers(answers: Answers, root: Path) -> Answers:
-    """Return the explicit answers, completed by those of the installation in ``root``, then by a cluster_config.yaml.
-
-    Raise UsageError for files that cannot be used.
+    """Return the explicit answers, completed by those of the installation in ``root`` or, if it has none, by those in
+    its cluster_config.yaml. Raise UsageError for files that cannot be used.
     """
     state = read_state(root)
     if state is None:
@@ -84,7 +83,7 @@ def all_answers(answers: Answers, root: Path) -> Answers:
 
 
 def would_install(root: Path, answers: Answers, catalogue: Catalogue, import_image: ImportImage | None) -> Installed:
-    """Return the steps that an installation would take. Nothing is written."""
+    """Return the steps that an installation would take, without writing anything."""
     state = read_state(root) or InstallState(root=str(root), made_root=False, answers=answers)
     journal = Journal(root, state)
     what = Installation(journal=journal, answers=answers, catalogue=catalogue, import_image=import_image)
@@ -100,7 +99,7 @@ def install_all(
     *,
     keep_settings: bool = False,
 ) -> Installed:
-    """Install everything. Raises the LlmbError of a failed step; the same call resumes there."""
+    """Perform the steps that are not done. Raise the LlmbError of a failed step; the same call resumes there."""
     check_space(catalogue, answers, root)
     with opened_journal(root, answers) as journal:
         before = Path(journal.state.root)  # the same folder may have two names, such as through a link
@@ -110,7 +109,7 @@ def install_all(
             (root / ENVIRONMENT / RECORD).unlink(missing_ok=True)
             remove_environments(journal)
             journal.save(root=str(root), image=None)
-        # Not after an environment was made, which takes minutes. What an image is named is known later.
+        # Checked before the environment is made, which takes minutes. The image's name is known only later.
         section = settings(answers, root, None, suite_environments(answers, journal))
         rest = {key: value for key, value in section.items() if key != "container"}
         if not keep_settings:
@@ -131,7 +130,7 @@ def install_all(
 
 
 def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
-    """Run the steps in order. Raises the error of the first one that fails; earlier steps stay done."""
+    """Run the steps in order. Raise the error of the first one that fails; earlier steps stay done."""
     results = []
     for number, step in enumerate(steps, start=1):
         if step.is_done():
@@ -176,7 +175,7 @@ def free_text(root: Path) -> str:
 
 
 def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: bool) -> Iterator[tuple[str, str]]:
-    """Yield each next command after its purpose. ``jobs``: preparations are running in the background."""
+    """Yield the purpose and the text of each next command. jobs: True if preparations run in the background."""
     llmb = _llmb(python_of(answers, root))
     yield "in this shell, and in the next ones", f"export LLMB_INSTALL={shlex.quote(str(root))}"
     if jobs:
@@ -232,7 +231,7 @@ def _environment(what: Installation) -> Iterator[InstallStep]:
             what.journal.save(proven_python=str(python))
             return contents
 
-        yield InstallStep("environment", f"look at {python}", is_done, prove)
+        yield InstallStep("environment", f"check {python}", is_done, prove)
         return
     yield InstallStep(
         "environment",
@@ -301,7 +300,7 @@ def _scripts(what: Installation) -> InstallStep:
 
 
 def launch_script(workload: str, root: Path, python: Path) -> str:
-    """Return a two-line script that acts like ``llmb launch`` from any folder. Pure."""
+    """Return a two-line script that acts like ``llmb launch`` from any folder."""
     words = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "launch", workload]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python environment of all jobs of an installation: created, and tested before it counts
-as made; and the machine that it is made on."""
+"""Creates and tests the Python environment for all jobs of an installation, and inspects
+the machine on which it is created."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def torch_builds() -> Sequence[TorchBuild]:
 
 @dataclass(kw_only=True)
 class Surroundings:
-    """The machine, inspected once; schedulers are queried on first use."""
+    """The properties of this machine, inspected once; schedulers are queried on first use."""
 
     catalogue: Catalogue
     architecture: str = field(default_factory=platform.machine)
@@ -75,12 +75,12 @@ class Surroundings:
     programs: frozenset[str] = frozenset()
     """The members of ``PROGRAMS`` that exist on this machine."""
     root: str | None = None
-    """The root of installation that the environment names."""
+    """The root of installation in the environment variables."""
     offers: dict[str, Offer] = field(default_factory=dict)
     """The offers of the schedulers that were queried, by name."""
 
     def offer(self, scheduler: str) -> Offer:
-        """Query a scheduler. Raise InfrastructureError without an answer, EnvironmentProblem if it is not here."""
+        """Query a scheduler once. Raise InfrastructureError if it does not respond, EnvironmentProblem without it."""
         if scheduler not in self.offers:
             self.offers[scheduler] = find_scheduler(scheduler).offer()
         return self.offers[scheduler]
@@ -160,7 +160,7 @@ class EnvironmentRecord(Record):
 
     @property
     def recipe(self) -> "EnvironmentRecord":
-        """Return the requested environment, without its actual content."""
+        """The requested environment, without its actual content."""
         return self.model_copy(update={"contents": None})
 
 
@@ -172,7 +172,7 @@ def python_of(answers: Answers, root: Path) -> Path:
 
 
 def record_of(answers: Answers) -> EnvironmentRecord:
-    """Return the record of the environment of these answers."""
+    """Return the record of the environment that these answers request."""
     return EnvironmentRecord(
         kind=str(answers.environment),
         made_with=answers.python,
@@ -183,7 +183,7 @@ def record_of(answers: Answers) -> EnvironmentRecord:
 
 
 def matches(answers: Answers, root: Path) -> bool:
-    """Return whether the environment is complete and built as requested."""
+    """Return True if the environment is complete and built as requested."""
     try:
         record = EnvironmentRecord.model_validate_json((root / FOLDER / RECORD).read_bytes())
     except (OSError, ValidationError):
@@ -204,7 +204,7 @@ def make_environment(answers: Answers, journal: Journal) -> str:
 
 
 def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]:
-    """Yield the commands that create an environment in ``folder``, in order. Pure."""
+    """Yield the commands that create an environment in ``folder``, in order."""
     here = ["--system-site-packages"] if record.torch == EXISTING else []
     inner = str(folder / "bin" / "python")
     yield empty_environment(record.kind, str(record.made_with), folder, here)
@@ -216,7 +216,7 @@ def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]
 
 
 def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[str] = ()) -> Sequence[str]:
-    """Return the command that creates an environment without packages. Pure."""
+    """Return the command that creates an environment without packages."""
     match kind:
         case "uv":
             return ["uv", "venv", "--python", made_with, *more, str(folder)]
@@ -227,7 +227,7 @@ def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[st
 
 
 def activated(environment: Path) -> dict[str, str]:
-    """Return this process's variables as the shell of ``environment`` would have them."""
+    """Return the environment variables of this process as if ``environment`` were activated."""
     env = {"VIRTUAL_ENV": str(environment), "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     return {name: value for name, value in os.environ.items() if name != "PYTHONHOME"} | env
 
@@ -273,7 +273,7 @@ def _name(command: Sequence[str]) -> str:
 
 
 def proven(python: Path, answers: Answers) -> PythonContents:
-    """Return the packages of a Python for runs. Raise EnvironmentProblem if it lacks some, or torch is for no GPU."""
+    """Return the content of a Python. Raise EnvironmentProblem if it cannot run jobs, for example without torch."""
     packages = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
     output = ask_program([str(python), "-c", PROOF, *packages], PROOF_LIMIT_S, cwd=None)
     if output.code is None:

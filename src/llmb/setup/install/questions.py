@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions of an installation in order: their conditions, valid answers, and defaults.
+"""The questions of an installation, in order: their conditions, valid answers and defaults.
 
-Answers are completed by them: asked on a terminal, or assumed; all that is missing is named.
+Missing answers are asked for on a terminal, or take their default; those that remain are reported together.
 """
 
 import shutil
@@ -51,7 +51,7 @@ class GeneralQuestion(Question):
 
     @property
     def nodes(self) -> Partition | None:
-        """Return the nodes that train, as far as the scheduler reports them."""
+        """Return the nodes that train, or None if the scheduler does not report them."""
         return self.scheduler.training_nodes(self.answers, self.around.offer(self.scheduler.name))
 
 
@@ -117,7 +117,7 @@ class NodeArchitecture(GeneralQuestion):
 
 
 class GpusPerNode(GeneralQuestion):
-    name, text = "gpus_per_node", "GPUs of a node"
+    name, text = "gpus_per_node", "GPUs per node"
 
     def applies(self) -> bool:
         return self.answers.has_gpus
@@ -173,11 +173,11 @@ class SuiteReleases(GeneralQuestion):
 
     def check(self, value: str) -> str | None:  # noqa: ARG002 (all releases are known by now)
         if not self.queues:
-            return f"the suite's jobs run on a cluster, and {LOCAL} is this machine alone"
+            return f"the suite's jobs run on a cluster, but {LOCAL} is this machine alone"
         for release in () if ALL in self.answers.workloads else self.answers.suite_releases:
             if not any(suite_scripts(self.answers, release)):
                 has = [f"{item.workload} on {', '.join(item.gpu_types)}" for item in scripts_of(release)]
-                return f"release {release} has {'; '.join(has)}, and none of these is installed"
+                return f"release {release} has {'; '.join(has)}, but none of these is installed"
         return None
 
 
@@ -225,8 +225,8 @@ class PythonEnvironment(GeneralQuestion):
         in_container = self.answers.container_runtime not in (None, NONE)
         if value != EXISTING and target not in (None, here) and not in_container:
             return (
-                f"this machine is {here} and the nodes are {target}: an environment made here does not run there; call "
-                "this on such a node, or use a container"
+                f"this machine is {here} and the nodes are {target}: an environment made here does not run there; run "
+                "this command on such a node, or use a container"
             )
         return None
 
@@ -255,7 +255,7 @@ class Torch(GeneralQuestion):
 
     def choices(self) -> list[Choice]:
         choices = [Choice(build.name, build.meaning) for build in torch_builds()]
-        return [*choices, Choice(EXISTING, "the one that the Python has from which the environment is made")]
+        return [*choices, Choice(EXISTING, "that of the Python with which the environment is made")]
 
     def assumed(self) -> str:
         """Return the newest build that the driver here supports; without a driver, the one in pip's index."""
@@ -325,7 +325,7 @@ def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
 
 
 Ask = Callable[[Question, str | None], str]
-"""A function that asks a question, given the problem of the last answer, and returns a valid answer."""
+"""Asks a question, shows the problem with the previous answer, if any, and returns a valid answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,24 +377,24 @@ class Interview:
         self.answers = self.answers.model_copy(update={question.name: getattr(answer, question.name)})
 
     def complete(self) -> Answers:
-        """Ask all questions. Raise UsageError with all missing or invalid answers."""
+        """Return the answers; raise UsageError with all missing or invalid ones."""
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
-            do = "pass the options, or set their keys in --config FILE; on a terminal 'llmb install' asks"
+            do = "pass these options, or set their keys in --config FILE; on a terminal, 'llmb install' asks for them"
             raise UsageError(f"{noun} missing or invalid:\n{lines}", do=do)
         return self.answers
 
 
 def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """Ask for the path, which may select an existing installation's answers. Raise UsageError."""
+    """Complete the path, on which other answers may depend; raise UsageError if it is missing or invalid."""
     interview = Interview(answers, ask)
     interview.settle(Path(answers, around))
     return interview.complete()
 
 
 def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """Complete all other answers. Raise UsageError with all missing or invalid ones at once."""
+    """Complete all other answers; raise UsageError that lists all missing or invalid ones."""
     if problems := list(answers.problems()):
         raise UsageError("\n".join(problems))
     interview = Interview(answers, ask)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference suite's own software in an installation: checkout, image, NeMo, virtual environment.
 
-What its own installer, or its user, has made is taken as it is, and never changed.
+Files that the suite's own installer or the user created are used as they are, and never changed.
 """
 
 import os
@@ -35,7 +35,7 @@ from llmb.setup.install.installation import Installation, InstallStep
 from llmb.setup.install.python_environment import activated, empty_environment, run_visibly
 
 DOCUMENTED_ENVIRONMENT = "venv"
-"""The documents' environment, below STAGE_PATH."""
+"""The folder of the environment in the documents, below STAGE_PATH."""
 ENVIRONMENT_PREFIX = f"{SUITES}/environment-"
 PYXIS = "pyxis"
 MOVE = "move it away"
@@ -51,7 +51,7 @@ def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
 
 def _chosen(journal: Journal) -> SuiteSettings:
     """Return the user's settings, or those of the suite's own installer."""
-    if journal.is_unchanged(CLUSTER_CONFIG):  # it says what was answered
+    if journal.is_unchanged(CLUSTER_CONFIG):  # it contains only the answers
         return SuiteSettings()
     return read_cluster_config(journal.root, cluster_schema()).reference_suite
 
@@ -72,7 +72,7 @@ def _is_filled(script: LaunchScript, environment: Path) -> bool:
 
 
 def remove_environments(journal: Journal) -> None:
-    """Remove the environments, because those created here do not work after a move."""
+    """Remove the environments that were created here, because they do not work after a move."""
     for item in journal.state.made:
         if item.path.startswith(ENVIRONMENT_PREFIX):
             journal.tree(item.path)
@@ -151,7 +151,7 @@ class _Software:
         return str(target)
 
     def clone(self, target: Path, commands: Callable[[Path], Commands], what: str) -> None:
-        """Clone; the folder gets its name once complete, and leftovers are removed. Raise EnvironmentProblem."""
+        """Clone to ``target``, which gets its name once complete. Raise EnvironmentProblem if that is impossible."""
         if target.exists():
             changed = "; ".join(changed_files(target, self.script)) if target.parent.name == SUITES else "other files"
             raise EnvironmentProblem(f"this is not {what}: {changed}", where=str(target), do=MOVE)
@@ -184,10 +184,10 @@ class _Software:
         return str(image)
 
     def make(self, need: Need) -> str:
-        """Create NeMo at its commit with the release's patch, or the copy of a file of the release."""
+        """Clone NeMo at its commit with the release's patch, or copy a file of the release; return a description."""
         target = Path(filled_path(need.path, self.values()))
         if not target.is_relative_to(self.root):
-            what = f"{target} is missing, or not that of the release, and llmb changes nothing there"
+            what = f"{target} is missing or differs from the release, and llmb does not change files there"
             raise EnvironmentProblem(what, do=filled_path(need.by, self.values()))
         if need.commit_of:
             commit = self.script.commits[need.commit_of]
@@ -233,7 +233,7 @@ class _Software:
 
 
 def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Path) -> Commands:
-    """Return commands that clone only one commit, because NeMo's history is some gigabytes."""
+    """Return commands that clone only one commit, because NeMo's history takes several gigabytes."""
     inside = ["git", "-C", str(target)]
     commands = [["git", "init", "--quiet", str(target)], [*inside, "fetch", "--depth", "1", repository, commit]]
     applied = [[*inside, "apply", str(patch)]] if patch else []
@@ -243,7 +243,7 @@ def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Pa
 def _call(
     commands: Commands, by_hand: Commands, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Run commands. Raise EnvironmentProblem with the commands to run by hand."""
+    """Run commands; if one fails, raise EnvironmentProblem with the commands to run by hand."""
     try:
         for command in commands:
             run_visibly(command, folder=folder, environ=environ)

@@ -88,7 +88,7 @@ class ImportRequest:
 
 
 def default_processes() -> int:
-    """Return the number of this process's cores, because conversion is bound by memory copies until the disk is."""
+    """Return the number of this process's cores, within a limit: memory copies, then the disk bound conversion."""
     return min(usable_cores(), MOST_PROCESSES)
 
 
@@ -112,14 +112,14 @@ def export_checkpoint(
     verify: bool,
     merged: MergedAdapters | None = None,
 ) -> None:
-    """Write the weights of the checkpoint at ``path`` as a Hugging Face model into the new folder ``target``.
+    """Write the weights of the checkpoint at ``path``, plus ``merged`` adapters, as a Hugging Face model to ``target``.
 
-    With ``merged`` adapters, if given.
-    Raise UsageError where one of them is not fit, EnvironmentProblem where there is no room.
+    ``target`` must not exist. Raise UsageError if a checkpoint or the folder cannot be used, and EnvironmentProblem if
+    a package or disk space is missing.
     """
     checkpoint, target = read_checkpoint(path), target.absolute()
     model = checkpoint.record.model
-    config_of(model, dtype)  # a model without a form there is rejected before any work
+    config_of(model, dtype)  # rejects a model that Hugging Face does not have, before any work
     check_converter()
     check_free(target)
     check_weights_space(model, BYTES[dtype], target)
@@ -148,7 +148,7 @@ def add_context(context: Path, folder: Path) -> None:
 
 
 def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy those of the named files that exist. Raise OSError."""
+    """Copy those of the named files that exist; raise OSError if that fails."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -156,13 +156,14 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Make a new weights-only checkpoint from another program's; resume an import that was killed.
+    """Create a weights-only checkpoint from that of another program; resume an import that was killed.
 
-    Raise UsageError where the folder holds something else, EnvironmentProblem where there is no room.
+    Raise UsageError if the source is not a checkpoint of the model, EnvironmentProblem if a package or disk space is
+    missing.
     """
     source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
-    # Raises UsageError if a file cannot be read that is copied in the end, after hours for a large model.
+    # Raises UsageError for an unreadable file that would only be copied in the end, after hours for a large model.
     for path in (source.context / name for name in CONTEXT_FILES):
         if path.is_file():
             open_file(path).close()
@@ -196,10 +197,10 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
         check_nemo_config(folder, model)
     else:
         folder = read_folder(path)
-        # Raises UsageError if the configuration is of another model, or may be: with keys that are not understood.
+        # Raises UsageError if the configuration is of another model, or may be, because it has unknown keys.
         name, where = f"{model.model} {model.size}", str(folder.path / CONFIG)
         if differences := list(config_differences(model, folder.config)):
-            what = f"this is another model than {name}:{itemized(differences)}"
+            what = f"this is not {name}:{itemized(differences)}"
             raise UsageError(what, where=where, do="specify its workload and size with -w and -s; see 'llmb list'")
         if unknown := list(unknown_keys(model, folder.config)):
             what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
@@ -222,12 +223,12 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
 
     on_note(f"verifying the hub's checksums of {len(checksums)} files, {total / GB:.3g} GB")
     if corrupt := corrupt_files(source.path, checksums, threads, count):
-        what = f"these files are corrupt, their SHA-256 is not that of the hub:{itemized(corrupt)}"
+        what = f"these files are corrupt; their SHA-256 differs from that of the hub:{itemized(corrupt)}"
         raise UsageError(what, where=str(source.path), do="remove them, and download them again")
 
 
 def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
-    """Copy the files needed to tokenize and to export again; return their checksums by name."""
+    """Copy the files that are needed to tokenize and to export again; return the checksums of all by name."""
     target.mkdir(exist_ok=True)
     for leftover in target.iterdir():  # by an import that was killed here
         leftover.unlink()
@@ -277,9 +278,9 @@ def check_converter() -> None:
 
 
 def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:
-    """Run ``job`` to its end; return what an import wrote.
+    """Run ``job`` in the converting program; return the result of an import, None for an export.
 
-    Raises the program's own error, RunFailed where it left none, or UserInterrupt.
+    Raise the program's own error, RunFailed if it reported none, or UserInterrupt.
     """
     last = ConverterMessage()
 
@@ -293,7 +294,7 @@ def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> Impo
         if message.error or message.imported:
             last = message
 
-    # Files go through host memory only: a GPU would be taken for nothing.
+    # Conversion uses host memory only: without this, it would occupy a GPU.
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     advice = "the same command resumes" if isinstance(job, ImportJob) else "nothing was kept"
     ended = run_talking(("-P", "-m", "llmb.engine.weights.convert", job.model_dump_json()), variables, follow, advice)
@@ -316,7 +317,7 @@ class AdapterImport:
 
 
 def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_note: OnNote, *, verify: bool) -> None:
-    """Write the adapters in ``checkpoint`` in peft's format into the new folder ``target``. Raise UsageError."""
+    """Write the adapters in ``checkpoint`` in peft's format to the folder ``target``; raise UsageError if it exists."""
     target, base = target.absolute(), checkpoint.record.base
     check_converter()
     check_free(target)
@@ -336,7 +337,7 @@ def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_no
 def base_and_adapters(
     checkpoint: SavedCheckpoint, explicit: Path | None, on_note: OnNote, *, verify: bool
 ) -> tuple[Path, MergedAdapters]:
-    """Return the base from ``base_of``, and the adapters to merge into it."""
+    """Return the path of the adapters' base, see ``base_of``, and the adapters to merge into it."""
     base, lora = base_of(checkpoint, explicit), checkpoint.record.lora
     assert lora, "the checkpoint contains adapters"
     if verify:
@@ -347,7 +348,7 @@ def base_and_adapters(
 def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoint:
     """Find the base of the adapters in ``checkpoint``: at ``explicit``, or where it was during training.
 
-    Raise UsageError if it is not there, or if it is another one.
+    Raise UsageError if it is missing, or is a different checkpoint.
     """
     recorded = checkpoint.record.base
     path = explicit or (Path(recorded.path) if recorded and recorded.path else None)
@@ -363,9 +364,9 @@ def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoi
 
 
 def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
-    """Make a new checkpoint of adapters from a folder in peft's format.
+    """Create a checkpoint of adapters from a folder in peft's format.
 
-    Raise UsageError if the folder holds something else, or adapters that the engine cannot express.
+    Raise UsageError if the folder does not contain adapters that the engine supports.
     """
     source, target, base = request.source.absolute(), request.target.absolute(), read_checkpoint(request.base)
     config = read_json(source / ADAPTER_CONFIG)

@@ -26,7 +26,7 @@ Say = Callable[[str], object]
 LOCK = ".lock"
 PATIENCE_S = 2.0
 MB = 10**6
-FORCE = "--force prepares it again, and replaces what exists"
+FORCE = "pass --force to prepare it again and replace what exists"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,13 @@ def prepare_dataset(
 ) -> PreparedDataset:
     """Prepare missing parts; existing ones are checked and kept unless ``force`` is set.
 
-    Raise UsageError for a source, a tokenizer or prepared files that are not what they should be, and
-    EnvironmentProblem if writing fails or another process prepares the same dataset.
+    Raise UsageError for an unsuitable source, tokenizer or prepared file, and EnvironmentProblem if writing fails or
+    another process is preparing the same dataset.
     """
     work = _Preparation(catalogue, request, folders, on_count, say)
     check_installed("preparing a dataset", "numpy", "tokenizers")
     if request.tokenizer is not None:
-        tokenizer_file(request.tokenizer)  # is there, before anything is downloaded
+        tokenizer_file(request.tokenizer)  # raises before anything is downloaded
     check_links(work.folder)
     with file_lock(work.folder / LOCK, PATIENCE_S, "preparing this dataset"), writing(work.folder):
         samples, made = work.samples()
@@ -84,13 +84,13 @@ _CHECKSUMS = " (CRC-32 "
 
 
 def local_source(path: Path, files: Files) -> str:
-    """Describe a local source with the checksums of its files, so that changed content counts as another source."""
+    """Describe a local source with the checksums of its files, so that changed content is a different source."""
     checksums = [file_checksum(file) for paths in files.values() for file in paths]
     return f"{path.absolute()}{_CHECKSUMS}{', '.join(checksums)})"
 
 
 def _same_content(one: str, other: str) -> bool:
-    """Return whether two sources are equal, or are local ones with the same content at two paths."""
+    """Return True if two sources are equal, or are local files with the same content at two paths."""
     contents = [text.partition(_CHECKSUMS)[2] for text in (one, other)]
     return one == other or (contents[0] != "" and contents[0] == contents[1])
 
@@ -108,7 +108,7 @@ class _Preparation:
         self.folder = folders.dataset(self.source.dataset)
 
     def samples(self) -> tuple[SampleFiles, bool]:
-        """Return the samples, and whether they are new."""
+        """Return the samples, written if they do not exist, and whether they were written."""
         existing = None if self.request.force else read_samples_record(self.folder)
         if existing is not None:
             self._check_samples(existing)
@@ -184,7 +184,7 @@ class _Preparation:
         return record
 
     def _local_tokenizer(self) -> Path | None:
-        """Return the local tokenizer; None if it has to come from the hub."""
+        """Return the file of the local tokenizer; None if it must be downloaded from the hub."""
         if self.request.tokenizer is not None:
             return tokenizer_file(self.request.tokenizer)
         context = self.folders.model(self.source.model) / "context"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hugging Face hub: the only module that contacts it, to prepare data and weights, and to check access.
+"""The only module that contacts the Hugging Face hub, to prepare data and weights, and to check access.
 
-The hub's library reads the token, from HF_TOKEN or the file that 'hf auth login' writes, repeats requests that the hub
-limits, and keeps what was downloaded, which it takes where there is no network. A token that is typed is never written
-to a file here: 'hf auth login' does that for users who want it.
+The hub's library reads the token from HF_TOKEN or the file that 'hf auth login' writes, retries rate-limited requests,
+and caches downloads, which it uses without a network. llmb never writes a token that the user types to a file: 'hf auth
+login' does that.
 """
 
 import os
@@ -43,7 +43,7 @@ MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json"
 RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
 THREADS = 4
 ELSEWHERE = "run it on a machine with a network, or pass local files with --source or --tokenizer"
-LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token of https://huggingface.co/settings/tokens"
+LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token from https://huggingface.co/settings/tokens"
 
 
 class HubDataset(NamedTuple):
@@ -59,7 +59,7 @@ DATASETS = {"squad": SQUAD, "squad-tiny": SQUAD}
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why the hub gave no answer, or a negative one."""
+    """The error to raise if the hub denies access, fails or does not respond."""
 
     error: LlmbError
     access: AccessState = "not checked"
@@ -82,13 +82,13 @@ def fetch_model(
 
 
 def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes) -> Path:
-    """Download a dataset of ``DATASETS`` to a folder named after its commit. Raises the same errors."""
+    """Download a dataset of ``DATASETS`` to a folder named after its commit; raise errors as ``fetch_model`` does."""
     dataset = DATASETS[name]
     return Hub(folders.hub).fetch(dataset.repository, "dataset", dataset.files, dataset.files, on_bytes)
 
 
 def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Refusal | None:
-    """Ask the hub why this user may not read a repository; None if the user may. ``endpoint`` as of ``Hub``."""
+    """Return why the hub does not let this user read a repository, None if it does. endpoint: see ``Hub``."""
     check_installed("checking access", "huggingface_hub")
     from huggingface_hub import HfApi
 
@@ -109,7 +109,7 @@ def hub_cache(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """The hub, and the folder for its files unless the user's variables name another one."""
+    """The hub, and the folder for its files unless the user's environment variables set another one."""
 
     folder: Path
     page: str | None = None
@@ -120,7 +120,7 @@ class Hub:
     def fetch(self, name: str, kind: Kind, patterns: Sequence[str], needed: Sequence[str], on_bytes: OnBytes) -> Path:
         """Download a repository's files that match ``patterns``; at least one must match each of ``needed``.
 
-        Without a network, it is that of an earlier download. Raises as ``fetch_model``.
+        Without a network, return the folder of an earlier download. Raise errors as ``fetch_model`` does.
         """
         check_installed("downloading", "huggingface_hub")
         cache = hub_cache(self.folder)
@@ -192,10 +192,10 @@ def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the library's exception types for when the hub refuses, fails or cannot be reached."""
+    """Return the library's exception types for a hub that denies access, fails or cannot be reached."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Its base is the class of all errors of the HTTP library, which is another one in other versions.
+    # Its base is the class of all errors of the HTTP library, which depends on the version.
     return (HfHubHTTPError.__bases__[0], OSError, RuntimeError, UnicodeEncodeError)
 
 
@@ -234,7 +234,7 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
 
 
 def _is_local(error: BaseException) -> bool:
-    """Return whether this machine's disk, not the network, caused the failure."""
+    """Return True if this machine's disk, not the network, caused the failure."""
     network = (ConnectionError, TimeoutError, socket.gaierror)
     return isinstance(error, OSError) and error.errno is not None and not isinstance(error, network)
 
@@ -305,12 +305,12 @@ def needed_repositories(
 
 
 def can_check() -> bool:
-    """Return whether this Python has the library that contacts the hub."""
+    """Return True if this Python has the library that contacts the hub."""
     return find_spec("huggingface_hub") is not None
 
 
 def check_access(repositories: Sequence[NeededRepository], endpoint: str | None = None) -> tuple[RepositoryAccess, ...]:
-    """Send one small request for each, with the token of HF_TOKEN or 'hf auth login', without waits and retries.
+    """Check access to each repository with one small request and the user's token, without retries.
 
     Raise EnvironmentProblem if the library that contacts the hub is not installed.
     """
@@ -323,12 +323,12 @@ def check_access(repositories: Sequence[NeededRepository], endpoint: str | None 
 
 
 def refused(access: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
-    """Return the repositories at which a preparation would fail, except where the hub merely does not respond now."""
+    """Return the repositories that this user cannot read, except those that could not be checked."""
     return tuple(item for item in access if item.state not in NOT_REFUSED)
 
 
 def lacks_token(access: Iterable[RepositoryAccess]) -> bool:
-    """Return whether another token may help."""
+    """Return True if another token may help."""
     return any(item.state in ("no token", "token rejected") for item in access)
 
 
@@ -359,7 +359,7 @@ def token_source() -> TokenSource | None:
 
 
 def use_token(text: str) -> None:
-    """Set the token for this process and its children. Raise UsageError, which omits the token, for an invalid one."""
+    """Set the token for this process and its children; raise UsageError, without the token, if it is invalid."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError("the input is not a token: it has spaces or other invalid characters")

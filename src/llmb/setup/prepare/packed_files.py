@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes packed datasets: tokens of all samples once, then an order of them for each sequence length."""
+"""Writes packed datasets: tokenizes all samples once, then packs them for each sequence length."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ ENOUGH_FILL = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """``order``: int64 [documents], documents by pack; ``packs``: int64 [packs + 1], the first of each in ``order``."""
+    """order: int64 [documents], documents by pack. packs: int64 [packs + 1], where each begins in ``order``."""
 
     packer: Packer
     order: "np.ndarray"
@@ -34,9 +34,9 @@ class Packs:
 def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
     """Pack documents of ``lengths`` tokens, int64 [documents], none of which is longer than ``seq_len``.
 
-    Shuffled documents make packs that cost about the same, and are the default of NeMo. Where that leaves more than 2 %
-    of the places empty, as with documents that are not much shorter than a pack, the longest come first, if that is
-    better: such packs differ in their cost, but more of a step is real work.
+    Shuffled documents, NeMo's default, make packs of similar cost. If that leaves more than 2 % of the places empty, as
+    with documents that are not much shorter than a pack, documents are packed by decreasing length if that takes fewer
+    packs: their costs differ, but less of a step is padding.
     """
     shuffled = _first_fit(lengths, seq_len, seed, "first-fit-shuffle")
     if fill(shuffled, lengths, seq_len) >= ENOUGH_FILL:
@@ -65,8 +65,8 @@ def _first_fit(lengths: "np.ndarray", seq_len: int, seed: int, packer: Packer) -
 def first_fit(lengths: list[int], seq_len: int) -> list[int]:
     """Return the pack number of each document: the first pack with enough room at the document's turn.
 
-    A tree over packs holds the most room in each of its parts, so that a document takes logarithmic time. At most one
-    pack is less than half full, which bounds their number.
+    A tree over the packs stores the most room in each subtree, so that placing a document takes logarithmic time. At
+    most one pack is less than half full, which bounds their number.
     """
     leaves = 1
     while leaves < 2 * sum(lengths) // seq_len + 2:
@@ -102,8 +102,8 @@ SEED = 1234
 class Documents:
     """All samples of a split as tokens, in the order of the samples.
 
-    ``tokens``: uint32 [tokens], mapped into memory. ``starts``: int64 [samples + 1]. ``prompts``: int64 [samples], the
-    tokens before each answer.
+    tokens: uint32 [tokens], mapped into memory. starts: int64 [samples + 1], where each sample begins in ``tokens``.
+    prompts: int64 [samples], the number of tokens before each answer.
     """
 
     tokens: "np.ndarray"
@@ -112,9 +112,9 @@ class Documents:
 
 
 def tokenize(path: Path, temporary: Path, tokenizer: LoadedTokenizer, on_count: Callable[[int], object]) -> Documents:
-    """Encode the samples in ``path`` into a file in ``temporary``; ``on_count`` is called with how many are done.
+    """Encode the samples in ``path`` into a file in ``temporary``; call ``on_count`` with the number of encoded ones.
 
-    Memory is needed for one batch, and for two numbers a sample. Raise OSError if writing fails.
+    This takes memory for one batch and two numbers per sample. Raise OSError if writing fails.
     """
     import numpy as np
 
@@ -218,7 +218,7 @@ def _answers_of(documents: Documents, chunk: "np.ndarray") -> "np.ndarray":
 
 
 def _write_array(path: Path, dtype: "np.dtype", length: int, parts: "Iterable[np.ndarray]") -> str:
-    """Write an array part by part; return its checksum. Not through a map, which ends the process on a full disk."""
+    """Write an array part by part; return its checksum. A memory map would end the process on a full disk."""
     from numpy.lib import format as npy
 
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}

@@ -26,9 +26,9 @@ from llmb.launch.site.site import Site
 from llmb.runs.checkpoints.prepared_data import prepared_folders
 
 TIME_LIMIT_MIN = 55
-"""Time limit in the reference documents."""
+"""Time limit of a job in minutes, from the reference documents."""
 CPUS = 8
-"""Preparation runs in several processes; a scheduler's default is often one core."""
+"""Cores of a job, which runs several processes; the default of schedulers is often a single core."""
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 """Proxy variables, which may contain a password and may be a node's only way to reach the hub."""
@@ -39,17 +39,14 @@ _option = partial(Option, panel="Preparation", basic=True)
 class PrepareChoices(Record):
     """The options of ``llmb prepare submit`` other than the scheduler's."""
 
-    skip_dataset: Annotated[bool, _option(help="Submit no job for the dataset.")] = False
-    skip_checkpoint: Annotated[bool, _option(help="Submit no job for the checkpoint.")] = False
+    skip_dataset: Annotated[bool, _option(help="Do not submit a job for the dataset.")] = False
+    skip_checkpoint: Annotated[bool, _option(help="Do not submit a job for the checkpoint.")] = False
     gpu_type: Annotated[
-        str | None,
-        _option(help="GPU type to train on: its layout determines the sequence length. Default: all GPU types."),
+        str | None, _option(help="GPU type to train on, which determines the sequence length. Default: all GPU types.")
     ] = None
     seq_len: Annotated[
         int | None,
-        _option(
-            help="Sequence length to pack to. Default: that of the GPU type, or of all.", minimum=2, metavar="TOKENS"
-        ),
+        _option(help="Sequence length of packs. Default: those of the GPU types.", minimum=2, metavar="TOKENS"),
     ] = None
     dataset_source: Annotated[
         str | None, _option(help="Folder or file with the dataset, instead of the hub.", folder=True)
@@ -65,7 +62,7 @@ class PrepareChoices(Record):
 def preparation_orders(
     catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, options: JobOptions, site: Site
 ) -> list[TaskOrder]:
-    """Return the jobs that prepare what ``workload`` needs in ``size``. Raise UsageError."""
+    """Return the jobs that prepare dataset and checkpoint of a size of ``workload``; raise UsageError if impossible."""
     source = source_of(catalogue, workload, size)
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
@@ -76,7 +73,7 @@ def preparation_orders(
     gpu_type = choices.gpu_type or scheduler_of(site).defaults(site, options).gpu_type
     recipe = resolve(catalogue, Request(workload=workload, size=size, gpu_type=gpu_type))
     seq_len = choices.seq_len or (recipe.layout.seq_len if gpu_type else None)
-    # The two jobs do not wait for each other: the dataset takes the tokenizer from where the checkpoint comes from.
+    # The two jobs do not wait for each other: the dataset's takes the tokenizer from the source of the checkpoint.
     tokenizer = choices.tokenizer or choices.checkpoint_source
     paths = {
         "dataset": {"--source": choices.dataset_source, "--tokenizer": tokenizer},
@@ -133,7 +130,7 @@ def _check_given(source: Source, workload: str, size: str, choices: PrepareChoic
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
     is_specified = choices.skip_checkpoint and (choices.tokenizer or prepared)
     if not choices.checkpoint_source and not is_specified:
-        do = f"pass --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' makes a model"
+        do = f"pass --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' creates one"
         raise UsageError(f"the model of {workload} {size} is not on the hub", do=do)
 
 

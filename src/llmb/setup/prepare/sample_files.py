@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of a dataset on disk: a JSON line each, in three splits, as in NeMo's SQuAD, with its indexes."""
+"""The samples of a dataset on disk: one JSON line each, in three splits, with indexes, as in NeMo's SQuAD."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from llmb.setup.prepare.training_samples import TEMPLATE, DatasetSample, Files, 
 
 RECORD = "samples.json"
 SEED = 1234
-"""Seed of the permutation that splits are drawn with, as in NeMo's module: the same source gives the same files."""
+"""Seed of the permutation that splits are drawn with, as in NeMo: the same source yields the same files."""
 SHARE = 20
 """One in this many training samples is held out for a split that the source lacks."""
 EVERY = 1000
@@ -63,7 +63,7 @@ Prepared = TypeVar("Prepared", SampleFiles, PackedDataset)
 
 
 def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
-    """Read a record whose files are complete; None if there is none. Raise UsageError if a file is damaged."""
+    """Read a record, None if there is none; raise UsageError if it is unreadable or its files are incomplete."""
     if not path.is_file():
         return None
     do = "prepare it again with --force"
@@ -79,10 +79,10 @@ def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
 def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_count: OnCount) -> SampleFiles:
     """Write the samples of ``files`` to ``folder``; ``temporary`` is an empty folder.
 
-    Memory is needed for one sample and the place of every sample, not for their text. Raise UsageError for what is no
-    sample, and if a split stays empty; OSError if writing fails.
+    This takes memory for one sample, and for the positions of all. Raise UsageError for an invalid sample or an empty
+    split, OSError if writing fails.
     """
-    (folder / RECORD).unlink(missing_ok=True)  # until the end, the files do not belong together
+    (folder / RECORD).unlink(missing_ok=True)  # until the end, the files are inconsistent
     roles, rule = roles_of(files)
     without_answer = 0
     samples: dict[Split, int] = {}
@@ -114,15 +114,15 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
         files=sizes,
         crc32=checksums,
     )
-    with ReplacingFile(folder / RECORD) as stream:  # not a name of its own each time: a kill would leave it forever
+    with ReplacingFile(folder / RECORD) as stream:  # a random temporary name would remain after a kill
         stream.write((record.model_dump_json(indent=2) + "\n").encode())
     return record
 
 
 def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], str]:
-    """Return the splits that are made from each split of a source, and their description.
+    """Return the splits to draw from each split of a source, and a description of this rule.
 
-    Of training and validation, NeMo holds validation out of training, and makes the source's validation the test.
+    From training and validation, NeMo draws validation from training, and uses the source's validation as test.
     """
     match sorted(splits):
         case ["test", "training", "validation"]:
@@ -139,8 +139,8 @@ def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], s
 
 
 def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[list[int], int]:
-    """Write all samples that have an answer to ``target``; return the offset of each and of the end, and how many have
-    no answer.
+    """Write all samples that have an answer to ``target``; return the offset of each and of the end, and the number
+    of samples without an answer.
     """
     starts, unanswered = [0], 0
     with target.open("wb") as stream:
@@ -186,7 +186,7 @@ def _line(sample: DatasetSample, split: Split) -> bytes:
 
 
 def parse_line(line: bytes) -> DatasetSample:
-    """Parse a line of a file that was written here."""
+    """Parse a line that ``_line`` formatted."""
     values = json.loads(line)
     return DatasetSample(values["input"], values["output"], tuple(values.get("original_answers", ())))
 

@@ -28,7 +28,7 @@ SPECIAL = (BOS, EOS)
 
 
 def write_model(folder: Path, model: Model, texts: Iterable[str]) -> None:
-    """Write configuration, weights and tokenizer to ``folder``, which exists. Raise OSError if writing fails."""
+    """Write configuration, weights and tokenizer to the existing ``folder``; raise OSError if that fails."""
     from safetensors.numpy import save
 
     size = train_tokenizer(folder / TOKENIZER, model, texts)
@@ -95,7 +95,7 @@ def _mlp(at: str, hidden: int, ffn: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _weights(model: Model) -> "Iterator[tuple[str, np.ndarray]]":
-    """Yield weights scaled so that every layer preserves the size of its input, which lets adapters learn, too."""
+    """Yield random weights, scaled so that every layer preserves the magnitude of its input: so adapters can learn."""
     import numpy as np
 
     form: WeightsFormat = format_of(model)
@@ -192,7 +192,7 @@ SIZE = "tiny"
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:
     """Write ``squad.jsonl`` and ``model/`` to a new folder; every call writes the same files.
 
-    Raise UsageError for another size than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails, or if a
+    Raise UsageError for a size other than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails, or if a
     package is missing.
     """
     source_of(catalogue, workload, size)

@@ -27,7 +27,7 @@ FILES = (TOKENIZER, *NAMING, CONFIG, "generation_config.json")
 class LoadedTokenizer:
     """A tokenizer that is ready to use, with its record.
 
-    ``space`` precedes an answer: nothing where the tokenizer itself marks the start of a word, as in NeMo.
+    ``space`` precedes an answer; it is empty if the tokenizer itself marks the start of a word, as in NeMo.
     """
 
     tokenizer: "Tokenizer"
@@ -35,9 +35,9 @@ class LoadedTokenizer:
     space: str
 
     def encode(self, samples: Sequence[DatasetSample]) -> Iterator[tuple[list[int], int]]:
-        """Yield each sample's tokens, and the index of its answer's first one. The last token is EOS; there is no BOS.
+        """Yield the tokens of each sample, without BOS but with EOS, and the index of its answer's first token.
 
-        So do NeMo and Megatron-Bridge with SQuAD: prompt and answer are encoded apart, without spaces around them.
+        As in NeMo and Megatron-Bridge, prompt and answer are encoded separately, without spaces around them.
         """
         prompts = [sample.input.strip(" ") for sample in samples]
         answers = [self.space + sample.output.strip(" ") for sample in samples]
@@ -63,7 +63,7 @@ def checksum(file: Path) -> str:
 def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
     """Load the tokenizer in ``file`` for a model that has ``vocab_size`` embeddings; ``name`` is the model's.
 
-    Raise UsageError if it cannot be read, has tokens that the model has not, or its end of sequence is unknown.
+    Raise UsageError if it cannot be read, has more tokens than the model, or lacks an end-of-sequence token.
     """
     import numpy  # noqa: F401 (tokenizers needs it, and says so in a panic)
     from tokenizers import Tokenizer
@@ -77,12 +77,12 @@ def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
     tokenizer.no_padding()
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > vocab_size:
-        what = f"the tokenizer has {size} tokens, and the model {vocab_size} embeddings: they do not match"
+        what = f"the tokenizer has {size} tokens, but the model has only {vocab_size} embeddings"
         raise UsageError(what, where=str(file), do="pass the tokenizer of the model with --tokenizer")
     eos = _special_token(tokenizer, file, "eos", size)
     if eos is None:
         what = f"the end-of-sequence token is not specified: no 'eos_token' in {' or '.join(NAMING)}"
-        do = f"put the model's tokenizer_config.json beside {TOKENIZER}"
+        do = f"copy the model's tokenizer_config.json to the folder of {TOKENIZER}"
         raise UsageError(f"{what}, no 'eos_token_id' in {CONFIG}", where=str(file.parent), do=do)
     record = TokenizerRecord(
         name=name,
@@ -102,13 +102,13 @@ def _content(file: Path) -> bytes:
 
 
 def _marks_spaces(tokenizer: "Tokenizer") -> bool:
-    """Return whether a space before a word changes its tokens; the test is NeMo's own."""
+    """Return True if a space before a word changes its tokens; the test is NeMo's own."""
     both, x, y = (tokenizer.encode(text, add_special_tokens=False).tokens for text in ("x y", "x", "y"))
     return bool(both != x + y)
 
 
 def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) -> int | None:
-    """Read ``eos`` or ``bos`` from the files next to the tokenizer; never guess. Raise UsageError if it is wrong."""
+    """Return the ID of ``eos`` or ``bos`` from the files next to the tokenizer, if any; raise UsageError if invalid."""
     for name in NAMING:
         token = _settings(file.with_name(name)).get(f"{which}_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -124,13 +124,13 @@ def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) ->
     number = config.get(f"{which}_token_id", inner.get(f"{which}_token_id"))
     number = number[0] if isinstance(number, list) and len(number) == 1 else number
     if isinstance(number, int) and not 0 <= number < size:
-        what = f"'{which}_token_id' is {number}, and the tokenizer has {size} tokens"
+        what = f"'{which}_token_id' is {number}, but the tokenizer has only {size} tokens"
         raise UsageError(what, where=str(file.with_name(CONFIG)))
     return number if isinstance(number, int) else None
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Read the settings; empty if there is no such file."""
+    """Read a JSON object; return an empty one if there is no such file."""
     if not path.is_file():
         return {}
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 TEMPLATE = "squad-1"
-"""Name and version of the prompt template; a change of ``from_question`` or of ``tokens`` needs another version."""
+"""Name and version of the prompt template; a change of ``from_question`` or ``encode`` requires a new version."""
 QUESTION_KEYS = ("context", "question", "answers")
 TEMPLATED_KEYS = ("input", "output")
 
@@ -43,9 +43,9 @@ def from_question(context: str, question: str, answers: tuple[str, ...]) -> Data
 
 
 def from_row(row: Mapping[str, Any]) -> DatasetSample | None:
-    """Parse a row of the hub's dataset, or a line in the template; None if it has no answer.
+    """Convert a row, with a question or with input and output, to a sample; return None if it has no answer.
 
-    Raise Malformed for anything else.
+    Raise Malformed for any other row.
     """
     if "input" in row:
         _require(row, TEMPLATED_KEYS)
@@ -71,13 +71,13 @@ def _require(row: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         if name not in row:
             expected = " or ".join(", ".join(keys) for keys in (QUESTION_KEYS, TEMPLATED_KEYS))
-            raise Malformed(f"'{name}' is missing; expected are the keys {expected}")
+            raise Malformed(f"'{name}' is missing; the required keys are {expected}")
         if not _is_text(row[name]):
             raise Malformed(f"'{name}' is not a text")
 
 
 def _is_text(value: object) -> bool:
-    """Return whether ``value`` is encodable text: half of a surrogate pair is not, although JSON can express it."""
+    """Return True if ``value`` is encodable text: half of a surrogate pair is not, although JSON can express it."""
     if not isinstance(value, str):
         return False
     try:
@@ -113,7 +113,7 @@ ARROW = b"\xff\xff\xff\xff"
 """First bytes of the stream format of the library 'datasets', in its cache and with save_to_disk."""
 SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
 NOTES = ("dataset_info.json", "dataset_dict.json", "state.json")
-"""Files of the library ``datasets`` other than samples."""
+"""Files of the library ``datasets`` that contain no samples."""
 NAMES: dict[Split, str] = {"training": r"train(ing)?", "validation": r"(validation|valid|val|dev)", "test": r"test"}
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 FORMATS = (
@@ -141,12 +141,12 @@ def split_files(source: Path) -> Files:
     for split, paths in parts.items():
         if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:
             names = [str(path.relative_to(source)) for path in paths]
-            raise UsageError(f"several files of {split} samples", where=str(source), choices=names, do="name one")
+            raise UsageError(f"several files of {split} samples", where=str(source), choices=names, do="pass one")
     return parts
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield regular files, without hidden ones, such as the hub's notes about its downloads."""
+    """Yield the regular files below a folder, except hidden ones, such as the hub's notes about its downloads."""
     for path in list_folder(folder):
         if path.name.startswith("."):
             continue
@@ -157,7 +157,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _holds(path: Path, split: Split) -> bool:
-    """Return whether its name, such as ``train-v1.1.json`` or ``squad-train.arrow``, or its folder's is a split's."""
+    """Return True if the name of a file, such as ``train-v1.1.json``, or of its folder is that of a split."""
     match = re.search(rf"(^|[-_.]){NAMES[split]}([-_.]|$)", path.stem.lower())
     return match is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
 
@@ -165,7 +165,7 @@ def _holds(path: Path, split: Split) -> bool:
 def read_samples(path: Path) -> Iterator[DatasetSample | None]:
     """Yield every sample of a file, in order; None for a question without an answer.
 
-    Raise UsageError, with the line or the place, for what is not a sample.
+    Raise UsageError, with the line or the position, for anything that is not a sample.
     """
     for place, row in _rows(path):
         try:
@@ -189,7 +189,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
-    """Recognize the format by content alone. SQuAD's own files have one line; files in other formats may have more."""
+    """Recognize the format by content alone. SQuAD's own files have a single line, or begin with a lone brace."""
     with open_file(path) as stream:
         match stream.read(len(PARQUET)):
             case magic if magic == PARQUET:
@@ -207,7 +207,7 @@ def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield lines that are not blank, with their numbers."""
+    """Yield the lines of a file that are not blank, with their numbers; raise UsageError if it cannot be read."""
     number = 0
     try:
         open_file(path).close()  # refuses what is not a regular file

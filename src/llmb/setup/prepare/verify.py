@@ -31,7 +31,7 @@ State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A folder in the documents' listing; ``make`` and ``repair`` are the commands that prepare it."""
+    """A folder in the documents' listing. make, repair: the commands that prepare a missing or a damaged one."""
 
     name: str
     path: Path
@@ -47,13 +47,13 @@ class Item:
 
     @property
     def command(self) -> str | None:
-        """Return the command that completes the item; None if it is complete or not needed."""
+        """The command that completes the item; None if it is complete or not needed."""
         return {"missing": self.make, "incomplete": self.make, "damaged": self.repair}.get(self.state)
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """All items. ``needed_bytes`` is an estimate for the missing ones."""
+    """The state of all items. needed_bytes: an estimate of the space for weights that are not complete."""
 
     workload: str
     size: str
@@ -64,7 +64,7 @@ class Verification:
     checksums: bool
     """True if all files were read; otherwise only their sizes were compared."""
     nemo: tuple[NemoItem, ...] = ()
-    """The files of the reference suite's own software; empty if none of its launch scripts trains this."""
+    """The files of the reference suite's own software; empty if no launch script trains this size."""
 
     @property
     def lacking(self) -> tuple[Item, ...]:
@@ -73,7 +73,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The files to verify."""
+    """A size of a workload to verify, with its source and its folders."""
 
     workload: str
     size: str
