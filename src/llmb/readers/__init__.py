@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of what other programs wrote, one per format: logs, profiles, NCCL's output, samples of machines."""
+"""Readers of logs, profiles, NCCL's output and samples of nodes, one per format."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Anomalies of step times: steps, a drift and stalls in a window, a lasting change in a history of runs; and the steady
-part of a run."""
+"""Finds anomalies of step times (outliers, drift and periodic stalls of a window; lasting changes in a history of runs)
+and the steady part of a run."""
 
 import math
 from collections import Counter
@@ -41,7 +41,7 @@ FEWEST_RUNS = 3
 MOST_PAIRED = 1000
 """Maximum length of a series whose pairs of steps are searched: in longer ones there would be millions."""
 LONG_HISTORY = 20
-"""Minimum number of runs: with fewer, one outlier among three may be chance, however far off it is."""
+"""Minimum number of runs for the removal of outliers: with fewer, any outlier among three runs may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Anomalies:
-    """Anomalies of a window; None if unknown. The period is also None if stalls have none."""
+    """Anomalies of a window. Unknown values are None; the period is also None if no stall is periodic."""
 
     outliers: tuple[Outlier, ...] = ()
     drift_pct: float | None = None
@@ -67,10 +67,10 @@ class Anomalies:
 
 
 def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
-    """Find outliers, drift and periodic stalls. ``step_times_s`` are finite, of successive steps without warm-up;
-    ``first_step`` is the number of the first one. Outliers are farther from the running median than five times the
-    spread of all steps (from the median absolute deviation on that side). The drift is the least-squares slope without
-    outliers; its interval holds for autocorrelated steps. For fewer than 10 steps nothing is reported.
+    """Find outliers, drift and periodic stalls. ``step_times_s`` are the finite times of successive steps without
+    warm-up, numbered from ``first_step``. An outlier is farther from the running median than five times the spread of
+    all steps on its side (from the median absolute deviation). The drift is the least-squares slope without outliers;
+    its interval allows for autocorrelation. With fewer than 10 steps, all anomalies are unknown.
     """
     if len(step_times_s) < FEWEST_STEPS:
         return Anomalies()
@@ -92,8 +92,8 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
 
 
 def _drift(values: Floats) -> tuple[float, float]:
-    """Return the change over the series in percent of its mean, and half of its 95 % confidence interval. The interval
-    is derived like that of a mean (``half_width``), from movements that are orthogonal to the drift.
+    """Return the change over the series in percent of its mean, and half the width of its 95 % confidence interval. The
+    interval is derived like that of a mean (``half_width``), from components orthogonal to the drift.
     """
     blocks, size = block_means(values)
     count = len(blocks)
@@ -110,8 +110,8 @@ def _line_length(count: int) -> float:
 
 @lru_cache(maxsize=16)
 def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
-    """Return, for a series of ``count`` steps, the weights of the drift, those of the slowest movements orthogonal to
-    it, and the correction for the error of a short series.
+    """Return, for a series of ``count`` steps, the weights of the drift, the weights of the slowest components
+    orthogonal to it, and the correction for the error of a short series.
     """
     line = (np.arange(count) - (count - 1) / 2) / _line_length(count)
     waves = cosines(count, 1)
@@ -124,7 +124,7 @@ def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
-    """Return the distance between slow steps, and the steps; None if the distance is not regular."""
+    """Return the period of the slow steps and the steps that fit it; None if they are not periodic."""
     near = pairwise(slow), zip(slow, slow[2:], strict=False)
     distances = Counter(after - before for pairs in near for before, after in pairs)
     best: tuple[int, list[int]] | None = None
@@ -149,7 +149,7 @@ class Level:
 
 
 def find_levels(means_s: Sequence[float]) -> list[Level]:
-    """Return the levels of a history in order of time; a single one if no step is found. ``means_s`` are above 0."""
+    """Return the levels of a history, oldest first: a single one if nothing changes. ``means_s`` must be positive."""
     if not means_s:
         return []
     logs = np.log(means_s)
@@ -160,7 +160,7 @@ def find_levels(means_s: Sequence[float]) -> list[Level]:
 
 
 def changes_pct(levels: Sequence[Level]) -> list[float]:
-    """Return the change from each level to the next one."""
+    """Return the change from each level to the next one, in percent."""
     return [100 * (after.mean_s / before.mean_s - 1) for before, after in pairwise(levels)]
 
 
@@ -175,7 +175,7 @@ def _parts(logs: Floats, part: range) -> Iterator[range]:
 
 
 def _split(values: Floats, steps: int) -> list[int] | None:
-    """Return the indices of one or two changes; None if chance explains them."""
+    """Return the indices at which the level changes, once or twice; None if chance explains the changes."""
     from scipy.special import stdtr
 
     count = len(values)
@@ -201,27 +201,27 @@ def _split(values: Floats, steps: int) -> list[int] | None:
 
 LEAST_STEADY = 8
 LEAST_SHARE = 1 / 3
-"""Minimum fraction of the run that is steady, for ``LEAST_STEADY`` steps or more."""
+"""Minimum fraction of the run that must be steady, in addition to ``LEAST_STEADY`` steps."""
 PENALTY = 18.0
 NO_STEADY_STATE = (
-    f"no steady state: it takes {FEWEST_STEPS} steps after the first one, and a constant level in a third of them; "
-    "choose the window, such as --window 35-44"
+    f"no steady state: at least {FEWEST_STEPS} steps after the first one are required, a third of them at one level; "
+    "choose the window yourself, such as --window 35-44"
 )
 MOST_BLOCKS = 512
 """A longer series is first replaced by the medians of blocks of equal size."""
 
 
 def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | None:
-    """Return the longest stretch of steps, numbered from ``first_step``, whose level does not change; None if there is
-    none in a third of the steps.
+    """Return the longest stretch of steps at a constant level; None if it is shorter than a third of the steps.
 
-    ``step_times_s`` are those all those of one attempt, in order and finite. Fewer than 10 steps are never steady.
+    ``step_times_s`` are all step times of one attempt, finite, in order, and numbered from ``first_step``. A series of
+    fewer than 10 steps is never steady.
 
-    Single slow steps, such as those with a checkpoint, are replaced by the running median (Hampel filter), so that they
-    do not count as changes of level. The series is then split where that reduces the sum of squares most, and so is
-    each part (binary segmentation), as long as a split reduces it by more than ``PENALTY`` x ln(n) x the variance of a
-    step. The penalty is six times the usual one for independent steps, 3 ln n, because autocorrelated steps wander: six
-    is the long-run variance of an AR(1) series with 0.5 over the variance that its differences show.
+    Single slow steps, such as those with a checkpoint, are first replaced by the running median (Hampel filter), so
+    that they do not count as changes of level. The series is then split recursively where that reduces the sum of
+    squares most (binary segmentation), as long as a split reduces it by more than ``PENALTY`` x ln(n) x the variance of
+    a step. The penalty is six times the usual one for independent steps, 3 ln n, because autocorrelated steps wander:
+    six is the ratio of an AR(1) series' long-run variance (coefficient 0.5) to the variance that its differences show.
     """
     count = len(step_times_s)
     if count < FEWEST_STEPS:
@@ -267,7 +267,7 @@ def _second_level(values: Floats, threshold: float) -> int | None:
 
 
 def _without_outlying_ends(values: Floats, first: int, last: int) -> tuple[int, int]:
-    """Drop levels at the ends that are too short: a warm-up of a few steps, or a last step with a checkpoint."""
+    """Return the range without outliers at its ends, such as a short warm-up or a last step with a checkpoint."""
     level, below, above = level_and_spread(values[first : last + 1])
 
     def outlying(index: int) -> bool:

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds step times that a clock contradicts, which makes them invalid. Pure."""
+"""Finds step times that the log's clock contradicts, and that are therefore invalid. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
-"""Shorter or longer step times, such as 30 years, are damage."""
+"""Step times outside of this range, such as 30 years, are considered damaged data."""
 MOST_OF_CLOCK = 1.1
-"""Maximum sum of step times relative to the time that passed by the clock, which may have been corrected meanwhile."""
+"""Maximum sum of step times relative to the elapsed clock time; the clock may have been adjusted meanwhile."""
 LEAST_OF_CLOCK = 0.5
-"""Minimum of a usual step relative to the time between two ends of steps, less the time known to lie between them: a
-checkpoint or an evaluation lies between some steps, but not between most."""
+"""Minimum of the median step time relative to the median time between the ends of two steps, less known pauses.
+Checkpoints and evaluations separate some steps, but not most."""
 CLOCK_ERROR_S = 1.0
-"""Error of times read by a waiting host, or from a clock of whole seconds."""
+"""Error of times that a waiting host reads, or that a clock with whole seconds shows."""
 FINE_CLOCK_ERROR_S = 1e-3
-"""Error of usual times by a clock with fractions of a second."""
+"""Error of the median time between lines if the clock shows fractions of a second."""
 FEW_LAPS = 3
 """With fewer steps, a single wait of the host may lengthen the median step."""
 
@@ -29,7 +29,7 @@ class Lap:
     clock_s: float
     """Seconds by the clock."""
     between_s: float = 0.0
-    """Known time between the steps."""
+    """Time between the steps that is known to belong to none of them."""
     steps: int = 1
     ranks_apart_s: float = 0.0
     """Time of the slowest rank minus that of the fastest: a step's time is that of its slowest rank."""
@@ -37,7 +37,7 @@ class Lap:
 
 def clock_contradiction(every: Sequence[Lap]) -> str | None:
     """Describe how the clock contradicts the step times of a window; None if they agree."""
-    laps = [lap for lap in every if lap.clock_s >= 0]  # a clock that was set back once, as in autumn, tells nothing
+    laps = [lap for lap in every if lap.clock_s >= 0]  # a clock that was set back once, as in autumn, proves nothing
     if 2 * len(laps) < len(every):
         return "most steps of the window end before the step before them"
     steps_s, clock_s = sum(lap.steps_s for lap in laps), sum(lap.clock_s for lap in laps)

@@ -225,7 +225,7 @@ def test_the_rates_of_deepspeed_without_timers():
     text = "  train_batch_size ............. 32\n" + "".join(map(RATE.format, range(10, 101, 10)))
     found = judge_log(read(text))
     assert (found.format, found.status, found.step_time_s and found.step_time_s.mean) == ("deepspeed", "success", 2.0)
-    assert found.reason.endswith("of which every 10. is logged")
+    assert found.reason.endswith("of which one in 10 is logged")
     assert judge_log(read("".join(map(RATE.format, range(10, 101, 10))))).status == "no_data"  # of which batch?
 
 

@@ -59,7 +59,7 @@ def test_a_line_that_is_missing_among_every_fifth_is_missing():
 
 def test_a_window_between_the_logged_steps_is_empty():
     found = judged((megatron(number) for number in range(10, 51, 10)), "41-44")
-    assert (found.status, found.reason) == ("too_few_steps", "steps 41-44: only every 10. step is logged")
+    assert (found.status, found.reason) == ("too_few_steps", "steps 41-44: only one step in 10 is logged")
 
 
 def epochs(steps, per_epoch, **fields):

@@ -192,14 +192,14 @@ def test_a_window_outside_the_run():
     ("text", "status", "reason"),
     [
         (b"", "no_data", "empty file"),
-        (line(0)[:90].encode(), "no_data", "the file ends in its first step line"),
+        (line(0)[:90].encode(), "no_data", "the file ends within its first step line"),
         (b"\x7fELF\x00\x01", "not_training_log", "no step line: binary data, or text in another encoding; \ufffdELF"),
         (line(0).encode("utf-16-le"), "not_training_log", "no step line: binary data, or text in another encoding"),
         (b"Epoch 0: 50/50 [train_step_timing in s=12.80]", "no_data", "no step line: lines like those of NeMo 1, but"),
         (
             b" iteration 1/ 1 | elapsed time per iteration (ms): 20289.1 |",
             "no_data",
-            "the file ends in its first step line",
+            "the file ends within its first step line",
         ),
         (
             b"loading model\nRuntimeError: NCCL\n",

@@ -199,7 +199,7 @@ def test_splits_of_a_parent_that_is_not_known(tmp_path: Path) -> None:
     lines = [text for text in splits("xxyy", count=True) if "commId" not in text]
     (note,) = summary_of(tmp_path, lines).notes
     assert note == (
-        "4 of 4 pointers to communicators are not identified: they are of splits of communicators that are not identified"
+        "4 of 4 pointers to communicators are not identified: they belong to splits of unidentified communicators"
     )
 
 
@@ -250,7 +250,7 @@ def test_very_many_communicators_are_refused(tmp_path: Path, monkeypatch: pytest
 def test_steps_that_cannot_be_read_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank-0.log").write_text(line(0, "AllReduce", 1, 7, 2))
     (tmp_path / "rank-0.steps").write_text(text, encoding="latin-1")
-    with pytest.raises(UsageError, match="is not 'STEP OFFSET'") as raised:
+    with pytest.raises(UsageError, match="neither 'STEP OFFSET'") as raised:
         read_nccl_logs([tmp_path / "rank-0.log"])
     assert "rank-0.steps:" in str(raised.value.where)
 

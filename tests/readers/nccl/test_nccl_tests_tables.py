@@ -193,7 +193,7 @@ def test_json_of_a_test_is_read(tmp_path: Path) -> None:
 
 
 def test_json_of_a_test_that_was_cut_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="unreadable JSON of nccl-tests"):
+    with pytest.raises(UsageError, match="invalid JSON of nccl-tests"):
         tables(tmp_path, json.dumps(JSON)[:-20])
 
 

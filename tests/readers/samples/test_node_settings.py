@@ -94,7 +94,7 @@ def test_variables_are_those_of_the_network_without_secrets_and_names_of_files()
     }
     found = read_settings(SystemFiles(root=Path("/nonexistent")), own)
     assert found.values == {"variables.NCCL_ALGO": "Ring", "variables.UCX_TLS": "rc"}
-    assert found.missing["bios"] == "/sys/class/dmi/id is not there, as in many virtual machines"
+    assert found.missing["bios"] == "/sys/class/dmi/id does not exist, as in many virtual machines"
     assert "variables" not in found.missing
     assert "variables" in read_settings(SystemFiles(), {}).missing
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the configuration of a run without a record from its log's beginning, and from its path.
+"""Read the configuration of a run that has no record, from the beginning of its log and from the log's path.
 
 Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_type``, ``layout.gpus``, ``layout.tp`` ...
 and ``release`` of the reference suite if the path contains it.
@@ -67,7 +67,7 @@ _RESULTS = re.compile(
 )
 """The path of a log of releases up to 25.03: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
 _BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
-"""The end of a name of 25.04 after the size: a number of GPUs, no layout. Later ones have ``gpus`` or ``nodes``."""
+"""The end of a name in release 25.04: a number of GPUs, but no layout. Later names have ``gpus`` or ``nodes``."""
 BARE_RELEASE = "25.04"
 _FACT = re.compile(rb"(?<![\w/.-])([A-Za-z_]\w{1,40})\"? ?(?:[:=]|\.{2,60}) ?\"?([\w.+-]{1,60})(?=[\s,|}\")]|\Z)")
 """An argument of any program, as printed before the first step."""
@@ -84,10 +84,10 @@ INFERRED_RELEASE = "release.inferred"
 
 
 def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> dict[str, Value]:
-    """Return configuration of a log that begins with ``head``; a name counts only if the log itself lacks the value.
+    """Return the configuration of a run whose log begins with ``head``; the path only adds values that the log lacks.
 
-    ``first_step`` is the position of the first step in ``head``, if any. All arguments before it replace an unknown
-    workload, if some of them are sizes.
+    ``first_step`` is the position of the first step in ``head``, or -1. If the workload is unknown but the log has
+    sizes, a digest of all arguments before the first step identifies the workload.
     """
     from_head = _from_head(head)
     values = {**(_from_path(path.absolute()) if path else {}), **from_head}
@@ -116,8 +116,8 @@ def _from_head(head: bytes) -> dict[str, Value]:
 
 
 def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
-    """Return the catalogue's type of a device, or the name of a variant that it does not have; None for a chip without
-    the rest of its name, of which there are several variants."""
+    """Return the catalogue's type of a GPU, or the GPU's name if the catalogue lacks its variant. Return None for the
+    bare name of a chip in the catalogue, which has several variants."""
     gpus, name, chip = _gpus(), gpu[0].decode(), gpu["chip"].decode()
     name += MIG.rstrip() if _SLICES.search(head) else ""
     is_bare = name.endswith(f" {chip}") and chip.lower() in gpus
@@ -133,8 +133,8 @@ def _gpus() -> "Mapping[str, Gpu]":
 
 @lru_cache(maxsize=1)
 def _from_path(path: Path) -> Mapping[str, Value]:
-    """Read the names of folders of the reference suite, or of the experiment, from the file or a folder above it.
-    ``path`` is absolute.
+    """Parse a path in the reference suite's ``results`` folder or, in any other path, an experiment's name: that of the
+    file or of one of three folders above it. ``path`` is absolute.
     """
     if "/results/" in (text := str(path)) and (match := _RESULTS.search(text)):
         groups = match.groupdict()
@@ -147,8 +147,8 @@ def _from_path(path: Path) -> Mapping[str, Value]:
 
 
 def document_of_log(path: Path) -> "Document | None":
-    """Return the reference document of a log, from its path; None if there is none, or if it is unknown. Names since
-    25.05 do not identify the release: they belong to the only document with such names.
+    """Return the reference document that a log's path identifies, or None. Names since release 25.05 do not contain the
+    release: they identify a document only if no other has such names.
     """
     values = _from_path(path.absolute())
     return _document(f"{values['workload']}_{values['size']}", str(values.get("release", ""))) if values else None
@@ -168,7 +168,7 @@ def _document(experiment: str, release: str) -> "Document | None":
 
 
 def experiment_configuration(name: str) -> dict[str, Value]:
-    """Read an experiment's name, such as ``pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128``."""
+    """Parse an experiment's name, such as ``pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128``."""
     experiment = _EXPERIMENT.search(name)
     if not experiment:
         return {}

@@ -31,11 +31,11 @@ _FAILURES = tuple(
         ((b"Traceback (most recent",), rb"Traceback \(most recent[^\r\n]*"),  # of an exception with another name
     )
 )
-"""The kinds of failures, each with its signs: one of them is present wherever the pattern matches, and is found in a
-tenth of the time. The first failure of a kind causes the others; a kind precedes those that it may lead to.
+"""The kinds of failures, each with its signs: one of them occurs wherever the pattern matches, and is found ten times
+faster. The first failure of a kind causes the later ones; a kind precedes those that it may cause.
 """
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
-"""An end by Slurm, such as at the time limit. Killed processes raise exceptions."""
+"""Slurm's message when it ends a job, such as at the time limit; the processes that it kills then raise exceptions."""
 _TIME_LIMIT = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO TIME LIMIT")
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
@@ -59,7 +59,7 @@ _OTHER = Content(False, "not a training log")
 
 
 def describe_content(head: bytes, tail: bytes) -> Content:
-    """Describe a file without a step line."""
+    """Describe a file without a step line, from its beginning and its end."""
     begun = next((item for item in FORMATS if max(map(item.find_step_mark, (head, tail))) >= 0), None)
     if begun:
         return Content(True, f"lines like those of {begun.title}, but none with a step and its time")
@@ -74,12 +74,12 @@ def last_error(tail: bytes) -> str:
 
 
 def error_at_end(tail: bytes) -> str:
-    """Return the error of a completed run, whose last line need not be an error; empty if there is none."""
+    """Return the error after the last step line of a completed run; an empty string if there is none."""
     return _error(_after_steps(tail))
 
 
 def fault_at_end(tail: bytes) -> str:
-    """Return ``error_at_end``, without the scheduler's time limit and its consequences."""
+    """Return the error as ``error_at_end`` does, but ignore the scheduler's time limit and its consequences."""
     text = _after_steps(tail)
     limit = _TIME_LIMIT.search(text) if b" DUE TO TIME LIMIT" in text else None
     return _error(text[: limit.start()] if limit else text)
@@ -87,7 +87,7 @@ def fault_at_end(tail: bytes) -> str:
 
 def _after_steps(tail: bytes) -> bytes:
     step_line = -1
-    for mark in _STEP_MARKS:  # one before another that was found is not sought
+    for mark in _STEP_MARKS:  # occurrences before the last one found do not matter
         step_line = max(step_line, tail.rfind(mark, step_line + 1))
     return tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
 
@@ -123,8 +123,8 @@ time), the pattern, and the evidence."""
 
 
 def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:
-    """Return the cause, if any, that slowed down the run whose log has ``head`` and ``tail``, and its evidence."""
-    parts = (head,) if head.endswith(tail) else (head, tail)  # of a short log the tail is in the head
+    """Return how a profiler or a trace slowed down a run, with the evidence from its log; None if neither did."""
+    parts = (head,) if head.endswith(tail) else (head, tail)  # the head of a short log contains the tail
     for status, marks, sign, text in _SIGNS:
         for part in parts:
             if has_any(part, marks) and sign.search(part):

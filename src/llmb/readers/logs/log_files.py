@@ -58,18 +58,18 @@ class ParsedFile:
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """``logs`` are to be read, largest first; ``refused`` already have an outcome."""
+    """The files below a folder: ``logs`` are to be read, largest first; ``refused`` already have an outcome."""
 
     logs: tuple[Path, ...]
     total_bytes: int
     refused: tuple[ParsedFile, ...]
     unread: int = 0
-    """Number of files whose names end in ``.log``."""
+    """Number of files with names that end in ``.log``, which are not read."""
 
 
 def find_logs(root: Path) -> LogFiles:
-    """Find all ``*.out`` and ``*.out.gz`` files below ``root``, or ``root`` itself if it is a file, whatever its name.
-    Raises UsageError if there is none.
+    """Find all ``*.out`` and ``*.out.gz`` files below ``root``; if ``root`` is a file, return it, whatever its name.
+    Raises UsageError if there is no such file.
     """
     if root.is_file():
         return LogFiles((root,), root.stat().st_size, ())
@@ -91,13 +91,13 @@ def find_logs(root: Path) -> LogFiles:
     if not sizes and not refused:
         raise UsageError(
             f"no '*.out' file in or below '{root}'" + (f"; {counted(unread, '*.log file')} not read" if unread else ""),
-            do="specify the directory with the logs, or one log file by its full name",
+            do="pass the directory that contains the logs, or the path of one log file",
         )
     return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused), unread)
 
 
 def find_all_logs(roots: Sequence[Path]) -> LogFiles:
-    """Find the logs below several folders, each file once. Raises UsageError if one of them has none."""
+    """Find the logs below several folders, each file once. Raises UsageError if one of the folders has none."""
     roots_files = [find_logs(root) for root in roots]
     if len(roots_files) == 1:
         return roots_files[0]
@@ -116,12 +116,12 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # whoever reads it reports that
+        return 0  # the error is reported when the file is read
 
 
 def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
-    """Return the names of logs, by ``scandir``: a path for each file, or ``walk``, takes twice as long. Hidden names
-    are skipped: they may be incomplete copies.
+    """Return the paths of logs below ``root``, and add unreadable folders to ``refused``. Hidden names are skipped:
+    they may be incomplete copies. ``Path`` objects or ``os.walk`` would take twice as long.
     """
     paths, folders = [], [str(root)]
     while folders:
@@ -141,18 +141,18 @@ def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir(follow_symlinks=False)
-    except OSError:  # of a file system that does not list what is a folder
+    except OSError:  # on a file system that does not list the types of entries
         return False
 
 
 def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield files in the order of their paths, with the status from the name, if any. Omits further hard links to
-    the same file, such as a reference document's name of a log."""
+    """Yield each file, sorted by path, with its ``lstat`` result, or None if that fails. Omit further hard links to a
+    file, such as the name of a log in a reference document."""
     inodes: set[tuple[int, int]] = set()
     for name in sorted(names, key=lambda name: name.split("/")):
         try:
             status = os.lstat(name)
-        except OSError:  # such as a file that vanished: whoever reads it reports that
+        except OSError:  # such as a file that vanished: reading it reports the error
             yield name, None
             continue
         if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
@@ -163,7 +163,7 @@ def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
 
 
 def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutcome:
-    """Return the size, or the outcome for a file that is rejected by its name or kind; ``status`` may be of a link."""
+    """Return a file's size, or its outcome if its name or type excludes it; ``status`` may be that of a link."""
     name = path.name
     for pattern, kind, reason in _NAMES:
         if pattern.search(name):
@@ -171,7 +171,7 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
     try:
         status = path.stat() if status is None or stat.S_ISLNK(status.st_mode) else status
     except OSError as error:
-        barred = isinstance(error, PermissionError)  # then it is not known either whether it is a link
+        barred = isinstance(error, PermissionError)  # then it is unknown whether the path is a link
         why = "dangling link" if not barred and path.is_symlink() else error.strerror
         return LogOutcome("unreadable", f"{why}")
     if stat.S_ISREG(status.st_mode):
@@ -180,7 +180,7 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
-    """Parse a file. With the default rule, a reference document's log has the document's window."""
+    """Parse a log. The default rule uses the reference document's window for a log of such a document."""
     document = document_of_log(path) if rule == DEFAULT_RULE else None
     documented = document.window if document else None
     try:
@@ -203,13 +203,13 @@ Content = TypeVar("Content")
 
 
 def parse_logs(files: LogFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
-    """Yield every file of ``files``, in the order of completion."""
+    """Yield the outcome of every file of ``files``, as each is available."""
     yield from files.refused
     yield from read_in_parallel(files, partial(parse_file, rule=rule), workers)
 
 
 def read_in_parallel(files: LogFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
-    """Yield the result of ``read``, which has to be picklable, for every log of ``files``, as they finish."""
+    """Yield the result of ``read``, which must be picklable, for every log of ``files``, as each is available."""
     if workers > 1 and _is_worth_a_pool(files):
         yield from _read_in_pool(files.logs, partial(_read_each, read=read), workers)
     else:
@@ -230,7 +230,7 @@ def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers
                 yield from future.result()
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "a process that was reading logs was killed, perhaps out of memory", do="use fewer processes: --jobs 1"
+            "a process that was reading logs was killed, perhaps out of memory", do="read in one process: pass --jobs 1"
         ) from error
 
 
@@ -251,8 +251,8 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def start_tasks(tasks: Sequence[Callable[[], Answer]], workers: int) -> Iterator[list[Future[Answer]]]:
-    """The tasks, which have to be picklable, in order. A result raises BrokenProcessPool if a worker was killed."""
-    with _without_foreign_code():  # also where the pool is made, which begins a process to track its resources
+    """Start picklable tasks; yield their futures in order. A result raises BrokenProcessPool if a worker was killed."""
+    with _without_foreign_code():  # creating the pool starts a process that tracks its resources
         pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
     try:
         with _without_foreign_code():
@@ -268,8 +268,8 @@ def start_tasks(tasks: Sequence[Callable[[], Answer]], workers: int) -> Iterator
 
 @contextmanager
 def _without_foreign_code() -> Iterator[None]:
-    """Prevent started workers from running a ``types.py`` of the working folder, which ``python -c`` finds first, and
-    from running again the script that calls this program."""
+    """Prevent workers from importing modules of the working folder, such as a ``types.py``, which ``python -c`` finds
+    first, and from running the main script again."""
     main, safe_path = sys.modules["__main__"], os.environ.get(_SAFE_PATH)
     sys.modules["__main__"], os.environ[_SAFE_PATH] = ModuleType("__main__"), "1"
     try:
@@ -283,7 +283,7 @@ def _without_foreign_code() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """Make a worker end quietly on an interrupt, and when this process is killed, which would give it the next task."""
+    """Make a worker end quietly on an interrupt, and when its parent process is killed."""
     Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the steps of a log and keeps the latest attempt: its window, its start and end, and the printed work of its
-steps: batch, samples, tokens and rate."""
+"""Follows the steps of a log and keeps the latest attempt: its window, its start and end, and the work that its lines
+report (batch size, samples, tokens and rate)."""
 
 import math
 from array import array
@@ -20,12 +20,12 @@ from llmb.readers.logs.step_line import StepLine
 
 GBS, SEQ_LEN, GPUS = "layout.gbs", "layout.seq_len", "layout.gpus"
 MOST_APART = 1.1
-"""Maximum factor between the work of two steps, the product of a rate and a time, which are both rounded."""
+"""Maximum ratio between the work of two steps, each the product of a rounded rate and a rounded time."""
 
 
 @dataclass(slots=True)
 class PrintedWork:
-    """The work printed by the window's lines, and the first inconsistent line."""
+    """The work that the window's lines report, and the first inconsistency."""
 
     gbs: int | None = None
     """Sequences per step; None if not in the log."""
@@ -39,7 +39,7 @@ class PrintedWork:
     """The number of steps by number of tokens, without padding."""
 
     def note(self, line: StepLine) -> None:
-        """Take a line of the window, in order."""
+        """Add a line of the window; lines are added in order."""
         if line.tokens is not None:
             self.tokens[line.tokens] += 1
         self.change = self.change or _ramp(line) or self._other_batch(line) or self._other_work(line)
@@ -60,7 +60,7 @@ class PrintedWork:
         return f"the global batch size changes {before}to {gbs:g} in step {line.step} of the window"
 
     def _consumed(self, line: StepLine) -> float | None:
-        """Return the samples per step since the line before."""
+        """Note the line, and return the samples per step since the previous one; None if unknown."""
         before = self.before
         self.leave(line)
         if before is None or line.samples is None or line.step <= before[0]:
@@ -68,7 +68,7 @@ class PrintedWork:
         return (line.samples - before[1]) / (line.step - before[0])
 
     def leave(self, line: StepLine) -> None:
-        """Take any line, inside or outside the window, for comparison with the next one."""
+        """Note a line, inside or outside the window, for comparison with the next one."""
         if line.samples is not None:
             self.before = line.step, line.samples
 
@@ -84,7 +84,7 @@ class PrintedWork:
         return f"{note}, and another step of the window {least if work > least else most:,.0f}"
 
     def flaw(self, configuration: Mapping[str, Value]) -> str | None:
-        """Return why the lines do not show the same work, or not the work that is configured; None if they do."""
+        """Describe how the work in the lines varies or differs from the configuration; None if it does neither."""
         gbs, length, gpus = (_count(configuration, key) for key in (GBS, SEQ_LEN, GPUS))
         if self.change:
             return self.change
@@ -100,8 +100,8 @@ class PrintedWork:
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:
-        """Return the deviating step if most steps have the same number of tokens: then none is padded, and its batch
-        differs."""
+        """Describe a step with another number of tokens than most steps, if most have the same: then padding does not
+        explain the difference."""
         if not self.tokens:
             return None
         usual, count = self.tokens.most_common(1)[0]
@@ -121,7 +121,7 @@ def _count(configuration: Mapping[str, Value], key: str) -> int | None:
 
 
 RELATIVE_RULES = ("reference",)
-"""Window rules with numbers for runs that are numbered from 0; other rules use the log's own printed numbers."""
+"""Window rules that count a run's steps from 0; other rules use the step numbers in the log."""
 _MOST_LAG = 8
 """Maximum number of lines by which ranks that log the same steps lag behind each other."""
 _MOST_RANKS = 1 << 16
@@ -154,7 +154,7 @@ class LoggedAttempt:
     first_number: int = 0
     """Number of the first step of a run that does not resume."""
     means: bool = False
-    """True if a line without the number of averaged steps covers those since the previous line."""
+    """True if a line that declares no number of averaged steps covers all steps since the previous line."""
     continued: bool = False
     """True if the run loaded a checkpoint before its first step, whose number may then differ."""
     number: int = 0
@@ -164,7 +164,7 @@ class LoggedAttempt:
     window: Window | None = None
     """None before the first step, and if the rule does not fit the run."""
     window_last: int | None = None
-    """Number of the run's last step that the window was resolved for, as declared by the attempt's first line."""
+    """Number of the last step for which the window was resolved, as declared by the attempt's first line."""
     first_step: int = 0
     """Number of the run's first step."""
     steps: int = 0
@@ -181,7 +181,7 @@ class LoggedAttempt:
     mean_of: int = 1
     """The largest declared number of averaged steps."""
     clock_s: float = 0.0
-    """The clock whose differences are the step times; see ``StepLine``."""
+    """The coarsest resolution of the clock from which step times are derived; see ``StepLine``."""
     work: PrintedWork = field(default_factory=PrintedWork)
     """The work of a step according to the lines of the window."""
     profiled: tuple[int, int] | None = None
@@ -205,12 +205,12 @@ class LoggedAttempt:
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step logged by each rank."""
     left_out: str | None = None
-    """The value in the last line that has one, like the next field."""
+    """The value in the last line that has one; this also holds for the next field."""
     contradiction: str | None = None
     logged_last_s: float | None = None
     """The timestamp of the last line, in the window or not."""
     settled: bool = False
-    """The whole log was read, so the steady state is known: ``window``, or None if there is none."""
+    """True if the whole log was read, so that ``window`` is the steady state, or None if there is none."""
 
     @property
     def interval(self) -> int:
@@ -235,9 +235,9 @@ class LoggedAttempt:
         return self.last is not None and self.max_step > self.last - self.interval
 
     def resolve_window(self, last: int) -> Window:
-        """Return the window if ``last`` is the run's last step. Raises UsageError if the rule does not fit the run.
+        """Return the window of a run whose last step is ``last``. Raises UsageError if the rule does not fit the run.
 
-        With rule ``auto`` it is the whole run until ``settle`` was called.
+        With rule ``auto``, the window is the whole run until ``settle`` is called.
         """
         steps = max(1, last + 1 - self.first_step)
         if self.rule == STEADY:
@@ -253,7 +253,7 @@ class LoggedAttempt:
         return Window(first=self.first_step, last=max(window.last, self.first_step), rule=window.rule)
 
     def settle(self) -> None:
-        """Keep only the steady state if the rule is ``auto``. To be called after the last step."""
+        """Keep only the steady state if the rule is ``auto``. Call this after the last step."""
         if self.rule != STEADY or not are_between(-math.inf, self.step_time_s, math.inf):
             return
         self.settled = True
@@ -268,9 +268,9 @@ class LoggedAttempt:
         return self.step, self.since, self.step_time_s, self.tflops_per_gpu, self.logged_s
 
     def missing(self, window: Window) -> list[range]:
-        """Return the unlogged steps of the window, which a complete log would have."""
+        """Return the ranges of steps in the window that the log lacks, apart from those that it regularly skips."""
         if self.mean_of > 1:
-            return []  # the lines tell which steps they are of
+            return []  # each line declares the steps that it covers
         every = self.interval
         first = window.first + -(window.first - self.first_number + 1) % every
         expected = range(first, window.last + 1, every)
@@ -321,7 +321,7 @@ class LoggedAttempt:
         self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
 
     def _steps_of(self, line: StepLine) -> int:
-        """Return the number of steps that a line covers: at most the usual number."""
+        """Return the number of steps that a line covers; ``weights`` limits it to the logging interval."""
         if line.after is not None:
             return line.step - line.after
         if line.mean_of > 1 or not self.means:
@@ -335,7 +335,7 @@ class LoggedAttempt:
             step, logged_s = self.logged
             steps = line.step - step if self.means else 1
             steps_s, clock_s = line.step_time_s * steps, line.logged_s - logged_s
-            # How long an evaluation took is not told: all of the lap may lie between its steps.
+            # The time of an evaluation is not logged: all excess time of the lap may be between its steps.
             between_s = max(0.0, clock_s - steps_s) if line.interrupted else 0.0
             self.laps.append(Lap(steps_s=steps_s, clock_s=clock_s, between_s=between_s, steps=steps))
 
@@ -380,7 +380,7 @@ class LoggedAttempt:
 
     def _note_gap(self, gap: int) -> None:
         if gap > 1 and self.steps == 1 and self.max_step == self.first_number:
-            return  # the first step is logged whatever the interval, as by Megatron-LM
+            return  # some programs, such as Megatron-LM, log the first step whatever the interval
         if gap in self.gaps or len(self.gaps) < _MOST_GAPS:
             self.gaps[gap] = self.gaps.get(gap, 0) + 1
 

@@ -24,9 +24,9 @@ MOST_GAPS = 20
 LOG_WARNING = "log_warning"
 """Key of the verdict's condition on ``warnings``."""
 LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
-"""A pause between two lines longer than this multiple of their steps is suspicious, unless another line explains it."""
+"""A longer pause between two lines, also as a multiple of their steps' time, is suspicious if no line explains it."""
 DISTINCT_TIMES = 5
-"""Number of different step times above which equal times, with equal losses, cannot be chance."""
+"""Number of different step times from which the times of a run identify it."""
 WIDEST_CLOCK_ERROR = 0.05
 """Maximum relative error of a step time from a clock of whole seconds, for the step time to be reported."""
 MOST_TFLOPS = 1e30
@@ -52,7 +52,7 @@ FINISHED: tuple[Status, ...] = ("success", "too_few_steps", "resumed", "profiled
 class LogOutcome:
     """The outcome of the run in one log file. Unknown values are None.
 
-    Only a success, and a profiled or traced run that would otherwise be one, has statistics.
+    Only successes, and profiled or traced runs that would otherwise be successes, have statistics.
     """
 
     status: Status
@@ -77,7 +77,7 @@ class LogOutcome:
     logged_s: Sequence[float] = ()
     """The timestamps of the window's lines; empty if some have none, or are means."""
     logged_last_s: float | None = None
-    """The timestamp of its last line."""
+    """The timestamp of the last step line."""
     format: str | None = None
     """Name of the log's format; None without a step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class LogOutcome:
 
     @property
     def gpus(self) -> int | None:
-        """Return the number of GPUs from the log, or from its name."""
+        """Number of GPUs, from the log or its name."""
         gpus = self.configuration.get(GPUS)
         return gpus if isinstance(gpus, int) else None
 
@@ -108,8 +108,8 @@ def judge_log(log: RunLog) -> LogOutcome:
 
 
 def _digest(log: RunLog) -> str:
-    """Hash the steps if they identify a run, so that a recompressed or reprinted log has the same digest; else also the
-    surrounding text."""
+    """Hash the steps, so that recompressed and reprinted logs have the same digest; if the steps do not identify the
+    run, also hash the surrounding text."""
     attempt = log.attempt
     times = attempt.step_time_s
     ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
@@ -120,7 +120,7 @@ def _digest(log: RunLog) -> str:
 
 
 def _judged(log: RunLog, last: int) -> LogOutcome:
-    """Return the outcome of a log with steps; ``last`` is the run's last one."""
+    """Return the outcome of a log with steps; ``last`` is the number of the run's last step."""
     attempt = log.attempt
     window, unfit = _window(attempt, last)
     unfinished = _why_unfinished(log, last, window)
@@ -133,7 +133,7 @@ def _judged(log: RunLog, last: int) -> LogOutcome:
         return _outcome(log, "profiled", why, window, describe(times) if times else None)
     if window and not len(attempt.step):
         every = (
-            f"only every {attempt.interval}. step" if attempt.mean_of == 1 else f"the mean of {attempt.mean_of} steps"
+            f"only one step in {attempt.interval}" if attempt.mean_of == 1 else f"the mean of {attempt.mean_of} steps"
         )
         return _outcome(log, "too_few_steps", f"{steps_span(window.first, window.last)}: {every} is logged", window)
     if last == attempt.first_step:
@@ -147,7 +147,7 @@ def _judged(log: RunLog, last: int) -> LogOutcome:
 
 
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
-    """Return the outcome of a run with steps in its window. Lines may cover steps before it."""
+    """Return the outcome of a run with steps in its window, which its first line may extend to earlier steps."""
     attempt, weights = log.attempt, log.attempt.weights
     if attempt.mean_of > 1 or weights:
         before = weights[0] - 1 if weights else 0
@@ -170,8 +170,8 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
 
 
 def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
-    """Yield another figure that contradicts the step times, and irregularities of the lines' clock, which was not used
-    to time the steps."""
+    """Yield a description of a logged value that contradicts the step times, and irregularities of the lines'
+    timestamps, from which the step times are not derived."""
     if attempt.contradiction:
         yield attempt.contradiction
     if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
@@ -183,7 +183,7 @@ def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
 
 
 def _profiled_text(attempt: LoggedAttempt, window: Window) -> str | None:
-    """Return why the window does not measure the speed of steps, if the log shows when a profiler ran."""
+    """Describe the profiled steps of the window; return None if the log shows none."""
     first, last = attempt.profiled or (0, -1)
     inside = range(max(first, window.first), min(last, window.last) + 1)
     if not inside:
@@ -203,7 +203,7 @@ def _coarse_text(attempt: LoggedAttempt, times: Statistics) -> str:
     seconds = times.mean * times.count
     precision = f"±{100 * attempt.clock_s / seconds:.0f} %" if seconds else "not at all"
     most = f"{100 * WIDEST_CLOCK_ERROR:.0f} %"
-    return f"the log's clock shows whole seconds: {steps} in {seconds:.0f} s are known {precision}; {most} is the most"
+    return f"the log's clock shows whole seconds: {steps} in {seconds:.0f} s are known {precision}; the limit is {most}"
 
 
 def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
@@ -247,7 +247,7 @@ def _outcome(
 
 
 def _configured(log: RunLog) -> Mapping[str, Value]:
-    """Add the batch size printed in the lines, which the name may omit."""
+    """Return the configuration, with the batch size of the step lines if it has none."""
     gbs = log.attempt.work.gbs
     return {GBS: gbs, **log.configuration} if gbs else log.configuration
 
@@ -264,7 +264,7 @@ def _without_steps(log: RunLog) -> LogOutcome:
     if not log.size:
         return LogOutcome("no_data", "empty file", steps=0, attempts=0)
     if log.truncated_line:
-        return LogOutcome("no_data", "the file ends in its first step line", steps=0, attempts=0)
+        return LogOutcome("no_data", "the file ends within its first step line", steps=0, attempts=0)
     content = describe_content(log.head, log.tail)
     reason = _quoting(f"no step line: {content.text}", log.tail)
     return LogOutcome("no_data" if content.is_log else "not_training_log", reason, steps=0, attempts=0)
@@ -322,7 +322,7 @@ def _interval_text(log: RunLog) -> str:
         return ""
     means = format_called(log.format).mean_of_interval
     most = "up to " if len(set(log.attempt.weights or ())) > 1 else ""
-    return f", by means of {most}{interval} steps" if means else f", of which every {interval}. is logged"
+    return f", by means of {most}{interval} steps" if means else f", of which one in {interval} is logged"
 
 
 def _attempts_text(attempt: LoggedAttempt) -> str:

@@ -46,7 +46,7 @@ class _Candidate:
         """Steps that only count if the log has this format."""
 
     def look(self, text: bytes, start: int, end: int) -> int | None:
-        """Return the position of the first step line in ``text[start:end]``, which has some of the format's marks."""
+        """Return the position of the first step line in ``text[start:end]``; None without one, but keep its steps."""
         if self.excluded or self._is_excluded(text, start, end):
             return None
         mark = self.format.find_step_mark(text, start, end)
@@ -68,7 +68,7 @@ class _Candidate:
 
 
 class StepFinder:
-    """Reads consecutive parts of a log."""
+    """Finds the steps in consecutive parts of a log, in the format of the first step line."""
 
     def __init__(self) -> None:
         self.format: Format | None = None
@@ -91,7 +91,7 @@ class StepFinder:
                 continue
             candidate = self._candidate(log_format)
             if (place := candidate.look(text, start, until)) is not None:
-                chosen, until = candidate, _line_start(text, place, start)  # Another one has to come before.
+                chosen, until = candidate, _line_start(text, place, start)  # Another format's must come earlier.
         if not chosen:
             return ()
         lines, steps = self._choose(chosen), chosen.reader.find(text, start, end)
@@ -119,7 +119,7 @@ class StepFinder:
 
 
 def _line_start(text: bytes, at: int, start: int) -> int:
-    """Return the start of the line that contains ``at``, in text from ``start`` on."""
+    """Return the start of the line that contains position ``at``; at least ``start``."""
     newline = text.rfind(b"\n", start, at)
     return max(newline, text.rfind(b"\r", max(newline, start), at), start - 1) + 1
 
@@ -133,7 +133,7 @@ class _Stream(Protocol):
 class PlainText:
     """The text of a log, from its beginning: decompressed, in UTF-8, and without the escape sequences of a terminal.
 
-    ``stream`` has to be seekable only if it is compressed."""
+    ``stream`` must be seekable only if it is compressed."""
 
     def __init__(self, stream: _Stream) -> None:
         self.size = 0
@@ -144,7 +144,7 @@ class PlainText:
         self._begin = self._first_bytes()
         if self._begin == GZIP:
             stream.seek(0)
-            self._read_some = gzip.GzipFile(fileobj=stream).read1  # all that precedes damage
+            self._read_some = gzip.GzipFile(fileobj=stream).read1  # returns all data before the damage
             self._begin = self._first_bytes()
         if self.damaged and not self._begin:  # it only looks compressed
             self.damaged, self._read_some = False, stream.read
@@ -156,7 +156,7 @@ class PlainText:
         """The incomplete beginning of an escape sequence."""
 
     def read(self, size: int) -> bytes:
-        """Return the next text, about ``size`` bytes; empty only at its end."""
+        """Return about the next ``size`` bytes of text; empty only at the end."""
         while data := self._read_source(size):
             if text := self._without_escapes(self._decoded(data)):
                 return text
@@ -224,9 +224,9 @@ def read_log(
 ) -> RunLog:
     """Read ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps to keep.
 
-    If the declared last step changes midway, or is not declared, the window moves, perhaps to earlier steps, and the
-    log is read again. The experiment's name is taken from ``path``; ``documented`` is the window that the recipe's
-    source uses. Raises OSError.
+    If the log declares no last step, or a different one midway, the window moves, perhaps to earlier steps, and the
+    log is read again. ``path`` may contain the experiment's name; ``documented`` is the window of the log's reference
+    document. Raises OSError if the stream cannot be read.
     """
     log = _Pass(LoggedAttempt(rule, documented=documented)).read(PlainText(stream), chunk_bytes, path)
     if log.attempt.last != log.attempt.window_last:
@@ -272,7 +272,7 @@ class _Pass:
         self.attempt.add_lines(steps)
 
     def _begin(self) -> None:
-        """Pass the lines before the first step to the attempt."""
+        """Set the fields of the attempt that depend on the format, before its first step."""
         if not self.attempt.number and self.finder.format:
             self.attempt.continued = self.finder.resumed
             self.attempt.first_number = self.finder.format.first_number

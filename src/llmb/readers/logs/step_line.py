@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines that a run of ``llmb`` logs after steps, saves and loads, in NeMo 2's form; the content of any step line."""
+"""The content of a step line of any log; the lines that ``llmb`` logs after steps, saves and loads, as NeMo 2 does."""
 
 import math
 import re
@@ -26,24 +26,24 @@ class StepLine(NamedTuple):
     skipped: int = 0
     """Steps since the previous line whose update was skipped because of a non-finite loss or gradient."""
     mean_of: int = 1
-    """Number of steps that the step time averages, if it is in the log."""
+    """Number of steps over which the step time is averaged, if the log declares it."""
     rank: int | None = None
-    """The rank in a prefix of the line."""
+    """The rank in the line's prefix."""
     clock_s: float = 0.0
-    """A clock whose difference since the previous line is the time of all steps in between; 0 for a step time that the
-    program measured."""
+    """Resolution of the clock from which the time of all steps since the previous line is derived; 0 for a step time
+    that the program measured."""
     after: int | None = None
-    """The step after which the run began or resumed, in its first line, if it is in the log."""
+    """The step after which the run began or resumed; only in the run's first line, and only if the log contains it."""
     logged_s: float | None = None
     """The line's timestamp, in addition to a step time that the program measured."""
     left_out: str | None = None
     """The time excluded from the step times so far."""
     contradiction: str | None = None
-    """A figure of the program that contradicts the step times so far."""
+    """Description of a logged value that contradicts the step times so far."""
     interrupted: bool = False
     """True after an evaluation or a checkpoint since the previous line, which the step time excludes."""
     gbs: int | None = None
-    """Sequences of a step; rounded numbers are omitted, here and below."""
+    """Sequences per step; None, as in the next two fields, if the log rounds the number."""
     samples: int | None = None
     """Sequences of all steps so far."""
     tokens: int | None = None
@@ -70,7 +70,7 @@ def format_step_line(
     consumed_samples: int,
     epoch: int = 0,
 ) -> str:
-    """Return the line of step ``step`` (from 0) of ``steps``, without line end and without None values."""
+    """Return the line of step ``step`` (from 0) of ``steps``, without a newline; None values are omitted."""
     fields = {
         "lr": f"{lr:.4g}",
         "global_batch_size": global_batch_size,
@@ -87,18 +87,18 @@ def format_step_line(
 
 
 def _plain_decimal(value: float) -> str:
-    """Format with at least four significant digits and no exponent: scripts that read these logs would truncate it."""
+    """Format with at least four significant digits and no exponent, which scripts that read these logs would drop."""
     digits = 3 - math.floor(math.log10(value)) if 0 < value < math.inf else 3
     return f"{value:.{max(3, digits)}f}"
 
 
 def format_invalid_line(why: str) -> str:
-    """Return the last line of a run whose loss or gradient norm is not finite; the step line has no gradient norm."""
+    """Return the last line of a run whose loss or gradient norm is not finite."""
     return f"{INVALID_HEAD}{why}"
 
 
 def find_invalid_line(text: bytes) -> str | None:
-    """Return the reason why the run that logged ``text`` declared itself invalid, if it did."""
+    """Return the reason for which the run that logged ``text`` declared itself invalid; None if it did not."""
     match = _INVALID.search(text) if text.rfind(_INVALID_HEAD) >= 0 else None  # which is faster
     return match[1].decode("utf-8", "replace").strip() if match else None
 
@@ -108,7 +108,7 @@ LOAD_HEAD = b"Global Checkpoint Load :"
 
 
 class SaveLine(NamedTuple):
-    """``iteration`` is the number of steps done before the save; ``start_s`` is in seconds since 1970."""
+    """A save of a checkpoint after ``iteration`` steps; ``start_s`` is in Unix time."""
 
     rank: int
     iteration: int
@@ -117,7 +117,7 @@ class SaveLine(NamedTuple):
 
 
 class LoadLine(NamedTuple):
-    """``start_s`` is in seconds since 1970."""
+    """A load of a checkpoint; ``start_s`` is in Unix time."""
 
     rank: int
     start_s: float
@@ -125,7 +125,7 @@ class LoadLine(NamedTuple):
 
 
 def format_save_line(line: SaveLine) -> str:
-    """Return the line without line end, with times in milliseconds."""
+    """Return the line of a save without a newline, with times in seconds to three decimals."""
     return (
         f"{SAVE_HEAD.decode()} Rank: {line.rank} : Iteration: {line.iteration}"
         f" : Start time: {line.start_s:.3f}s : Save duration: {line.duration_s:.3f}s"
@@ -133,7 +133,7 @@ def format_save_line(line: SaveLine) -> str:
 
 
 def format_load_line(line: LoadLine) -> str:
-    """Return the line without line end, with times in milliseconds."""
+    """Return the line of a load without a newline, with times in seconds to three decimals."""
     return (
         f"{LOAD_HEAD.decode()} Rank : {line.rank} : Start time : {line.start_s:.3f}s"
         f" : Time spent in load_checkpoint: {line.duration_s:.3f}s"

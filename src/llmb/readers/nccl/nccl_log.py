@@ -7,10 +7,10 @@ each collective, with its own pointer to the communicator (``comm``).
 
 A pointer belongs to one process, and to one communicator from the line that initializes it to the one that destroys it;
 then it may be reused. ``node7:4001:4123 [3] NCCL INFO ncclCommInitRank comm 0x55.. rank 3 nranks 8 cudaDev 3 nvmlDev 3
-busId 1b000 commId 0x9a.. - Init START``. ``commId`` is the same for all ranks. Splits have none from 2.23 on, but
-``parent 0x44.. color 1 key 3``, from 2.24 on also ``splitCount 2`` (later ``childCount``), their number among those
-of the parent. Up to 2.20, splits with equal parent and color have the same commId. Formats: NCCL from 2.19 on,
-``src/init.cc``.
+busId 1b000 commId 0x9a.. - Init START``. ``commId`` is the same for all ranks. From 2.23 on, splits have no ``commId``
+but ``parent 0x44.. color 1 key 3``; from 2.24 on also ``splitCount 2`` (later ``childCount``), the split's number
+among those of its parent. Up to 2.20, splits with equal parent and color have the same ``commId``. Formats: NCCL from
+2.19 on, ``src/init.cc``.
 """
 
 import re
@@ -96,7 +96,7 @@ def process_of(process: bytes, device: bytes) -> str:
 
 
 def split_at_events(text: bytes) -> Iterator[tuple[bytes, Event | None]]:
-    """Yield ``text`` in parts; each part except the last has the event at its end."""
+    """Yield ``text`` in parts, each with the event at its end; the last part has None."""
     at = searched = 0
     for end in _END.finditer(text):
         least = max(searched, end.start() - _LONGEST_LINE)
@@ -130,12 +130,12 @@ def _event(match: "re.Match[bytes]", end: bytes) -> Event:
 
 @dataclass(slots=True)
 class Handle:
-    """A pointer of one process during one lifetime."""
+    """A pointer to a communicator in one process, from the communicator's creation to its destruction."""
 
     process: str
     device: int
     name: str | None = None
-    """The communicator: the same for all of its ranks, and different for every other communicator."""
+    """The communicator's name: equal on all of its ranks, and different from that of every other communicator."""
     reason: Reason | None = "no init line"
     """The reason why ``name`` is None."""
     rank: int | None = None
@@ -146,14 +146,14 @@ class Handle:
 @dataclass(slots=True)
 class Communicators:
     handles: list[Handle] = field(default_factory=list)
-    """The communicators by number."""
+    """The handles by number."""
     current: dict[tuple[str, str], int] = field(default_factory=dict)
     """The present handle of each process's pointers."""
     repeated: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """The number of a process's communicators that its lines describe identically."""
+    """The number of communicators of a process and device that its lines describe identically."""
 
     def handle(self, process: str, device: int, pointer: str) -> int:
-        """Return the number of a call's handle."""
+        """Return the number of the handle of a call's pointer, which is added if it is new."""
         handle = self.current.get((process, pointer))
         if handle is None or self.handles[handle].ended:
             handle = self._add(Handle(process, device), pointer)
@@ -187,9 +187,9 @@ class Communicators:
 
 
 def unclear_names(handles: Iterable[Handle]) -> set[str]:
-    """Return names that stand, or may stand, for more than one communicator. Each rank numbers identically described
-    communicators in the order of its own log. That is the same communicator on all ranks, unless some were in only one
-    of two splits with equal parent and color.
+    """Return the names that may refer to more than one communicator. Identically described communicators are numbered
+    in the order of each rank's log. Equal numbers mean the same communicator on all ranks, unless a rank was in only
+    one of two splits with equal parent and color.
     """
     members: dict[str, list[Handle]] = defaultdict(list)
     for handle in handles:
@@ -213,9 +213,9 @@ def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
 
 
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the given files and, for a folder, the logs of runs in it or below it.
+    """Return the files among ``paths`` and, for each folder, the logs of runs in it or below it.
 
-    These are the logs of ``--nccl-trace`` or, without any, NCCL's lines about the network.
+    A run's logs are those of ``--nccl-trace`` or, without any, NCCL's lines about the network.
 
     Raises UsageError if a folder has none.
     """
@@ -301,7 +301,7 @@ def _coarse(call: Call) -> Call:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """Read all of ``paths`` together, each the log of one or more ranks. Empty if no line was written by NCCL. Raises
+    """Read ``paths``, each the log of one or more ranks, into one NcclLog, which is empty without NCCL's lines. Raises
     UsageError if a file cannot be read.
     """
     log = NcclLog()
@@ -320,7 +320,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield complete lines, many at once. Raises UsageError if the file cannot be read."""
+    """Yield chunks of complete lines. Raises UsageError if the file cannot be read."""
     with open_file(path) as stream:
         try:
             yield from (text for _, text in whole_lines(stream))
@@ -348,20 +348,20 @@ def _quoted(line: bytes) -> str:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
-    """Return offsets in the log, as noted by ``--nccl-trace``: the starts of steps and, with None, their ends."""
+    """Return the offsets that ``--nccl-trace`` noted in the log: of each step's start and, with None, of its end."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []
     calls = []
     for number, line in enumerate(read_text_file(notes).splitlines(), start=1):
         if not (pair := _NOTE.fullmatch(line)):
-            raise UsageError("a line of the steps is not 'STEP OFFSET' or 'end OFFSET'", where=f"{notes}:{number}")
+            raise UsageError("this line is neither 'STEP OFFSET' nor 'end OFFSET'", where=f"{notes}:{number}")
         calls.append((int(pair[2]), None if pair[1] == b"end" else int(pair[1])))
     return sorted(calls, key=itemgetter(0))
 
 
 def _calls(text: bytes) -> list[tuple[bytes, ...]]:
-    """Return each call with process, device, operation, and the text that distinguishes calls."""
+    """Return the process, device, operation and distinguishing text of each call."""
     bare: list[tuple[bytes, ...]] = _BARE_CALL.findall(b"\n" + text)
     return bare if len(bare) == text.count(_COUNTED) else _CALL.findall(text)
 
@@ -371,7 +371,7 @@ class Readable(Protocol):
 
 
 class _TooMany(Exception):
-    """Raised if there are too many handles for the intended memory."""
+    """The logs have more than ``MOST_HANDLES`` handles."""
 
 
 class _Reader:
@@ -423,7 +423,7 @@ class _Reader:
 
 
 def whole_lines(stream: Readable) -> Iterator[tuple[int, bytes]]:
-    """Yield complete lines with their offsets, many at once; lines longer than a chunk are split."""
+    """Yield chunks of complete lines with their offsets; lines longer than a chunk are split."""
     position, rest = 0, b""
     while text := stream.read(CHUNK_BYTES):
         text = rest + text

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines the network that NCCL used from its lines with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET. Names of
-devices, networks and nodes are accepted only if they contain no unusual characters.
+"""Determines the network that NCCL used from its log with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET. Names of
+devices, networks and nodes with unusual characters are ignored.
 """
 
 import re
@@ -55,7 +55,7 @@ UNKNOWN = "unknown"
 
 @dataclass(slots=True)
 class NodeFacts:
-    """The network lines of the processes of a node."""
+    """The facts about the network that the processes of a node logged."""
 
     selected: dict[str, None] = field(default_factory=dict)
     """Networks assigned to communicators."""
@@ -109,8 +109,8 @@ class NetworkFacts:
         return self.nodes.setdefault(name, NodeFacts())
 
     def is_whole(self, ranks: int | None) -> bool:
-        """Return whether all ranks wrote or, if their number is unknown, all of the largest communicator. A
-        communicator with one rank per node says nothing about the other ranks.
+        """Return whether all ``ranks`` wrote lines or, if that number is None, all ranks of the largest communicator,
+        unless it has only one rank per node and thus does not show how many others there are.
         """
         if ranks is not None:
             return sum(len(node.processes) for node in self.nodes.values()) >= ranks
@@ -119,7 +119,7 @@ class NetworkFacts:
 
 
 def parse_lines(text: bytes, facts: NetworkFacts) -> None:
-    """Add the facts in complete lines of a log; only NCCL's lines have any."""
+    """Add the facts in NCCL's lines of ``text``, which consists of complete lines, to ``facts``."""
     if b"NCCL " not in text:
         return
     facts.versions.update(version.decode() for version in _VERSION.findall(text))
@@ -241,7 +241,7 @@ RULES: tuple[tuple["re.Pattern[bytes]", Callable[[NetworkFacts, NodeFacts, Match
 
 
 class NetworkKind(Record):
-    """A kind of network, and the names of its networks."""
+    """A kind of network, with patterns of NCCL's names for such networks."""
 
     names: tuple[str, ...]
     fabric: str | None = None
@@ -273,7 +273,7 @@ class Channels(Record):
 
 
 class NodesNetwork(Record):
-    """The network of equal nodes."""
+    """The network of a group of nodes that are alike in it."""
 
     nodes: tuple[str, ...]
     fabric: str | None
@@ -289,16 +289,16 @@ class NodesNetwork(Record):
 
 
 class Network(Record):
-    """The network that NCCL used. Each None, here or in nodes, has its reason in ``reasons``, under the same name."""
+    """The network that NCCL used. The reason for each None, here or in ``nodes``, is in ``reasons`` under its name."""
 
     used: tuple[str, ...]
     """Fabrics, with NCCL's name for unknown ones; that of most nodes first."""
     devices: tuple[str, ...] | None
     """All devices that NCCL found on any node."""
     idle_devices: tuple[str, ...] | None
-    """Return devices that at least one node left idle; None if no node reports them."""
+    """Devices that at least one node left idle; None if no node reports them."""
     source: str
-    """The place where NCCL reported it."""
+    """The logs in which NCCL reported it."""
     fabric: str | None
     """For example InfiniBand, RoCE, EFA or TCP sockets."""
     transport: str | None
@@ -325,7 +325,7 @@ class Network(Record):
 
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
-    """Return the network from complete lines of the logs in ``source``; ``ranks``: all ranks of the run, if known."""
+    """Determine the network from chunks of complete lines of ``source``. ``ranks`` is their number, if known."""
     facts = NetworkFacts()
     for text in texts:
         parse_lines(text, facts)
@@ -338,7 +338,7 @@ def source_of(names: Sequence[str]) -> str:
 
 
 def beginning(stream: Readable) -> Iterator[bytes]:
-    """Return the complete lines at the beginning of a log."""
+    """Yield chunks of complete lines from the beginning of a log, up to about ``MOST_BYTES``."""
     for position, text in whole_lines(stream):
         yield text
         if position + len(text) >= MOST_BYTES:
@@ -420,7 +420,7 @@ def _node(node: NodeFacts, facts: NetworkFacts, *, whole: bool) -> NodesNetwork:
 
 
 def _busy(node: NodeFacts) -> tuple[str, ...] | None:
-    """Return the devices that channels use; None without a channel, or if one has no name."""
+    """Return the devices that channels use; None if there is no channel, or a device has no name."""
     devices = [node.names_of(name, index) for name, index in sorted(node.channels)]
     return tuple(dict.fromkeys(one for names in devices for one in names)) if devices and all(devices) else None
 
@@ -443,7 +443,7 @@ def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | No
 
 
 def _plugin(transport: str) -> str:
-    """Return the plugin of a network; networks of plugins have the plugin's name."""
+    """Return the plugin of a transport, which has the plugin's name, or ``internal`` for NCCL's own transports."""
     return "internal" if set(transport.split(" and ")) <= {*network_names().internal, "MNNVL"} else transport
 
 
@@ -461,6 +461,6 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
 
 
 def _mixed(facts: NetworkFacts) -> str | None:
-    """Return a string for several values, such as on CPUs that send faster by way of memory."""
+    """Return how many channels use GPUDirect if only some do, as on CPUs that send faster through host memory."""
     every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

@@ -41,7 +41,7 @@ class Codes:
         return datatype.name if datatype else f"code {code}"
 
     def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
-        """Return algorithm bytes of calls with ``elements`` in all; None for an unknown datatype or operation."""
+        """Return the algorithm bytes of calls with ``elements`` in total; None for an unknown datatype or operation."""
         kind, moved = self.file.datatypes.get(datatype), self.file.elements.get(operation)
         if kind is None or moved is None:
             return None
@@ -50,7 +50,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Equal calls in communicators that all make the same calls."""
+    """Equal calls, summed over the communicators that make the same calls."""
 
     operation: str
     datatype: str
@@ -78,7 +78,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """The calls of one step: those of all logged ranks together, and those of the mean rank."""
+    """The calls of one step: the total of all logged ranks, and the mean per rank."""
 
     step: int
     calls: int
@@ -96,7 +96,7 @@ class NcclSummary:
     """Empty if steps are unknown."""
     coarse: bool
     notes: tuple[str, ...] = ()
-    """Facts about communicators that are missing."""
+    """Reasons why communicators are not identified."""
 
 
 def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
@@ -113,13 +113,13 @@ def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
 
 
 def _rank(handle: Handle) -> tuple[str, int]:
-    """Return the rank: a process may have several devices, each of them a rank."""
+    """Return the process and device that identify a rank: a process may have several devices, each of them a rank."""
     return handle.process, handle.device
 
 
 REASONS: dict[Reason, str] = {
     "no init line": "the log has no line that initializes them (NCCL_DEBUG_SUBSYS=INIT)",
-    "unknown parent": "they are of splits of communicators that are not identified",
+    "unknown parent": "they belong to splits of unidentified communicators",
     "equal splits": "the log describes several communicators alike, such as splits before NCCL 2.24",
 }
 
@@ -149,7 +149,7 @@ class _Communicator:
 
 
 def _groups(log: NcclLog, unclear: Collection[str]) -> Iterable[list[_Communicator]]:
-    """Return communicators that make the same calls, such as those of all tensor-parallel groups."""
+    """Return groups of communicators that make the same calls, such as all tensor-parallel groups."""
     by_name: dict[tuple[str | int, int], _Communicator] = {}
     for call, calls in log.calls.items():
         handle = log.handles[call.handle]

@@ -28,9 +28,9 @@ NCCL_LINE = "NCCL INFO"
 MOST_LABELS = 10_000
 _LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])[ \t]?")
 _HEAD = re.compile(r"#\s*(?:Collective test|nThread \d|Using devices|Rank\s+\d|size\s+count\s)")
-"""A line above a table, or the last one below it."""
+"""The beginning of a line above a table."""
 _NAME = re.compile(r"\b(\w{1,40}?)_perf(?:_mpi)?\b")
-"""A name in a line above a table: that of the shell that started the test, or the table's own."""
+"""A test's name in a line above a table: in the command that a shell printed, or in the table's own line."""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s")
 _CYCLE = re.compile(r"#\s*Testing \d+ cycle")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
@@ -58,7 +58,7 @@ class Bandwidth:
     wrong: float | None
     """Number of wrong results."""
     cpu_time_us: float | None = None
-    """The host's time (``-C 1``); bandwidths are then computed from it."""
+    """CPU time of the host (``-C 1``), from which the bandwidths are then computed."""
     not_finite: dict[str, str] = field(default_factory=dict)
     """The text printed instead of a number, such as ``inf``, by the name of the field that is therefore None."""
 
@@ -105,13 +105,13 @@ class _Header:
     names: tuple[str, ...]
     """Columns that identify the row."""
     figures: tuple[str, ...]
-    """Columns of the results out of place; those in place are the same."""
+    """Columns of the out-of-place results; those of the in-place results are the same."""
     out_of_place_end: int
     """The index after the last column out of place; 0 if the test ran only in place."""
 
 
 def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
-    """Return every table of the file; empty if there is none. ``source`` is the name of the file in the tables.
+    """Return every table of the file; an empty list if it has none. ``source`` replaces the file's name in the tables.
 
     Raises UsageError if the file cannot be read.
     """
@@ -130,7 +130,7 @@ def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
 
 
 def _has_header(stream: BinaryIO) -> bool:
-    """Return whether the file may contain a table: parsing each line of a large log takes far longer."""
+    """Return whether the file may contain a table. Parsing each line of a large log would take far longer."""
     rest = b""
     while chunk := stream.read(CHUNK_BYTES):
         if HEADER_WORD.encode() in rest + chunk:
@@ -141,7 +141,7 @@ def _has_header(stream: BinaryIO) -> bool:
 
 @dataclass(slots=True)
 class _Output:
-    """The rows so far of the unfinished table."""
+    """The unfinished table of one output, with its rows so far."""
 
     source: str
     name: str | None = None
@@ -150,12 +150,12 @@ class _Output:
     """None above the table."""
     rows: list[TestRow] = field(default_factory=list)
     in_place_alone: bool = False
-    """True if the line above the header says so."""
+    """True if the line above the header announces only in-place results."""
     cycles: bool = False
     """True if the test was repeated, so that its final average covers all cycles."""
 
     def read(self, line: str) -> TestTable | None:
-        """Return the table that ends with ``line`` or before it, if any."""
+        """Read the next line; return the table that ends with it or before it, if any."""
         if not line.startswith("#"):
             if self.header and (row := _row(self.header, line)):
                 self.rows.append(row)
@@ -184,7 +184,7 @@ class _Output:
         return ended
 
     def end(self, average: str | None = None) -> TestTable | None:
-        """End the table and return it, None if it has no row; the next table starts empty."""
+        """End the table and return it, or None if it has no row. The next table starts empty."""
         rows, ranks, name = tuple(self.rows), len(self.ranks) or None, self.name
         self.name, self.ranks, self.header, self.rows, self.cycles = None, set(), None, [], False
         if not rows:
@@ -212,12 +212,12 @@ def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
 
 
 def _named(table: TestTable, command: str | None) -> TestTable:
-    """Return the table with its name; a shell may have printed the command without its label."""
+    """Return the table, with the name in ``command`` if it has none: a shell prints the command without a label."""
     return table if table.name else replace(table, name=command)
 
 
 def _header(line: str, *, in_place_alone: bool) -> _Header | None:
-    """Return None unless the line is a header."""
+    """Parse a table's header; return None for any other line."""
     words = list(_WORD.finditer(line.replace("#", " ", 1)))
     texts = [word[0] for word in words]
     times = [place for place, text in enumerate(texts) if text in _TIMES]
@@ -231,7 +231,7 @@ def _header(line: str, *, in_place_alone: bool) -> _Header | None:
 
 
 def _row(header: _Header, line: str) -> TestRow | None:
-    """Return None unless the line is a row; text after the columns, such as a time, is ignored."""
+    """Parse a table's row; return None for any other line. Text after the columns, such as a time, is ignored."""
     matches = list(_WORD.finditer(line))
     if "redop" in header.names and len(matches) > 3 and _INTEGER.fullmatch(matches[3][0]):
         names = [name for name in header.names if name != "redop"]  # some versions leave it empty
@@ -242,7 +242,7 @@ def _row(header: _Header, line: str) -> TestRow | None:
         return None
     values = dict(zip(names, words, strict=False))
     figures = [words[first : first + width], words[first + width : first + 2 * width]]
-    if len(figures[1]) < width:  # of one way the columns are empty
+    if len(figures[1]) < width:  # the columns of one way are empty
         figures[1] = []
         if matches[first].end() > header.out_of_place_end:
             figures.reverse()
@@ -263,7 +263,7 @@ def _row(header: _Header, line: str) -> TestRow | None:
 
 
 def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
-    """Return None if every word is ``N/A``. Raises ValueError for a word that is not a number."""
+    """Return the results in ``words``; None if all are ``N/A``. Raises ValueError for a word that is not a number."""
     if set(words) == {"N/A"}:
         return None
     values: dict[str, float | None] = dict.fromkeys(_FIGURES.values())
@@ -322,16 +322,16 @@ def is_test_json(head: bytes) -> bool:
 
 
 def _json_table(source: str, content: bytes, where: str) -> TestTable:
-    """Parse one table. Raises UsageError."""
+    """Parse the JSON output of one test. Raises UsageError if it is incomplete or invalid."""
     try:
         output = _JsonOutput.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(
-            f"unreadable JSON of nccl-tests: {place + ': ' if place else ''}{first['msg']}",
+            f"invalid JSON of nccl-tests: {place + ': ' if place else ''}{first['msg']}",
             where=where,
-            do="specify the complete file of a finished test",
+            do="pass the complete output file of a finished test",
         ) from error
     name = _NAME.search(output.args[0].rpartition("/")[2]) if output.args else None
     average, odd = _finite(output.average_bus_bandwidth.bandwidth)
@@ -367,7 +367,7 @@ def _finite(value: float | None) -> tuple[float | None, str | None]:
 
 
 def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
-    """Return groups of tables of the same test in different files, which can be compared."""
+    """Group the tables of the same test from different files, which can be compared."""
     groups: list[list[TestTable]] = []
     for test in tests:
         fits = (

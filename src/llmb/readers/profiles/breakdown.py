@@ -162,7 +162,7 @@ class RankTrace:
 
     @property
     def typical(self) -> StepBreakdown:
-        """Return the step with the median duration; the earlier of the two if there are two."""
+        """The step with the median duration; of two middle ones, the shorter."""
         ordered = sorted(self.steps, key=lambda step: (step.duration_s, step.step))
         return ordered[(len(ordered) - 1) // 2]
 
@@ -175,7 +175,7 @@ class Slowest:
     local_s: float
     """Mean time of a step without exposed communication."""
     others_local_s: float
-    """Median of the other ranks."""
+    """Median of this time over the other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class TraceSummary:
 
 
 def summarize(timelines: Iterable[Timeline]) -> TraceSummary:
-    """Summarize ranks in their order; those without a number come last, in the given order."""
+    """Summarize timelines, sorted by rank; those without a rank come last, in their original order."""
     ranks = sorted(map(_rank_trace, timelines), key=lambda item: (item.rank is None, item.rank))
     return TraceSummary(tuple(ranks), _slowest(ranks))
 
@@ -214,5 +214,5 @@ def _slowest(ranks: Sequence[RankTrace]) -> Slowest | None:
 
 
 def shares(step: StepBreakdown) -> dict[str, float]:
-    """Return each part of a step divided by its duration; the parts sum to 1."""
+    """Return each part of a step as a fraction of its duration; the fractions sum to 1."""
     return {part.removesuffix("_s"): getattr(step, part) / step.duration_s for part in PARTS}

@@ -39,7 +39,7 @@ _GAP = re.compile(r"[\s,]*")
 
 @dataclass(slots=True)
 class TraceFile:
-    """Iterate over ``events()`` once; then ``header`` has the rest of the file."""
+    """A trace file. Iterate over ``events()`` once; ``header`` then has the fields that precede the events."""
 
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
@@ -121,12 +121,12 @@ class TraceFile:
         return UsageError(
             f"not a trace: the file {what}{place}",
             where=str(self.path),
-            do="specify a trace of the PyTorch profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
+            do="pass a trace of the PyTorch profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
         )
 
 
 def _text(stream: BinaryIO) -> Iterator[str]:
-    """Yield the text without a byte order mark."""
+    """Yield the decoded text in chunks, without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
     while chunk := stream.read(CHUNK_BYTES):
         yield decoder.decode(chunk)
@@ -146,7 +146,7 @@ _OPTIMIZER = "Optimizer.step#"
 
 
 def rank_in_name(path: Path) -> int | None:
-    """Return the rank in a file name, if there is one."""
+    """Return the rank in a file name; None without one."""
     match = _RANK_IN_NAME.search(path.name)
     return int(match[1] or match[2]) if match else None
 
@@ -196,7 +196,7 @@ class _Collected:
         return self.device or next(filter(None, map(self.rules.device_of_category, sorted(self.categories))), None)
 
     def take_iterations(self) -> str | None:
-        """Take the intervals between the optimizer's steps as steps if none are marked; return a note."""
+        """Use the intervals between the optimizer's steps as steps; return a note, or None if there are too few."""
         name = max(self.updates, key=lambda name: len(self.updates[name]), default=None)
         ends = sorted(self.updates[name]) if name else []
         if len(ends) < 2:
@@ -227,7 +227,7 @@ class _Collected:
                     self.device_updates[name[:LONGEST_NAME]].append(end)
 
     def _launch(self, event: dict[str, Any], start: int | None) -> None:
-        """Take a kernel if ``start`` is None, else a call of the runtime."""
+        """Record a kernel if ``start`` is None, or else the runtime call that launches it."""
         args = event.get("args")
         correlation = args.get("correlation") if isinstance(args, dict) else None
         if type(correlation) is not int:
@@ -259,14 +259,14 @@ class _Collected:
         return label._replace(kind=kind or label.kind, group=None if group is None else self._group(str(group)))
 
     def _group(self, name: str) -> str:
-        """Return ``name``, up to a limit: steps check every group, so there must be far fewer than events."""
+        """Return ``name``, or a common name beyond a limit: every step examines all groups, so there must be few."""
         if len(self.groups) < MOST_GROUPS:
             self.groups.add(name)
         return name if name in self.groups else MORE_GROUPS
 
 
 def _nanoseconds(microseconds: object) -> int | None:
-    """Return None if it is not a time."""
+    """Convert microseconds to nanoseconds; return None for a value that is not a time."""
     if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
         return None
     return round(microseconds * 1000) if -LAST_NS < microseconds * 1000 < LAST_NS else None
@@ -275,8 +275,8 @@ def _nanoseconds(microseconds: object) -> int | None:
 def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
     """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
-    Raises UsageError if the file is not a trace, or only of an unknown device. A trace without steps gives a timeline
-    without steps; or, if ``unmarked``, with the intervals that can be taken for steps.
+    Raises UsageError if the file is not a trace, or only of an unknown device. The timeline of a trace without steps
+    has no steps or, if ``unmarked``, the intervals between the optimizer's steps, or else a single step.
     """
     file = TraceFile(path)
     collected = _Collected(rules)
@@ -309,10 +309,10 @@ def _notes_on_device(path: Path, collected: _Collected) -> list[str]:
             f"unknown device in the trace: {device}",
             where=str(path),
             choices=("CPU", "GPUs of CUDA and ROCm"),
-            do="its CPU operators do not show the work of the device; use the vendor's tools",
+            do="use the vendor's tools: the trace's CPU operators do not show the device's work",
         )
     if device:
-        return [f"the device is unknown: {device}; no rule knows its kernels"]
+        return [f"the device is unknown: {device}; no rule covers its kernels"]
     launched = "cuda_runtime" in collected.categories and not len(collected.kernels)
     return ["the GPU's kernels were not recorded: these are operators on the CPU"] if launched else []
 

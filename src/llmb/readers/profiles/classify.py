@@ -35,7 +35,7 @@ class KernelName(NamedTuple):
 
 
 def split_name(name: str) -> KernelName:
-    """Return the parts of a name as written in the source, demangled or mangled (Itanium C++ ABI)."""
+    """Parse a kernel's name, either demangled or mangled (Itanium C++ ABI)."""
     name = name[:LONGEST]
     return _split_mangled(name) if name.startswith("_Z") else _split_demangled(name)
 
@@ -50,7 +50,7 @@ def _split_demangled(name: str) -> KernelName:
 
 
 def _head(name: str) -> tuple[str, str]:
-    """Return the text before the parameters, without template arguments, and those of the last component."""
+    """Return a name without parameters and template arguments, and the last component's template arguments."""
     parts: list[str] = []
     depth, begin, arguments = 0, 0, ""
     for place, character in enumerate(name):
@@ -79,7 +79,7 @@ def _split_mangled(name: str) -> KernelName:
 
 
 def _identifiers(name: str, place: int) -> tuple[list[str], int]:
-    """Return the components of the next qualified name, and its end."""
+    """Return the components of the next qualified name, and the position of its end."""
     words: list[str] = []
     while place < len(name) and not (words and name[place] in "IELv"):
         literal, length = _LITERAL.match(name, place), _LENGTH.match(name, place)
@@ -137,7 +137,7 @@ Pattern = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
 
 
 class KernelRule(Record):
-    """A rule that matches if each of its patterns occurs in that part of a kernel's name."""
+    """A rule that matches if each of its patterns occurs in the corresponding part of a kernel's name."""
 
     function: Pattern | None = None
     namespace: Pattern | None = None
@@ -164,7 +164,7 @@ class CollectiveRule(Record):
 
 
 class DeviceRule(Record):
-    """A device that is neither a CPU nor a GPU with known kernels."""
+    """A rule for a device that is neither a CPU nor a GPU with known kernels."""
 
     category: Pattern | None = None
     """Category of its events."""
@@ -184,7 +184,7 @@ class RulesFile(Record):
 
 
 class Rules:
-    """Results are cached: a trace has millions of activities and few names."""
+    """The rules of a file. Results are cached: a trace has millions of activities, but few names."""
 
     def __init__(self, path: Path = RULES) -> None:
         self.path = path
@@ -209,14 +209,14 @@ class Rules:
         return self._operators[name]
 
     def device_of_category(self, category: str) -> str | None:
-        """Return the device of events of this category, if it is an unknown one."""
+        """Return the name of the unknown device that events of this category belong to; None if there is none."""
         return next((rule.name for rule in self.file.devices if rule.category and rule.category.search(category)), None)
 
     def device_of_process(self, name: str) -> str | None:
         return next((rule.name for rule in self.file.devices if rule.process and rule.process.search(name)), None)
 
     def collective(self, name: str) -> str | None:
-        """Return the kind of a collective, from a profiler's name for it."""
+        """Return the kind of a collective from a profiler's name for it; None if no rule matches."""
         return next((rule.kind for rule in self.file.collectives if rule.pattern.search(name)), None)
 
 

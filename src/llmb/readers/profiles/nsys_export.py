@@ -47,7 +47,7 @@ class _Process:
     without_time: int = 0
 
     def add_end(self, launched: int, end: int) -> None:
-        """Note when the GPU finished the work that the host had launched by a given time."""
+        """Note that the GPU finished, at ``end``, work of the step that launched it at ``launched``."""
         place = bisect_right(self.starts, launched, key=lambda start: start[0]) - 1
         number = self.starts[place][1] if place >= 0 else None
         if number is not None and launched < self.host[number][1]:
@@ -63,22 +63,22 @@ class _Process:
 
 
 def read_nsys(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """Return one timeline per process, in the order of their identifiers; activities count for their own process.
+    """Return one timeline per process, sorted by process identifier.
 
-    Raises UsageError if the file is not an export, or has no GPU kernels. A process without steps gives a timeline
-    without steps or, if ``unmarked``, with a single step.
+    Raises UsageError if the file is not an export, or has no GPU kernels. The timeline of a process without steps has
+    no steps or, if ``unmarked``, a single one.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             return list(_timelines(_Export(path, connection), rules, unmarked=unmarked))
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is of messages that quote a damaged schema
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if a message quotes a damaged schema
         raise _unreadable(path, f"is not an SQLite database that can be read: {error}") from error
 
 
 class _Export:
-    """Queries of the tables that an export has. Names in queries are those of this module."""
+    """Queries of an export. Names of tables and columns in queries are constants of this module."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class _Export:
         self.columns = cache(self._columns)
 
     def _columns(self, table: str) -> frozenset[str]:
-        """Return the columns of a table; nothing if there is no such table."""
+        """Return the names of a table's columns; an empty set if the table does not exist."""
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         if not self.connection.execute(query, (table,)).fetchone():
             return frozenset()
@@ -96,7 +96,7 @@ class _Export:
         return self.columns(table) >= set(columns) and bool(self.columns(table))
 
     def processes(self) -> list[int | None]:
-        """Return processes that used a GPU; a single unknown one if the export does not distinguish processes."""
+        """Return the identifiers of processes that used a GPU; a single None if the export does not have them."""
         owners: set[int | None] = set()
         for table in (KERNELS, GRAPHS):
             if not self.has(table, "globalPid"):
@@ -107,7 +107,7 @@ class _Export:
         return sorted(owners - {None}, key=lambda process: process or 0) or [None]
 
     def activities(self, table: str, name: str) -> Iterator[Row]:
-        """Start, end, process and ``name`` of each row of a table of GPU activities."""
+        """Yield the start, end, process and ``name`` of each row of a table of GPU activities."""
         if not self.has(table, "start", "end"):
             return
         process = "t.globalPid" if self.has(table, "globalPid") else "NULL"
@@ -116,7 +116,7 @@ class _Export:
         yield from self.connection.execute(f"SELECT t.start, t.end, {process}, {text} FROM {table} t {names}")  # noqa: S608
 
     def ranges(self) -> Iterator[Row]:
-        """Start, end, thread and text of the ranges on the host."""
+        """Yield the start, end, thread and text of each range on the host."""
         if not self.has(RANGES, "start", "end"):
             return
         columns = self.columns(RANGES)
@@ -128,7 +128,7 @@ class _Export:
         yield from self.connection.execute(query)
 
     def _owner(self, table: str) -> tuple[str, str, str]:
-        """Return the thread of a launch, the process of the launched work, and the join condition."""
+        """Return SQL for the thread of a launch, the process of the launched work, and the join condition."""
         if not (self.has(LAUNCHES, "globalTid") and self.has(table, "globalPid")):
             return "NULL", "NULL", ""
         return "l.globalTid", "globalPid", "AND k.process = (l.globalTid & :mask)"
@@ -144,7 +144,7 @@ class _Export:
         yield from self.connection.execute(query, {"mask": NO_THREAD})
 
     def kernel_launches(self) -> Iterator[Row]:
-        """Start and thread of each launch, and whether its kernel exists, by name."""
+        """Yield each kernel launch: its start, thread and function, and its kernel's identifier or None."""
         complete = self.has(LAUNCHES, "start", "correlationId", "nameId") and self.has(KERNELS, "correlationId")
         if not complete:
             return
@@ -220,7 +220,7 @@ def _add_launches(export: _Export, processes: dict[int | None, _Process]) -> Non
 
 
 def _own(processes: dict[int | None, _Process], identifier: object) -> _Process | None:
-    """Return the process with this identifier; the only one if rows do not name theirs."""
+    """Return the process with this identifier, or the only process if rows do not identify theirs; else None."""
     if isinstance(identifier, int) and None not in processes:
         return processes.get(identifier)
     return next(iter(processes.values())) if len(processes) == 1 else None

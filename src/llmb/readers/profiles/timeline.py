@@ -20,7 +20,7 @@ EVER: Span = (-LAST_NS, LAST_NS)
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Return the time that any of ``spans`` covers; they may be in any order, or empty."""
+    """Return the union of ``spans``, sorted and disjoint; ``spans`` may overlap, and be unsorted or empty."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if end <= start:
@@ -34,7 +34,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersect(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
-    """Return the time that both cover."""
+    """Return the intersection of two sorted sequences of disjoint spans."""
     spans: list[Span] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -49,7 +49,7 @@ def intersect(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
 
 
 def subtract(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
-    """Return the time that ``left`` covers and ``right`` does not."""
+    """Return the spans that ``left`` covers and ``right`` does not; both are sorted and disjoint."""
     rest: list[Span] = []
     j = 0
     for start, end in left:
@@ -67,7 +67,7 @@ def subtract(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
 
 
 def clip(spans: Sequence[Span], window: Span) -> list[Span]:
-    """Return the part of ``spans`` inside ``window``."""
+    """Return the parts of sorted, disjoint ``spans`` inside ``window``."""
     first = bisect_right(spans, window[0], key=lambda span: span[1])
     after = bisect_left(spans, window[1], key=lambda span: span[0])
     return [(max(start, window[0]), min(end, window[1])) for start, end in spans[first:after]]
@@ -78,7 +78,7 @@ def total(spans: Iterable[Span]) -> int:
 
 
 class TracedStep(NamedTuple):
-    """A training step by its number, in nanoseconds of the trace's clock."""
+    """A training step; its start and end are in nanoseconds of the trace's clock."""
 
     number: int
     start: int
@@ -144,7 +144,7 @@ class Recorder:
         return map(Recorded, self.starts, self.ends, self.name_numbers, self.label_numbers)
 
     def in_order(self) -> Iterator[Recorded]:
-        """Yield the rows by start; of equal starts the longest first, because it contains the others."""
+        """Yield the rows sorted by start; among equal starts, the longest is first, because it contains the others."""
         order = sorted(range(len(self)), key=lambda i: (self.starts[i], -self.ends[i]))
         return (Recorded(self.starts[i], self.ends[i], self.name_numbers[i], self.label_numbers[i]) for i in order)
 
@@ -180,7 +180,7 @@ class Launches:
             self.early.add(identifier)
 
     def incomplete(self, steps: Mapping[int, Span]) -> tuple[set[int], list[str]]:
-        """Return the steps, as ranges on the host, that are too incomplete to break down, and notes."""
+        """Return the numbers of steps that lack too many kernels, and notes. ``steps`` are the steps on the host."""
         launched, missing = sorted(self.starts), sorted(self.pending.values())
         left_out, notes = set(), {True: list[str](), False: list[str]()}
         for number, span in sorted(steps.items()) if missing else ():
@@ -255,8 +255,8 @@ def make_timeline(
     *,
     unmarked: bool = False,
 ) -> Timeline:
-    """Make a timeline. ``recorders`` hold parallel activities: of the threads of a CPU, whose operators are nested, or
-    of a GPU. If ``unmarked``, a trace without steps becomes a single step.
+    """Make a timeline. ``recorders`` hold parallel activities: those of a GPU, or those of each CPU thread, which may
+    be nested. If ``unmarked``, a trace without steps becomes a single step.
     """
     if unmarked and not steps and any(map(len, recorders)):
         begin, end = (
@@ -299,7 +299,7 @@ def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counte
 def _names(
     steps: Sequence[TracedStep], recorders: Sequence[Recorder], calls: Mapping[str, int]
 ) -> tuple[NameTime, ...]:
-    """Return the total times of the activities that began within the steps."""
+    """Return the total time of each name's activities that began within the steps, longest first."""
     sums: Counter[tuple[str, Activity]] = Counter()
     within = union((step.start, step.end) for step in steps)
     for recorder in recorders:
@@ -312,6 +312,6 @@ def _names(
 
 
 def _inside(row: Recorded, within: Sequence[Span]) -> bool:
-    """Return whether it began in one of ``within``, which are disjoint and sorted."""
+    """Return whether an activity began in one of ``within``, which are sorted and disjoint."""
     place = bisect_right(within, row.start, key=lambda span: span[0])
     return place > 0 and row.start < within[place - 1][1]

@@ -19,9 +19,9 @@ EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (ns
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
-    """Return the files among ``paths`` and the traces of each folder: those of runs in it, or else those in the folder.
+    """Return the files among ``paths`` and, for each folder, the traces of runs below it, or else those directly in it.
 
-    Raises UsageError if one of ``paths`` has no trace.
+    Raises UsageError if a folder has no trace.
     """
     return [trace for path in paths for trace in (_in_folder(path) if path.is_dir() else [path])]
 
@@ -47,8 +47,8 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """Return one timeline per process. If ``unmarked``, a trace without marked steps gets the optimizer's steps, or is
-    a single step, with a note. Raises UsageError if the file is not a trace, or has no training steps."""
+    """Return one timeline per process. If ``unmarked``, and no step is marked, the optimizer's iterations or else the
+    whole trace count as steps, with a note. Raises UsageError if the file is not a trace, or has no training steps."""
     if path.name.endswith(REPORT_END):
         raise _report(path)
     is_nsys = _is_sqlite(path)
@@ -72,7 +72,7 @@ def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Time
 
 
 def read_traces(paths: Iterable[Path], *, unmarked: bool = False) -> Iterator[Timeline]:
-    """Yield all processes of all files; see ``read_trace``."""
+    """Yield the timelines of all processes in all files; see ``read_trace``."""
     rules = Rules()
     for path in paths:
         yield from read_trace(path, rules, unmarked=unmarked)
@@ -90,5 +90,5 @@ def _report(path: Path) -> UsageError:
     return UsageError(
         "a report of Nsight Systems must be exported before it can be read",
         where=str(path),
-        do=f"nsys export --type sqlite '{path}', then specify the .sqlite file",
+        do=f"run nsys export --type sqlite '{path}', then pass the .sqlite file",
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of a node that should not rise while a run trains, and the kernel's messages during the run.
 
-They are read when a sampler starts and ends, below ``root``, without root privileges. Counters are named
-``area/device/name``; those at 0 are omitted. The sampler imports this, so only the standard library is imported.
+They are read when a sampler starts and ends, from files below ``root``, without root privileges. Counters are named
+``area/device/name``; those at 0 are omitted.
 
 Files: Documentation/ABI/{stable/sysfs-class-infiniband,testing/sysfs-class-net-statistics,testing/sysfs-devices-edac,
 testing/dev-kmsg} and Documentation/PCI/pcieaer-howto.rst of the Linux kernel.
@@ -20,7 +20,7 @@ from llmb.readers.samples.host import ROOT, cgroup_folders
 from llmb.readers.samples.sample_records import CounterReading
 
 MOST_S = 1.0
-"""The time limit of a reading; also the reason for areas that are not reached in time."""
+"""Time limit of a reading; areas not reached in time are reported as unread."""
 MOST_LINES, MOST_CHARACTERS = 200, 300
 """Number of lines of the kernel's log to keep, and length of each."""
 VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "cali", "ifb", "dummy", "tun", "tap")
@@ -41,7 +41,7 @@ Counters = Iterable[tuple[str, int]]
 
 
 class KernelLog:
-    """The kernel's log from now on; ``reason`` says why it cannot be read, and is otherwise None."""
+    """The kernel's log since this object was created; ``reason`` is None unless the log cannot be read."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.reason: str | None = None
@@ -59,7 +59,7 @@ class KernelLog:
         return tuple(line[:MOST_CHARACTERS] for line in records if WORTH_KEEPING.search(line))[-MOST_LINES:]
 
     def _records(self) -> Iterator[str]:
-        """Yield records, one per read; EPIPE means that newer records have replaced some."""
+        """Yield the new records, one per read; EPIPE means that some were overwritten."""
         while self.file is not None:
             try:
                 data = os.read(self.file, 8192)
@@ -78,7 +78,7 @@ class KernelLog:
 def read_counters(
     kernel: KernelLog, gpus: Callable[[], Counters] | None = None, no_gpus: str | None = None, root: Path = ROOT
 ) -> CounterReading:
-    """Read all counters. ``gpus`` reads those of the GPUs; ``no_gpus`` says why they cannot be read."""
+    """Read all counters. ``gpus`` reads those of the GPUs; ``no_gpus`` is the reason if they cannot be read."""
     end_s = time.monotonic() + MOST_S
     counters: dict[str, int] = {}
     read: list[str] = []
@@ -94,7 +94,7 @@ def read_counters(
         try:
             values = dict(reader())
         except FileNotFoundError:
-            continue  # the node has nothing of it
+            continue  # the node has no such device
         except OSError as error:
             unread[area] = f"{error.filename or area}: {error.strerror}"
             continue
@@ -127,7 +127,7 @@ def _network(root: Path) -> Counters:
 
 
 def _tcp(root: Path) -> Counters:
-    """Read the two lines of each protocol: names and values."""
+    """Read TCP's counters from two lines: names and values."""
     names, values = (
         line.split()[1:] for line in (root / "proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
     )
@@ -154,7 +154,7 @@ def _host_memory(root: Path) -> Counters:
 
 
 def _cpu(root: Path) -> Counters:
-    """Read one counter per package: each core shows that of its package."""
+    """Read one counter per CPU package: each core shows that of its package."""
     most: dict[str, int] = {}
     for core in _listed(root / "sys/devices/system/cpu", "cpu[0-9]*"):
         count = _number(core / "thermal_throttle/package_throttle_count")
@@ -170,7 +170,7 @@ def _memory(root: Path) -> Counters:
 
 
 def _cgroup(root: Path) -> Counters:
-    """Return the kills in the job's control group, v1 or v2; each Slurm job has its own group."""
+    """Yield the number of out-of-memory kills in the job's control group, v1 or v2; each Slurm job has its own."""
     groups = list(cgroup_folders(root, "memory"))
     if not groups:
         raise FileNotFoundError("proc/self/cgroup")
@@ -194,7 +194,7 @@ AREAS: Mapping[str, Callable[[Path], Counters]] = {
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:
-    """List the paths. Raises OSError for a folder that cannot be read, FileNotFoundError for an empty one."""
+    """List the paths that match. Raises OSError for an unreadable folder, FileNotFoundError for an empty one."""
     if not any(folder.iterdir()):
         raise FileNotFoundError(folder)
     return sorted(folder.glob(pattern))

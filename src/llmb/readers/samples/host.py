@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This node: its name, cores and kinds of device; its CPU, memory and CPU energy from the files of the Linux kernel
-below ``root``."""
+"""Reads the state of this node from the Linux kernel's files below ``root``: CPU, memory, CPU energy and processes;
+also its name and number of cores."""
 
 import os
 import re
@@ -34,13 +34,13 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 POWERCAP = "sys/class/powercap"
 IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
-"""Indices in the first line of /proc/stat, and the number of fields that are not included in others."""
+"""Indices in the first line of /proc/stat, and the number of its fields that no other field includes."""
 OF_PROCESSES = slice(0, 3)
 """User, nice and system: the times that processes also report."""
 
 
 class CpuEnergy:
-    """The energy of the CPU packages. Their counters wrap around, so frequent reads are necessary.
+    """The energy of the CPU packages. Their counters wrap around and must therefore be read often.
 
     Raises OSError if a counter cannot be read.
     """
@@ -52,7 +52,7 @@ class CpuEnergy:
         self.total_uj = 0
 
     def read_j(self) -> float | None:
-        """Return the energy since this object was created."""
+        """Return the energy (J) since this object was created; None if a counter cannot be read."""
         for zone in self.zones:
             try:
                 now = _number(zone / "energy_uj")
@@ -85,7 +85,7 @@ class CpuLimit:
     file: Path
 
     def throttled_s(self) -> float | None:
-        """Return the throttled time, which version 2 counts in microseconds and version 1 in nanoseconds."""
+        """Return the throttled time, which cgroup v2 counts in microseconds, v1 in nanoseconds; None if unreadable."""
         try:
             counts = dict(line.split() for line in self.file.read_text().splitlines())
             if "throttled_usec" in counts:
@@ -96,14 +96,14 @@ class CpuLimit:
 
 
 def find_cpu_limit(root: Path = ROOT) -> CpuLimit | None:
-    """Return the tightest of the control groups above this process; None if none can be read."""
+    """Return the tightest CPU limit of this process's control groups; None if there is no readable limit."""
     groups = {folder: _cores_of(folder) for folder in cgroup_folders(root, "cpu")}
     limits = (CpuLimit(cores, folder / "cpu.stat") for folder, cores in groups.items() if cores is not None)
     return min(limits, key=lambda limit: limit.cores, default=None)
 
 
 def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the control group of this process with a controller, in either version, and its parents."""
+    """Yield this process's control group for a controller, in cgroup v1 or v2, and its parent groups."""
     for line in (SystemFiles(root=root).text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):
@@ -111,7 +111,7 @@ def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
         mount = root / "sys/fs/cgroup" / controllers
         group = mount / path.lstrip("/")
         yield group
-        # Inside of a container the path may be the host's, and the container's own group is the mount.
+        # In a container, the path may be the host's, and the container's own group is at the mount point.
         yield from takewhile(mount.parent.__ne__, group.parents)
 
 
@@ -127,7 +127,7 @@ def _cores_of(folder: Path) -> float | None:
 
 
 def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = None, root: Path = ROOT) -> HostSample:
-    """Read the node's figures; ``worker`` is the process whose memory is sampled."""
+    """Sample this node; ``worker`` is the id of the process whose memory is sampled."""
     files = SystemFiles(root=root)
     words = (files.text("/proc/stat") or "").partition("\n")[0].split()[1 : 1 + TIMES]
     times = (
@@ -146,7 +146,7 @@ def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = No
         cpu_throttled_s=limit.throttled_s() if limit else None,
         cpu_total_s=round(sum(times), 2) if times else None,
         load=float(load[0]) if load else None,
-        # What the node has less what could be given to a process.
+        # Total memory less what a process could still allocate.
         memory_used_bytes=(kib["MemTotal"] - kib["MemAvailable"]) * 1024 if len(kib) == 2 else None,
         worker_memory_bytes=int(pages[1]) * PAGE_BYTES if pages else None,
         cpu_energy_j=energy.read_j() if energy else None,
@@ -160,7 +160,7 @@ def _number(path: Path) -> int:
 WORKERS = (b"llmb.engine.", b"llmb.nodes.bench.worker", b"llmb.engine.weights")
 """The modules, after ``-m``, of processes that train, measure or convert."""
 WAITS = b"llmb.engine.join"
-"""The program of a rank that does not yet know its run, and computes nothing."""
+"""The program of a rank that waits for its run and computes nothing."""
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
 """Indices after the name in /proc/<pid>/stat: times of the process, then of its ended children."""
 Key = tuple[int, str]
@@ -183,7 +183,7 @@ class NodeProcesses:
     """The processes of a node, read repeatedly; the command line of each process is read once."""
 
     def __init__(self, folder: Path | None = None, root: Path = ROOT) -> None:
-        """``folder`` is that of the run, whose processes are those that name it, and all that they start."""
+        """Set the run's folder: its processes have it in their command lines, or are descendants of those."""
         self.folder = None if folder is None else os.fsencode(folder)
         self.root = root
         self.words: dict[Key, tuple[bytes, ...]] = {}
@@ -197,7 +197,7 @@ class NodeProcesses:
         """The time of boot, in Unix time."""
 
     def look(self) -> None:
-        """Read all processes, without those that end during the reading."""
+        """Read all processes, except those that end meanwhile."""
         self.stats = {stat.key[0]: stat for stat in _stats(self.root)}
         words = self.words
         self.words = {stat.key: words.get(stat.key) or _words(self.root, pid) for pid, stat in self.stats.items()}
@@ -209,14 +209,14 @@ class NodeProcesses:
         self._find_above()
 
     def cpu_s(self) -> float | None:
-        """Return the CPU time of the run's processes and those that started them; None if the run has none."""
+        """Return the CPU time of the run's processes and their ancestors; None if the run has no process."""
         if not self.own:
             return None
         above_s = sum(stat.cpu_time_s for stat in self.above.values())
         return round(self.ended_s + sum(stat.cpu_s for stat in self.own.values()) + above_s, 2)
 
     def others(self) -> tuple[OtherRun, ...]:
-        """Return other runs, by their first process; the processes of one run count once."""
+        """Return the other runs on this node, each with its first process."""
         runs: dict[tuple[str, str | None], OtherRun] = {}
         for pid, stat in sorted(self.stats.items(), key=lambda item: item[1].began_s):
             if pid not in self.own and pid not in self.above and (program := _llmb_program(self.words[stat.key])):
@@ -243,7 +243,7 @@ class NodeProcesses:
         return {pid: self.stats[pid] for pid in pids}
 
     def _find_above(self) -> None:
-        """Find the ancestors. Ended processes stay in the sum, because CPU time only grows."""
+        """Update the ancestors of the run's processes. Those that ended are kept, so that the CPU time never falls."""
         self.above = {pid: self.stats.get(pid, stat) for pid, stat in self.above.items()}
         for member in self.own.values():
             parent = self.stats.get(member.parent)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults of a run's nodes: counters that rose, and kernel messages. Pure but for its data."""
+"""Finds faults of a run's nodes: counters that rose, and kernel messages. Pure except for its data file."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ MOST_NAMED, MOST_NODES = 3, 2
 
 
 class CounterRule(Record):
-    """The meaning of a rise of a counter that matches one of the patterns."""
+    """The meaning of a rise of a counter with a name that matches one of ``keys``."""
 
     keys: tuple[str, ...]
     kind: str
@@ -60,7 +60,7 @@ class CounterRule(Record):
     """The reason why a smaller rise is harmless."""
 
     def counts(self, rise: int, seconds: float, of: int) -> bool:
-        """Return whether a rise counts; ``of`` is the rise of ``pct_of``."""
+        """Return whether a rise within ``seconds`` is large enough; ``of`` is the rise of the counter ``pct_of``."""
         return rise >= self.least and rise >= self.per_s * seconds and (not self.pct_of or 100 * rise >= self.pct * of)
 
 
@@ -132,7 +132,7 @@ class MachineReport(Record):
 
     @property
     def kinds(self) -> tuple[tuple[MachineEvent, ...], ...]:
-        """Events of one kind and state together, the worst first."""
+        """The events grouped by kind and state, the worst first."""
         kinds: dict[tuple[str, str], list[MachineEvent]] = {}
         for event in self.events:
             kinds.setdefault((event.kind, event.state), []).append(event)
@@ -140,7 +140,7 @@ class MachineReport(Record):
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Return descriptions for a verdict."""
+        """Descriptions of the worst kinds of events, and the number of the others, for a verdict."""
         texts = [kind_text(events) for events in self.kinds]
         more = len(texts) - MOST_NAMED
         kinds = "kind" if more == 1 else "kinds"
@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """Find events. ``nodes`` are all nodes of the run, if known, and ``count`` is the least possible number of them."""
+    """Report the events of a run. ``nodes`` are all its nodes and ``count`` is their minimum number, if known."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):
@@ -199,7 +199,7 @@ def _events(one: Sampled, *, between_nodes: bool) -> Iterator[MachineEvent]:
 
 
 def _rises(node: str, before: CounterReading, after: CounterReading) -> Iterator[tuple[MachineEvent, CounterRule]]:
-    """Yield counters that rose. One that fell was reset and is ignored, as is an area that was not read before."""
+    """Yield an event for each counter that rose too far, with its rule. Ignore counters in areas not read before."""
     seconds = after.read_at_s - before.read_at_s
     rises = {
         key: value - before.counters.get(key, 0)
@@ -245,7 +245,7 @@ def _said(node: str, lines: Iterable[str]) -> Iterator[MachineEvent]:
 
 
 def _merged(events: Iterable[MachineEvent]) -> Iterator[MachineEvent]:
-    """Return the kernel's lines of one kind as one event."""
+    """Merge the kernel's lines of one kind and state into one event."""
     by_text: dict[tuple[str, str], MachineEvent] = {}
     for event in events:
         if event.counter != KERNEL:
@@ -269,7 +269,7 @@ def event_text(event: MachineEvent) -> str:
     """Describe an event without its node."""
     if event.counter == KERNEL:
         times = f" ({event.after} such lines)" if event.after > 1 else ""
-        return f"the kernel said '{event.text}'{times}"
+        return f"the kernel logged '{event.text}'{times}"
     _, device, name = event.counter.split("/", 2)
     of = "" if device in ("node", "job") else f" of {device}"
     return f"{name}{of} rose by {event.after - event.before:,}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of nodes that may change the time of a step, as text under dotted keys; read without root privileges or
-other programs. Counters, clocks, temperatures and other changing values are excluded. The importance of keys is in
-``runs/conditions.yaml``.
+"""Settings of nodes that may affect step times, as text by dotted key, read without root privileges or other programs.
+Values that change during a run, such as counters, clocks and temperatures, are excluded. ``runs/conditions.yaml`` has
+the importance of each key.
 """
 
 import re
@@ -53,7 +53,7 @@ class NodesSettings(Record):
         return {key: value for key, value in values.items() if value is not None}
 
     def with_others(self, others: "NodesSettings") -> "NodesSettings":
-        """Merge with other settings of the same nodes."""
+        """Return these settings merged with others of the same nodes, which take precedence."""
         unlike = {
             node: {**self.unlike.get(node, {}), **others.unlike.get(node, {})}
             for node in self.nodes
@@ -64,7 +64,7 @@ class NodesSettings(Record):
         return self.model_copy(update={"usual": usual, "unlike": unlike, "missing": missing})
 
     def of_all(self) -> dict[str, str]:
-        """Return the common value, or all values."""
+        """Return each key with its common value, or with the different values of all nodes, separated by commas."""
         every: dict[str, set[str]] = {}
         for node in self.nodes:
             for key, value in self.unlike.get(node, {}).items():
@@ -75,7 +75,7 @@ class NodesSettings(Record):
         return self.usual | {key: ", ".join(sorted(values)) for key, values in every.items()}
 
     def nodes_by_value(self, key: str) -> dict[str | None, list[str]]:
-        """Return the nodes by value, the usual value first."""
+        """Return the nodes by their value of ``key``, the usual value first."""
         groups: dict[str | None, list[str]] = {self.usual.get(key): []}
         for node in self.nodes:
             unlike = self.unlike.get(node, {})
@@ -84,7 +84,7 @@ class NodesSettings(Record):
 
 
 def together(by_node: Mapping[str, NodeSettings]) -> NodesSettings:
-    """Return the settings of nodes, which keep their order."""
+    """Combine the settings of nodes, in their order: the most frequent values, and each node's differences."""
     keys = sorted({key for settings in by_node.values() for key in settings.values})
     usual, unlike = dict[str, str](), dict[str, dict[str, str | None]]()
     for key in keys:
@@ -146,7 +146,7 @@ Settings = Iterator[tuple[str, str | int | None]]
 
 
 class SettingsGroup(NamedTuple):
-    """Keys with the prefix ``name`` that are read together; ``missing`` says why there are none."""
+    """A function that reads the keys with the prefix ``name``; ``missing`` is the reason if it reads none."""
 
     name: str
     read: Callable[[SystemFiles, Mapping[str, str]], Settings]
@@ -154,7 +154,7 @@ class SettingsGroup(NamedTuple):
 
 
 def read_settings(files: SystemFiles, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> NodeSettings:
-    """Read all settings; never raise. Areas not reached within ``limit_s`` are skipped, with that as the reason."""
+    """Read all settings; never raise. Groups unreadable or not reached within ``limit_s`` are in ``missing``."""
     values, missing = dict[str, str](), dict[str, str]()
     due_s = time.monotonic() + limit_s
     for group in GROUPS:
@@ -265,7 +265,7 @@ def _mtus(files: SystemFiles, interfaces: str) -> str | None:
 
 
 def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Return the interfaces of a device; the others belong to containers, and come and go."""
+    """Yield the MTU and speed of interfaces with a device; the others belong to containers, and come and go."""
     for name in files.names(NET):
         if files.exists(f"{NET}/{name}/device"):
             yield f"interface.{name}.mtu", files.number(f"{NET}/{name}/mtu")
@@ -274,7 +274,7 @@ def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Return devices by kind; a GPU link slows down while it is idle, so only its width counts."""
+    """Yield the number and links of devices by kind. An idle GPU's link slows down, so that only its width is read."""
     kinds: dict[str, list[str]] = {"gpus": [], "nics": []}
     for name in files.names(PCI):
         kind = (files.text(f"{PCI}/{name}/class") or "")[:6]
@@ -304,7 +304,7 @@ def _read_request(files: SystemFiles, device: str) -> str | None:
     if len(registers) < OF_PCI:
         return None
     at, express = registers[0x34], 0x10
-    for _ in range(OF_PCI // 4):  # the list of capabilities, which a broken device may close to a circle
+    for _ in range(OF_PCI // 4):  # bounded: a broken device may have a circular list of capabilities
         if at in (0, OF_PCI - 1) or registers[at] == express:
             break
         at = registers[at + 1]
@@ -319,7 +319,7 @@ def _variables(_: SystemFiles, environ: Mapping[str, str]) -> Settings:
 
 
 def _together(values: Iterable[str | None]) -> str | None:
-    """Return the common value, or all values."""
+    """Return the distinct values, sorted and separated by commas; None if there are none."""
     return ", ".join(sorted({value for value in values if value})) or None
 
 
@@ -334,11 +334,11 @@ GROUPS = (
     SettingsGroup("kernel", _kernel, "Linux does not show its settings here"),
     SettingsGroup("sysctl", _sysctls, "/proc/sys cannot be read"),
     SettingsGroup("cpu", _cpus, "Linux does not show the CPUs here"),
-    SettingsGroup("bios", _bios, "/sys/class/dmi/id is not there, as in many virtual machines"),
-    SettingsGroup("gpu", _driver, "no driver of NVIDIA's GPUs is loaded"),
+    SettingsGroup("bios", _bios, "/sys/class/dmi/id does not exist, as in many virtual machines"),
+    SettingsGroup("gpu", _driver, "NVIDIA's driver is not loaded"),
     SettingsGroup("modules", _modules, "no module of the kernel has a version of its own"),
     SettingsGroup("nic", _rdma, "no card with RDMA is in /sys/class/infiniband"),
     SettingsGroup("interface", _interfaces, "no interface in /sys/class/net has a device"),
     SettingsGroup("pcie", _pcie, "no GPU and no network card is on the PCI bus"),
-    SettingsGroup("variables", _variables, "none of NCCL's or of the network's libraries is set"),
+    SettingsGroup("variables", _variables, "no variable of NCCL or of a network library is set"),
 )

@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class Nvml:
-    """All GPUs visible to NVML. Values that a GPU does not support are queried once, and then None."""
+    """All GPUs visible to NVML. Values that a GPU does not support are None, and are queried only once."""
 
     def __init__(self, package: Any) -> None:  # noqa: ANN401 (a module without types)
         self.package = package
@@ -64,7 +64,7 @@ class Nvml:
         )
 
     def processes(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Return processes that compute on each GPU."""
+        """Return the ids of the processes that compute on each GPU."""
         name = "nvmlDeviceGetComputeRunningProcesses"
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
 
@@ -85,7 +85,7 @@ class Nvml:
             raise OSError(errno.ENOTSUP, "NVML has no error counters")
 
     def _others(self, run_pids: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
-        """In a container the driver may report ids of the host: then not even the run's own are among them."""
+        """Return the other processes; None if not even the run's own are visible, as may be in a container."""
         processes = self.processes()
         if not any(pid in run_pids for pids in processes for pid in pids or ()):
             return (None,) * len(processes)

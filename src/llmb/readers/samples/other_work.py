@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other work on nodes during a run, from its samples. Pure except for its data file. Unlike the figures of
-``summary``, it covers not just the window, which may be too short to have a sample, but the time between the samples
-around it.
+"""Finds other work on the nodes of a run, from its samples. Pure except for its data file. Unlike the use of resources
+(``samples.summarize``), it covers the time between the samples around the window, which may be too short to contain a
+sample.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Device = Literal["cpu", "cuda"]
 
 
 class OtherWorkRules(Record):
-    """``other_work.yaml``."""
+    """The content of ``other_work.yaml``."""
 
     other_cores_pct: dict[Device, Threshold]
     stolen_cores_pct: Threshold
@@ -44,7 +44,7 @@ def find_other_work(
     device: Device,
     gpus: Mapping[str, Collection[str]] | None = None,
 ) -> OtherWork | Missing:
-    """Find other work on ``gpus``, the run's by node, None for all. Missing if no node was sampled long enough."""
+    """Find other work on nodes and their ``gpus`` (None for all); Missing if no node was sampled long enough."""
     begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
     wider_s = max(0.0, rules().least_sampled_s.value - (end_s - begin_s) / 2)
     window = TimeSpan(begin_s - wider_s, end_s + wider_s)
@@ -69,7 +69,7 @@ def find_other_work(
 
 
 def run_text(run: OtherRun) -> str:
-    """Return a string such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
+    """Return a string such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in local time.
 
     A run's own folder has the experiment's name, and the one above it is unique.
     """
@@ -124,12 +124,12 @@ def _gpu_processes(
 
 
 def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]:
-    """Yield disturbances without names, which readers of a page need not know; ``nodes`` have them."""
+    """Yield a text for each disturbance, without the programs and folders of other runs."""
     for node in nodes:
         on = f" on {node.node}" if len(nodes) > 1 else ""
         if _is_more(node.other_cores, node.cores, rules().other_cores_pct[device]):
             yield f"other processes{on} used {node.other_cores:.1f} of {node.cores} cores"
-        elif node.runs:  # whose cores are else among those of the processes
+        elif node.runs:  # otherwise their cores are among those of the processes above
             yield f"another run{on}" if len(node.runs) == 1 else f"{len(node.runs)} other runs{on}"
         if _is_more(node.stolen_cores, node.cores, rules().stolen_cores_pct):
             yield f"other virtual machines{on} took {node.stolen_cores:.2f} of {node.cores} cores"

@@ -49,7 +49,7 @@ class SamplerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """A node at one moment; None if unknown. CPU seconds since boot, of all cores; energy since the sampler started."""
+    """A node at one moment; None if unknown. CPU times of all cores since boot, energy since the sampler's start."""
 
     __pydantic_config__ = FINITE
     cpu_busy_s: float | None = None
@@ -73,7 +73,7 @@ class HostSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSamples:
-    """The GPUs of a node at one moment, in the order of ``SamplerStart.gpus``; None if unknown."""
+    """The GPUs of a node at one moment, in the order of ``SamplerStart.gpus``; unknown values are None."""
 
     __pydantic_config__ = FINITE
     power_w: tuple[float | None, ...] = ()
@@ -145,7 +145,7 @@ EnergySource = Literal["gpu_counter", "gpu_power", "cpu_package"]
 
 
 class GpuUse(Record):
-    """One GPU; ``index`` is the driver's number."""
+    """The use of one GPU; ``index`` is the driver's number for it."""
 
     node: str
     index: int
@@ -163,7 +163,7 @@ class GpuUse(Record):
 
 
 class HostUse(Record):
-    """One node, with everything that runs on it."""
+    """The use of one node, by everything that runs on it."""
 
     node: str
     samples: int
@@ -180,7 +180,7 @@ class HostUse(Record):
 
 
 class ResourceUse(Record):
-    """All nodes and GPUs of a run. Power, clocks, temperature and memory are those of single GPUs."""
+    """The use of all nodes and GPUs of a run. Power, clocks, temperature and memory are per GPU."""
 
     samples: int
     """Number of samples of the node with the fewest."""
@@ -230,7 +230,7 @@ class NodeOtherWork(Record):
 
 
 def _without_names(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop the programs and folders of other runs, which earlier versions record."""
+    """Drop the programs and folders of other runs, which earlier versions recorded."""
     return tuple(text.partition(": llmb.")[0] for text in texts)
 
 

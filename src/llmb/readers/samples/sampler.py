@@ -3,8 +3,8 @@
 
 ``python -m llmb.readers.samples.sampler FILE NODE INTERVAL_S DEVICE WORKER``
 
-WORKER is the process that started it. Standard input is a pipe from the worker, and closes when the worker ends, for
-whatever reason. A last sample is then taken. A run is not affected by anything that its sampler cannot read or write.
+WORKER is the id of the process that started the sampler. Standard input is a pipe that closes when the worker ends, for
+whatever reason; a last sample is then taken. Nothing that the sampler fails to read or write affects the run.
 """
 
 import os
@@ -40,7 +40,7 @@ LONGEST_INTERVAL_S = 30.0
 
 
 class NodeSampler:
-    """Samples everything on this node, for the run in ``folder``, on ``device``; ``worker`` is the run's process."""
+    """Samples everything on this node, for the run in ``folder`` on ``device``; ``worker`` is the id of its process."""
 
     def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
         self.node, self.worker = node, worker
@@ -66,7 +66,7 @@ class NodeSampler:
 
     def read(self) -> Sample:
         host = read_host(self.worker, self.energy, self.limit)
-        self.processes.look()  # at once behind the CPU time of all of them, which it is a part of
+        self.processes.look()  # right after the CPU time of all processes, which includes theirs
         return Sample(
             time_s=round(time.time(), 4),
             host=replace(host, run_cpu_s=self.processes.cpu_s()),
@@ -80,20 +80,20 @@ class NodeSampler:
 
 
 def interval_after(samples: int, first_s: float) -> float:
-    """Return the seconds until the next sample, after this many samples."""
+    """Return the seconds until the next sample, after ``samples`` samples at intervals that began at ``first_s``."""
     doubled: int = 1 << min(samples // SAMPLES_PER_INTERVAL, 32)
     return min(first_s * doubled, max(first_s, LONGEST_INTERVAL_S))
 
 
 def keep_settings(file: Path) -> None:
-    """Write the settings of this node, with the variables of the job. Raises OSError if that fails."""
+    """Write the settings of this node and the job's variables to ``file``. Raises OSError if that fails."""
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(read_settings(SystemFiles(), os.environ).model_dump_json())
     unfinished.replace(file)
 
 
 def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
-    """Append to ``file`` until ``pipe`` closes, or the worker has ended. Raises OSError if nothing can be written."""
+    """Append samples to ``file`` until ``pipe`` closes or the worker ends. Raises OSError if writing fails."""
     file.parent.mkdir(exist_ok=True)
     output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     # What an earlier sampler was writing when it was killed stays on a line of its own.
@@ -116,13 +116,13 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
 
 
 class Sampler:
-    """A running sampler. It ends with the process that started it, unless ``end`` is called before."""
+    """A running sampler. It ends with the process that started it, or when ``end`` is called."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = process
 
     def end(self) -> None:
-        """Wait for the last sample."""
+        """End the sampler, and wait for its last sample."""
         assert self.process.stdin is not None
         with suppress(OSError):  # it has ended already
             self.process.stdin.write(b"\n")  # a process that was forked meanwhile may hold the pipe open
@@ -136,7 +136,7 @@ class Sampler:
 
 
 def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Sampler | None:
-    """Return None if no process can be started; the run continues without it."""
+    """Start a sampler; return None if no process can be started, and the run continues without it."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, str(file), node, str(interval_s), device, str(os.getpid())],
@@ -153,7 +153,7 @@ def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Samp
 
 def main() -> None:
     file, node, interval_s, device, worker = sys.argv[1:]
-    # They are for the worker, which decides what ends; this process ends with it.
+    # These signals are for the worker; this process ends with it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     try:

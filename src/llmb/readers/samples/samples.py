@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the samples of a run, and summarizes those in the spans of its steps."""
+"""Reads the samples of a run, and summarizes those taken during its steps."""
 
 import time
 from bisect import bisect_left, bisect_right
@@ -53,7 +53,7 @@ class Sampled:
 
 
 def read_samples(folder: Path) -> tuple[Sampled, ...]:
-    """Return all samplers of a run's nodes; a restarted run has several per node. Empty without a folder.
+    """Return the output of all samplers of a run; a restarted run has several per node. Empty without a folder.
 
     Lines truncated by a crash or a full disk are omitted. Raises OSError if a file cannot be read.
     """
@@ -61,7 +61,7 @@ def read_samples(folder: Path) -> tuple[Sampled, ...]:
 
 
 def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
-    """Return the samples of an ended run. Those of ranks that died may be written after the end."""
+    """Return the samples of an ended run, after a short wait for samplers that still write; Missing if unreadable."""
     until = time.monotonic() + LAST_COUNTERS_S
     try:
         samples = read_samples(folder)
@@ -74,7 +74,7 @@ def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
 
 
 def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | None:
-    """Return the settings that samplers read on ``nodes``, or on other nodes of the run; None if there are none."""
+    """Return the settings that samplers read on ``nodes`` and other nodes of the run; None if there are none."""
     files = {node: folder / f"{node}{FILE_ENDING}" for node in nodes}
     files |= {printable(file.name.removesuffix(FILE_ENDING)): file for file in sorted(folder.glob(f"*{FILE_ENDING}"))}
     read = {node: _settings_in(file) for node, file in files.items()}
@@ -84,7 +84,7 @@ def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | Non
 
 
 def discard_settings(folder: Path) -> None:
-    """Remove files that the record replaces, or that belong to an earlier start on other nodes."""
+    """Remove the settings files, which the record replaces, or which an earlier start on other nodes left behind."""
     for file in folder.glob(f"*{FILE_ENDING}"):
         with suppress(OSError):
             file.unlink()
@@ -154,7 +154,7 @@ Point = tuple[float, float]
 
 
 def merged(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
-    """Sort spans, and join those that touch or overlap."""
+    """Return the spans sorted, with those that touch or overlap joined."""
     joined: list[TimeSpan] = []
     for span in sorted(spans):
         if joined and span.begin_s <= joined[-1].end_s:
@@ -165,19 +165,19 @@ def merged(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
 
 
 def length(spans: Iterable[TimeSpan]) -> float:
-    """Return seconds of all spans."""
+    """Return the total length of the spans in seconds."""
     return sum(span.end_s - span.begin_s for span in spans)
 
 
 def places_inside(times: Sequence[float], spans: Sequence[TimeSpan]) -> list[int]:
-    """Return the indices of ``times``, which are in order, that lie in the spans."""
+    """Return the indices of the sorted ``times`` that are in the spans."""
     return [
         place for span in spans for place in range(bisect_left(times, span.begin_s), bisect_right(times, span.end_s))
     ]
 
 
 def rise(points: Sequence[Point], spans: Sequence[TimeSpan]) -> float | None:
-    """Return a counter's rise in the spans, linear between its points; None if the points do not cover them."""
+    """Return a counter's rise in the spans, interpolated linearly; None if the points do not cover the spans."""
     if not points or not spans or spans[0].begin_s < points[0][0] or spans[-1].end_s > points[-1][0]:
         return None
     times = [at for at, _ in points]
@@ -185,7 +185,7 @@ def rise(points: Sequence[Point], spans: Sequence[TimeSpan]) -> float | None:
 
 
 def integral(points: Sequence[Point]) -> list[Point]:
-    """Return the integral of a curve through ``points``, between which it is linear."""
+    """Return the integral of the piecewise linear curve through ``points``, at each of them."""
     total, ends = 0.0, []
     for number, (at, value) in enumerate(points):
         if number:
@@ -271,7 +271,7 @@ def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | Mi
 
 
 def _nodes(sampled: Sequence[Sampled], spans: Sequence[TimeSpan]) -> list[_Node]:
-    """Return, for each node, the sampler that covers most of the spans; omit nodes that no sampler covers."""
+    """Return, for each node, the sampler with the most samples in the spans; omit nodes without a sample there."""
     best: dict[str, _Node] = {}
     for one in sampled:
         places = places_inside([sample.time_s for sample in one.samples], spans)
@@ -322,7 +322,7 @@ def _gpus(node: _Node, spans: Sequence[TimeSpan], ids: Mapping[str, Collection[s
 
 
 def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -> list[str]:
-    """Return nodes without samples, and those with an unsampled GPU: sums do not include them."""
+    """Return the nodes without samples, or with an unsampled GPU, which make sums incomplete."""
     names, counts = {node.name for node in nodes}, {node.name: 0 for node in nodes}
     for gpu in gpus:
         counts[gpu.node] += 1
@@ -334,7 +334,7 @@ def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -
 def _energy(
     hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
 ) -> tuple[float | None, EnergySource | None]:
-    """Return the energy of all devices that train, and its source, if it is completely known."""
+    """Return the energy (J) of all devices that train, and its source; None for both if any device's is unknown."""
     measured = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
     energies = present(measured)
     if not measured or len(energies) < len(measured):
@@ -347,7 +347,7 @@ def _energy(
 def _reasons(
     values: Mapping[str, Any], nodes: Sequence[_Node], silent: Sequence[str], device: Literal["cpu", "cuda"]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the reason of a figure that is None, by its name; nodes and GPUs as ``hosts.name`` and ``gpus.name``."""
+    """Yield each value that is None, as ``name``, ``hosts.name`` or ``gpus.name``, with the reason."""
     missing = [node.sampled.start.missing for node in nodes]
     unread = next((each["gpus"] for each in missing if "gpus" in each), None)
     no_gpus = unread or NOT_REPORTED
@@ -372,7 +372,7 @@ def _reasons(
 
 
 def _no_host(nodes: Sequence[_Node], name: str) -> str:
-    """Return why a node's figure is unknown: a counter may cover only part of the window."""
+    """Return why a node's value is None: its counter covers only part of the window, or cannot be read."""
     field = {"cpu_pct_mean": "cpu_busy_s", "iowait_pct_mean": "cpu_iowait_s", "steal_pct_mean": "cpu_steal_s"}.get(name)
     counted = field and any(getattr(sample.host, field) is not None for node in nodes for sample in node.inside)
     return NOT_COVERED if counted else UNREADABLE
@@ -419,7 +419,7 @@ def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
 
 
 def points(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> list[Point]:
-    """Return the known values, in order of time."""
+    """Return the values that are not None, each with its time."""
     return [(sample.time_s, number) for sample in samples if (number := value(sample)) is not None]
 
 

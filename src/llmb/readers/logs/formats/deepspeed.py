@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSpeed (0.6 to 0.18, ``utils/timer.py``, ``runtime/engine.py`` and ``runtime/pipe/engine.py``).
 
-By ``wall_clock_breakdown`` after each step ``[Rank 0] time (ms) | fwd: 3865.91 | bwd: 11249.43 | bwd_inner: ... |
-step: 888.45``, whose sum is the step time, without a number; every ``steps_per_print`` steps ``step=10, skipped=0,
-lr=[...]`` and ``epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=58.7, CurrSamplesPerSec=61.3, ...``. The
-time of that step, without the wait for data, is ``train_batch_size`` of the configuration over the second rate. Of
-pipelines ``steps: 10 loss: 1.2345 iter time (s): 1.234 samples/sec: 12.3``, the mean since the line before. Steps are
-counted from 1; no line has their total. Megatron-DeepSpeed prints all this beside lines of Megatron, which count.
+With ``wall_clock_breakdown``, each step prints ``[Rank 0] time (ms) | fwd: 3865.91 | bwd: 11249.43 | bwd_inner: ... |
+step: 888.45`` without its number; the sum is the step time. Every ``steps_per_print`` steps ``step=10, skipped=0,
+lr=[...]`` and ``epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=58.7, CurrSamplesPerSec=61.3, ...``
+follow: that step's time, without waits for data, is the configured ``train_batch_size`` over the second rate. Pipelines
+print ``steps: 10 loss: 1.2345 iter time (s): 1.234 samples/sec: 12.3``, the mean since the previous line. Steps are
+counted from 1; no line has their total. Megatron-DeepSpeed also prints Megatron's lines; only those are read.
 """
 
 import re
@@ -43,9 +43,9 @@ STEP = re.compile(rb"(?:%s|%s|%s)" % (_TIMERS, _RATE, _PIPE) + LINE_ENDS_SOON)
 
 
 MOST_SAMPLES = 1e9
-"""Upper bound of the samples of a step."""
+"""Maximum number of samples of a step."""
 SAMPLES_ERROR = 0.05
-"""Relative error of a rate times a time, which are both rounded."""
+"""Maximum relative error of the product of a rate and a time, both rounded."""
 
 
 class DeepSpeedReader:
@@ -53,7 +53,7 @@ class DeepSpeedReader:
         self._begin(0)
 
     def _begin(self, batch: int) -> None:
-        """Start with the configuration that a run logs first."""
+        """Reset the state for a run with global batch size ``batch``, which it logs first."""
         self.batch = batch
         self.done = 0
         """The last step read."""
@@ -76,7 +76,7 @@ class DeepSpeedReader:
         return steps, not steps and (b"time (ms) | fwd: " in text or b"CurrSamplesPerSec=" in text)
 
     def _read(self, match: "re.Match[bytes]") -> StepLine | None:
-        """Return None for a step without a time: timers of pipelines are 0, and a rate needs the batch size."""
+        """Return a line's step; None without a time: a pipeline's timers are 0, and a rate requires the batch size."""
         if match["fwd"]:
             self.has_timers, number = True, self.announced or self.done + 1
             seconds = sum(float(match[name]) for name in ("fwd", "bwd", "step")) / 1000
@@ -96,7 +96,7 @@ class DeepSpeedReader:
         return self._line(number, seconds, number_or_none(match["loss"]), mean_of)._replace(gbs=gbs)
 
     def _batch(self, samples: float) -> int | None:
-        """Return the configured batch size, unless a step has another number of samples."""
+        """Return the configured batch size, or ``samples`` rounded if they do not match it; None if implausible."""
         if not 0 < samples < MOST_SAMPLES:
             return None
         return self.batch if self.batch and abs(samples / self.batch - 1) < SAMPLES_ERROR else round(samples)

@@ -15,9 +15,9 @@ MAX_LINE_BYTES = 4096
 NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
 """A number as Python and C print it; bounded, and without a group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
-"""The rest of a line after the matched text: only the end of a longer line is read."""
+"""Matches if the line ends within 1000 bytes: of a longer line, only the end is read."""
 LEAST_PRINTED_S = 0.01
-"""Shorter times, printed in thousandths of a second, have less than 5 % precision and are not read."""
+"""Shorter times, printed in thousandths of a second, have errors above 5 % and are not read."""
 NOT_FINITE = (b": nan", b": inf", b": -inf")
 """Python's forms of values that are not finite: faster to find than any pattern."""
 _BAD = (*NOT_FINITE, b": NAN", b": INF", b": -INF", b"=nan", b"=inf", b"=-inf")
@@ -38,19 +38,19 @@ class Reader(Protocol):
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
         """Return the steps in ``text[start:end]``, which consists of complete lines; each ends with CR or LF.
 
-        Text that only introduces a step, such as a header with the number of steps, is kept until the step.
+        Text that only introduces a step, such as a header with the number of steps, is remembered until that step.
         """
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         """Return the steps in a file's last line, which has no line end, and whether a step line was truncated there.
 
-        Called once, last; steps that were kept back are returned, too.
+        The method is called once, at the end, and also returns steps that ``find`` held back.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """All facts about a format. Every repetition in a pattern is bounded, so that no text takes quadratic
+    """A log format. Every repetition in its patterns is bounded, so that no text takes quadratic
     time."""
 
     name: str
@@ -72,7 +72,7 @@ class Format:
     """Occurs before the first step of logs whose steps have another format."""
 
     def find_step_mark(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> int:
-        """Return the first place in ``text[start:end]``, in the first step line at the latest; -1 without one."""
+        """Return the position of the first step mark in ``text[start:end]``, or -1. No step line ends before it."""
         first = -1
         for mark in self.marks[: self.step_marks]:
             place = text.find(mark, start, end)
@@ -87,8 +87,8 @@ def has_any(text: bytes, marks: Iterable[bytes], start: int = 0, end: int = sys.
 
 
 def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
-    """Return the rank that the prefix of a line names (``3: `` of srun -l, ``[rank3]:`` of torchrun). The line begins
-    at ``at``; ``text[start - 1]`` ends a line.
+    """Return the rank in the line's prefix before ``at`` (``3: `` of srun -l, ``[rank3]:`` of torchrun); None without
+    one. ``text[start - 1]`` ends a line.
     """
     if at == start or text[at - 1] in b"\r\n":  # nearly always
         return None
@@ -99,7 +99,7 @@ def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
 
 
 def moment_before(stamp: re.Pattern[bytes], text: bytes, at: int, start: int = 0) -> float | None:
-    """Return the time of the line at ``at``, by the time stamp that precedes it; None without one."""
+    """Return the Unix time of the timestamp that precedes ``at`` in its line; None without a valid one."""
     match = stamp.search(text, max(start, at - _PREFIX_BYTES), at)
     try:
         return datetime.fromisoformat(match[1].decode().replace(",", ".")).timestamp() if match else None
@@ -114,5 +114,5 @@ def find_bad_loss(text: bytes) -> float | None:
 
 
 def number_or_none(text: bytes | None) -> float | None:
-    """Return the value of a string that matches ``NUMBER``, with or without thousands separators."""
+    """Convert text that matches ``NUMBER``, with or without thousands separators; return None for None."""
     return float(text.replace(b",", b"")) if text else None

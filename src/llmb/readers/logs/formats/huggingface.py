@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face Trainer (transformers 4.30 to 5.0, ``trainer.py``, ``trainer_callback.py`` and tqdm).
 
-Every ``logging_steps`` steps ``{'loss': 2.31, 'grad_norm': 1.9, 'learning_rate': 4.5e-05, 'epoch': 0.1}``, without a
-step number or a time (transformers 5 quotes the values); around it the progress bar, ``10%|# | 5/50 [01:02<09:18,
-12.41s/it]``, with both; at the end ``{'train_runtime': 614.2, ...}``. Steps are counted from 1, by the bar, which is
-printed every 0.1 s or much less often; a step's time is the mean since the previous bar, by the bar's clock, which
-shows whole seconds. An evaluation has its own bar, perhaps of the same length, and ends with ``{'eval_loss': ..,
-'eval_runtime': 32.1, ..}``: its time is left out. If the bar is off or in another file, only the mean of the whole run
-is known: it is the time of the last step.
+Every ``logging_steps`` steps ``{'loss': 2.31, 'grad_norm': 1.9, 'learning_rate': 4.5e-05, 'epoch': 0.1}`` is logged,
+without a step number or a time (transformers 5 quotes the values). The progress bar, ``10%|# | 5/50 [01:02<09:18,
+12.41s/it]``, has both; the last line is ``{'train_runtime': 614.2, ...}``. The bar counts steps from 1 and is printed
+every 0.1 s or much less often. A step's time is the mean since the previous bar, by the bar's clock, which shows whole
+seconds. An evaluation has its own bar, perhaps of the same length, and ends with ``{'eval_loss': .., 'eval_runtime':
+32.1, ..}``; step times exclude it. If the bar is disabled or in another file, the last step has the mean step time of
+the whole run.
 """
 
 import re
@@ -53,12 +53,12 @@ _MOST_PENDING = 10_000
 _DAMAGED = 1e9
 """Upper limit of the seconds of a run, and of its steps per second; larger values are damage."""
 _ALIKE = 2.0
-"""Maximum difference between two figures of one training's step time: only one of them may include work before, between
-and after steps."""
+"""Maximum ratio between two measurements of one training's step time, of which only one may include work before,
+between and after steps."""
 _ALIKE_PACES = 1.25
-"""Maximum difference between the paces of two parts of one training without a pause or a slow step."""
+"""Maximum ratio between the paces of two parts of a training without a pause or a slow step."""
 _ALIKE_RATES = 3.0
-"""Maximum difference between the bar's rate, in which the first step may count twice, and that of its clock."""
+"""Maximum ratio between the bar's rate, in which the first step may count twice, and the rate by its clock."""
 
 
 class _State(NamedTuple):
@@ -69,8 +69,8 @@ class _State(NamedTuple):
 
 
 class HuggingFaceReader:
-    """Follows the bar of the training. Output to a file is buffered, and that of bars is not: what is logged may come
-    long after the bar of its step, and after the bars of the next training; in a file of both, before all bars."""
+    """Follows the progress bar of the training. Output to a file is buffered, but bars are not: logged values may be
+    printed much later than their step's bar, even after the bars of the next training, or before all bars."""
 
     def __init__(self) -> None:
         self.bar = _Bar()
@@ -81,7 +81,7 @@ class HuggingFaceReader:
         self.other_totals: set[int] = set()
         """Lengths of bars that belong to an evaluation, or to another training."""
         self.epochs: list[float] = []
-        """The first two that the training logged."""
+        """The first two epochs that the training logged."""
         self.values = b""
         """The last logged values, unless they belong to a displayed step."""
         self.evaluations_s = 0.0
@@ -122,7 +122,7 @@ class HuggingFaceReader:
             self.values = self.bar.log(self.values)
 
     def _conclude(self) -> Iterator[StepLine]:
-        """Yield the remaining steps. A bar without any sign of an evaluation belongs to training."""
+        """Yield the remaining steps. A bar without a sign of an evaluation belongs to a training."""
         if self.whole:
             yield self.whole
             self.whole = None
@@ -130,7 +130,7 @@ class HuggingFaceReader:
         yield from self.bar.release()
 
     def _adopt(self) -> Iterator[StepLine]:
-        """Use the other bar as that of the training, unless it belonged to an evaluation."""
+        """Use the other bar as the training's, unless it belonged to an evaluation; yield the steps of both."""
         if self.other and not self.other.is_over:
             yield from self.bar.release()
             yield from self.held
@@ -162,7 +162,7 @@ class HuggingFaceReader:
             self._log_values()
 
     def _is_continued(self, state: _State, other: "_Bar") -> bool:
-        """Return whether this is the bar from before ``other``, whose clock kept running."""
+        """Return whether ``state`` continues the bar that preceded ``other``, with a clock that kept running."""
         follows = state.done >= self.bar.done and state.clock_s >= self.bar.clock_s + other.clock_s - _CLOCK_S
         return follows and (state.done < other.done or state.done == self.bar.done or other.is_complete)
 
@@ -188,7 +188,7 @@ class HuggingFaceReader:
             self.bar.pauses.see_end(seconds)
 
     def _see_end(self, text: bytes) -> Iterator[StepLine]:
-        """Read the end of the log; if the bar was not timed, the step time is the mean of the whole run."""
+        """Read a training's last line; if the bar timed no step, yield or keep the mean of the whole run."""
         runtime, rate, loss = _RUNTIME.search(text), _RATE.search(text), _TRAIN_LOSS.search(text)
         seconds, per_s = number_or_none(runtime and runtime[1]) or 0.0, number_or_none(rate and rate[1]) or 0.0
         epochs, self.epochs = self.epochs, []
@@ -219,7 +219,7 @@ class HuggingFaceReader:
                 self.whole = whole
 
     def _settle(self, runtime_s: float) -> Iterator[StepLine]:
-        """Choose the bar, of two, whose training ended; logged values belong to it."""
+        """Choose which of two bars belongs to the training that ended, and add the logged values to it."""
         if self.other and not self.other.is_over:
             ended = [bar for bar in (self.bar, self.other) if bar.is_complete and not bar.is_ended]
             fitting = [bar for bar in ended if bar.clock_s <= 1.1 * runtime_s + 2 * _CLOCK_S]
@@ -229,7 +229,7 @@ class HuggingFaceReader:
         self.bar.is_ended = True
 
     def _check_bar(self, total: int, seconds: float, per_s: float) -> None:
-        """Raise UsageError if the bar that ended belongs to another training, or to none."""
+        """Raise UsageError if the bar's training is ambiguous; only note a contradiction if there is no other bar."""
         steps, error = seconds * per_s, _steps_error(seconds, per_s)
         if self.bar.done - self.bar.anchor - error <= steps <= total + error:
             return
@@ -238,9 +238,9 @@ class HuggingFaceReader:
             return
         totals = ", ".join(map(str, sorted({total, *self.other_totals})))
         raise UsageError(
-            f"it has progress bars of {totals} steps, and a training of {steps:.0f} ended: it is unknown which bar"
-            " belongs to which training",
-            do="write a separate log for each training",
+            f"progress bars of {totals} steps, and the end of a training of {steps:.0f} steps: it is unknown which bar"
+            " belongs to that training",
+            do="write the log of each training to a separate file",
         )
 
 
@@ -257,7 +257,7 @@ class _Bar:
         """The step from which steps are timed."""
         self.done = 0
         self.clock_s = 0
-        """The time last shown by the bar."""
+        """The elapsed time that the bar last showed."""
         self.seen = False
         self.timed = False
         """True if a step was timed."""
@@ -271,20 +271,20 @@ class _Bar:
         self.steps_s = 0.0
         """Sum of the step times."""
         self.rated_s = 0.0
-        """Their sum from the bar's own rate."""
+        """Sum of the step times according to the bar's own rate."""
         self.contradiction: str | None = None
         self.pending: StepLine | None = None
         """The step of the last bar, which may be printed again with logged values."""
         self.is_leap = False
-        """``kept`` stands for all steps from 0, or for one step of a resumed run: the next bar decides."""
+        """True if ``pending`` covers all steps from 0, or one step of a resumed run: the next bar decides which."""
 
     @property
     def is_complete(self) -> bool:
         return self.seen and self.done == self.total
 
     def move(self, state: _State) -> Iterator[StepLine]:
-        """Bars begin at 0 even in resumed runs, and are usually printed at every step that takes 0.1 s. If the
-        first one leaps within a second, the run has resumed, or its steps are fast: steps are timed from there."""
+        """Advance the bar to ``state``, and yield steps that are now complete. Bars begin at 0 even in resumed runs: if
+        the first one leaps within a second, the run resumed, or its steps are fast, and steps are timed from there."""
         if self.seen and state.done == self.done:
             return
         steps, seconds = state.done - self.done, float(state.clock_s - self.clock_s)
@@ -323,8 +323,8 @@ class _Bar:
         )
 
     def _decide(self, next_steps: int, next_s: float) -> None:
-        """Decide, from the next bar, whether the first bar that moved covers all steps before it, because bars are
-        printed rarely, or only one step of a run that resumed. If it is not clear, its steps are not timed."""
+        """Decide, from the next bar, whether the first bar that moved covers all steps before it, or only one step of a
+        resumed run. If this remains unclear, its steps are not timed."""
         self.is_leap = False
         if not self.pending:
             return
@@ -340,7 +340,7 @@ class _Bar:
             self.pending, self.steps_s, self.rated_s = None, 0.0, 0.0
 
     def log(self, values: bytes) -> bytes:
-        """Add logged values to the step of the bar; return them if there is none."""
+        """Add logged values to the pending step and return no bytes; return the values if no step is pending."""
         if not self.pending or not values:
             return values
         loss, grad_norm = _LOSS.search(values), _GRAD_NORM.search(values)
@@ -356,7 +356,7 @@ class _Bar:
             self.pending = None
 
     def compare(self, runtime_s: float) -> None:
-        """Note figures that contradict the step times: the runtime of all steps, or the bar's own rate."""
+        """Note whether the runtime of all steps, or the bar's own rate, contradicts the step times."""
         steps = self.done - self.anchor
         if not self.pending or self.is_leap or not self.is_complete or steps <= 0:
             return
@@ -369,8 +369,8 @@ class _Bar:
         self.pending = self.pending._replace(contradiction=self.contradiction)
 
     def steps_in(self, seconds: float, per_s: float) -> int:
-        """Return the steps of a completed run, by the bar unless the rate contradicts: since transformers 5 the rate
-        does not count those before the run resumed. 0 if their number is unknown."""
+        """Return the number of steps of a completed run, from the bar unless the rate contradicts it; 0 if unknown.
+        Since transformers 5, the rate excludes steps before the run resumed."""
         whole = (self.total or 0) - self.start
         error = _steps_error(seconds, per_s)
         if whole > 0 and (
@@ -381,8 +381,8 @@ class _Bar:
 
 
 class _Pauses:
-    """The time of evaluations between two bars of a training, from the evaluations' own bars and from what they log.
-    Unbuffered output has both; values logged without a bar belong elsewhere."""
+    """The time of evaluations between two bars of a training, from the evaluations' own bars and their logged runtimes.
+    Unbuffered output has both; a runtime without a bar belongs elsewhere."""
 
     def __init__(self) -> None:
         self.sum_s = 0.0
@@ -393,7 +393,7 @@ class _Pauses:
         self.past_s = 0.0
         """The highest position of the last evaluation's bar."""
         self.guessed = 0
-        """The number of steps known only from the bar, whose clock shows whole seconds."""
+        """Number of evaluations with a time known only from the bar's clock, which shows whole seconds."""
         self.pause_s = 0.0
         """The total time excluded from step times."""
 
@@ -440,18 +440,18 @@ def _are_alike(first_s: float, second_s: float, error_s: float, factor: float = 
 
 
 def _steps_error(seconds: float, per_s: float) -> float:
-    """Return the relative error of a product of rounded factors."""
+    """Return the maximum error, in steps, of the product of a rounded runtime and a rounded rate."""
     return 1 + seconds * (_RATE_ERROR + _DIGITS_ERROR * per_s)
 
 
 def _steps_by_rate(seconds: float, steps_per_s: float) -> int:
-    """Return the number of steps by the rate; 0 if it gives neither the exact number nor a step time to 0.2 %."""
+    """Return the number of steps from the rate; 0 if neither it is exact nor the step time within 0.2 %."""
     is_exact = seconds * _RATE_ERROR < 0.5
     return round(seconds * steps_per_s) if is_exact or steps_per_s >= _RATE_ERROR / 0.002 else 0
 
 
 def _seconds(clock: bytes) -> int:
-    """Return seconds of ``MM:SS`` or ``H:MM:SS``."""
+    """Convert ``MM:SS`` or ``H:MM:SS`` to seconds."""
     total = 0
     for part in clock.split(b":"):
         total = 60 * total + int(part)
@@ -459,7 +459,7 @@ def _seconds(clock: bytes) -> int:
 
 
 def _step_s(rate: bytes | None, unit: bytes) -> float | None:
-    """Return seconds per step from a rate such as ``5.00s/it`` or ``2.31it/s``."""
+    """Return the seconds per step from a rate such as ``5.00s/it`` or ``2.31it/s``; None without a rate."""
     value = float(rate) if rate else 0.0
     if not value:
         return None

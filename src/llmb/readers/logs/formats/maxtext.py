@@ -2,7 +2,7 @@
 """MaxText (0.1 and main of 2025, ``src/MaxText/metric_logger.py``).
 
 ``completed step: 49, seconds: 7.908, TFLOP/s/device: 460.480, Tokens/s/device: 1035.970, total_weights: 65536, loss:
-10.843``: every step, counted from 0, on every host. A device is one GPU, or one chip or core of a TPU. The number of
+10.843``: every host logs every step, counted from 0. A device is one GPU, or one chip or core of a TPU. The number of
 steps is in the configuration that is logged first (``Config param steps: 50``). While the batch grows, lines begin with
 ``[Rampup Batch Size Phase], `` and have no rates; steps at a profiler's start and end have no time either (``completed
 profiler activation/deactivation step: 5, total_weights: ..``).
@@ -54,7 +54,7 @@ class MaxTextReader:
         return list(self._before(text, 0, len(text))), STEP_HEAD in text
 
     def _before(self, text: bytes, start: int, end: int) -> Iterator[StepLine]:
-        """Yield steps without a time, and note the number of steps, in text before a step line."""
+        """Yield profiled steps, which have no time, in text between step lines; note the run's number of steps."""
         for match in _STEPS.finditer(text, start, end):
             self.steps = int(match[1])
         for match in _PROFILED.finditer(text, start, end) if text.find(PROFILER_HEAD, start, end) >= 0 else ():
@@ -84,7 +84,7 @@ class MaxTextReader:
 
 
 def find_loss(rest: bytes) -> float | None:
-    """Return the loss in a line, preferably a value that is not finite."""
+    """Return the loss in a line, preferably one that is not finite; None without a loss."""
     loss, bad = _LOSS.search(rest), find_bad_loss(rest)
     return number_or_none(loss and loss[1]) if bad is None else bad
 

@@ -53,7 +53,7 @@ _SKIPPED = re.compile(rb" number of (?:skipped|nan) iterations: {1,9}(\d{1,9}) \
 """An iteration skipped because of a non-finite loss is counted in both."""
 _CLOCK = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] {1,4}\Z")
 _CLOCK_ERROR_S, _CLOCK_ERROR = 1.0, 0.05
-"""The tolerance between time stamps, some of whole seconds, and a sum of step times."""
+"""Tolerances between timestamps, some in whole seconds, and a sum of step times: absolute and relative."""
 LOADED = b"successfully loaded checkpoint from"
 _LOADED = re.compile(LOADED + rb" [^\r\n]{0,500}? at iteration (\d{1,9})")
 _INTERRUPTIONS = (
@@ -63,7 +63,7 @@ _INTERRUPTIONS = (
 )
 _MOST_WAITING = 4
 _LEAST_S = 0.5
-"""Below it, hundredths of a second are more than 1 %."""
+"""Below this time, rounding to hundredths of a second is an error of more than 1 %."""
 
 
 class _Utilization(NamedTuple):
@@ -78,8 +78,8 @@ class _Utilization(NamedTuple):
 class MegatronReader:
     """Pairs each iteration with the throughput logged before it.
 
-    Two ranks write these lines, so that two of one kind may follow each other: a throughput is kept until the iteration
-    with the same time.
+    Two ranks write these lines, so that two throughputs may follow each other: each is kept until the iteration with
+    the same time.
     """
 
     def __init__(self) -> None:
@@ -111,8 +111,8 @@ class MegatronReader:
         return [], _UNENDED.search(text) is not None
 
     def _of_its_own(self, line: StepLine) -> StepLine:
-        """Return the line with the time of its own iterations, if by its time stamp the time includes the first
-        iteration too."""
+        """Return the second line with the time of its own iterations, if its timestamp shows that its time includes the
+        first iteration."""
         (first, self.first), (loaded, self.loaded) = (self.first, None), (self.loaded, None)
         if loaded and line.step > loaded:
             line = line._replace(after=loaded)
@@ -128,10 +128,10 @@ class MegatronReader:
             return line
         if error_s >= abs(passed_s - steps * line.step_time_s):
             return line
-        return line._replace(step_time_s=own_s / steps, tflops_per_gpu=None)  # that of both
+        return line._replace(step_time_s=own_s / steps, tflops_per_gpu=None)  # which is a mean that includes the first
 
     def _look_between(self, text: bytes, start: int, end: int) -> None:
-        """Read text between the lines of iterations."""
+        """Note interruptions, loads and throughputs in text between the lines of iterations."""
         self.interrupted = self.interrupted or has_any(text, _INTERRUPTIONS, start, end)
         for match in _LOADED.finditer(text, start, end) if text.find(LOADED, start, end) >= 0 else ():
             self.loaded = int(match[1])
@@ -139,8 +139,8 @@ class MegatronReader:
             self.waiting.append(_Utilization(float(seconds) if seconds else None, float(tflops)))
 
     def _read(self, match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
-        """Return None for a line that counts from 0, which Megatron never does, and for hundredths of seconds that are
-        too coarse for the step."""
+        """Return the step of a line; None for iteration 0, which Megatron never logs, and for a step that is too short
+        for a time in hundredths of a second."""
         body, seconds = match["body"], float(match["time"]) / (1000 if match["unit"] == b"ms" else 1)
         own = _THROUGHPUT.search(body)
         tflops = float(own[1]) if own else self._take_utilization(seconds)
@@ -164,7 +164,7 @@ class MegatronReader:
         )
 
     def _take_utilization(self, seconds: float) -> float | None:
-        """Return the throughput of the first line with the iteration's time, else of the first line."""
+        """Remove and return the first waiting throughput with the iteration's time, or else the first one, if any."""
         if not self.waiting:
             return None
         index = next((i for i, line in enumerate(self.waiting) if line.is_of(seconds)), 0)

@@ -3,9 +3,9 @@
 ``callbacks/progress/tqdm_progress.py``).
 
 ``Epoch 0: : 100%|####| 50/50 [16:26<00:00, v_num=gjbq, reduced_train_loss=11.70, global_step=49.00,
-consumed_samples=12600.0, train_step_timing in s=12.80]``: records separated by carriage returns, many in one line, the
-same one several times. A step is joined by ``global_step``, counted from 0; the time is of that step alone. Values have
-three digits and are padded to five characters, such as ``nan.0``. The step of ``global_step=1e+3`` is the bar's.
+consumed_samples=12600.0, train_step_timing in s=12.80]``: records separated by carriage returns, many in one line, and
+repeated. ``global_step``, counted from 0, identifies the step; the time is that of this step alone. Values have three
+digits and are padded to five characters, such as ``nan.0``. For ``global_step=1e+3`` the bar's step is used.
 """
 
 import re

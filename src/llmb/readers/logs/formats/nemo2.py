@@ -3,8 +3,8 @@
 
 ``Training epoch 0, iteration 49/49 | lr: 4.491e-06 | ... | train_step_timing in s: 12.39 | TFLOPS_per_GPU: 6.1e+02 |
 consumed_samples: 6400``: fields in any order, most of them optional, four significant digits. With ``log_interval`` n,
-every n-th step is logged and a value is the mean of n steps. Iterations may restart in each epoch; ``global_step`` goes
-on, and is the number of the step. The first version numbered iterations from 1, but ``global_step`` from 0.
+every n-th step is logged and a value is the mean of n steps. Iterations may restart in each epoch; ``global_step``
+does not, and is the step's number. The first version numbered iterations from 1, but ``global_step`` from 0.
 """
 
 import re
@@ -27,7 +27,7 @@ MOST_DIGITS = 15
 
 
 class Nemo2Reader:
-    """Reads step lines; drops one that ends in the middle of a value."""
+    """Reads step lines; drops lines that end in the middle of a value."""
 
     def __init__(self) -> None:
         self.before: tuple[bytes, bytes] = b"", b""
@@ -55,7 +55,7 @@ class Nemo2Reader:
         return [step for step in steps if step], bool(steps) and steps[-1] is None
 
     def is_split(self, body: bytes) -> bool:
-        """Return whether a line was split: after its last value, both previous lines have further fields."""
+        """Return whether a line was split after its last value: both previous lines have more fields."""
         last = body.rpartition(b"|")[2].strip().partition(b":")[0]
         if last not in _MEASURED:
             return False
@@ -72,28 +72,28 @@ def _names(body: bytes) -> list[bytes]:
 
 
 def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
-    """Yield the steps of a line without line end; None for a truncated one: its writer died, or others interfered."""
+    """Yield each step in a line with several, or without a newline; None for a truncated step."""
     parts = line.split(STEP_LINE_HEAD)[1:]
     for count, part in enumerate(parts, start=1):
         match = _LINE.fullmatch(STEP_LINE_HEAD + part)
         is_whole = ended and count == len(parts)
         step = _read(match, _fields_of(match[4]), None) if match and (is_whole or _is_complete(match[4])) else None
-        yield step if step is None or is_whole else step._replace(samples=None)  # which may be cut
+        yield step if step is None or is_whole else step._replace(samples=None)  # it may be truncated
 
 
 def _is_complete(body: bytes) -> bool:
-    """Return whether the values are complete despite the missing line end."""
+    """Return whether the values are complete although the newline is missing."""
     name, _, value = body.rpartition(b"|")[2].strip().partition(b": ")
     return b" %s: " % SAMPLES in body and value != b"" and name not in _MEASURED
 
 
 def _fields_of(body: bytes) -> dict[bytes, bytes]:
-    """Return the fields that are read. If two have the same name, the first one counts."""
+    """Return the relevant fields by name. If a name is repeated, its first value counts."""
     return dict(reversed(_FIELD.findall(body)))
 
 
 def _read(match: "re.Match[bytes]", fields: dict[bytes, bytes], rank: int | None) -> StepLine | None:
-    """Return None if the line has no step time, or a value that is not a number."""
+    """Return the step of a line; None if it has no step time, or a value that is not a number."""
     if STEP_TIME not in fields:
         return None
     epoch, iteration, declared = map(int, match.group(1, 2, 3))

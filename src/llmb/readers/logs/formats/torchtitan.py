@@ -3,7 +3,7 @@
 
 ``[rank0]:[titan] 2025-06-01 10:00:00,123 - root - INFO - step: 10 loss: 7.8201 grad_norm: 2.0213 memory:
 41.20GiB(51.78%) tps: 5,762 tflops: 333.65 mfu: 33.74%`` (FP8: ``N/A``), counted from 1. Step 1 and every
-``log_freq``-th step (10 by default) are logged; values are means since the previous line. The line has no step time: it
+``log_freq``-th step (10 by default) are logged; values are means since the previous line. A line has no step time: it
 is the tokens of a step, from the header (``Trainer is initialized with ..``, ``Building device mesh ..``), divided by
 ``tps``, tokens per second of one GPU; without the header, it is the time since the previous line, by the time stamps.
 The two must agree. With fault tolerance a step has the tokens of all replica groups, and the mesh is that of one group.
@@ -46,7 +46,7 @@ _SIZE = re.compile(rb"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=([1-9]\d{0,6})\b")
 _REPLICAS = "dp"
 """Prefixes of the mesh dimensions that divide the tokens of a step."""
 _VALIDATION = re.compile(rb"validate step: ")
-"""True if the time of validation lies between the time stamps, and is not included in ``tps``."""
+"""The time of a validation is between two timestamps, but not included in ``tps``."""
 _BEGUN = re.compile(rb"(?<!validate )step: {1,9}\d{1,9}  loss: ")
 
 
@@ -105,7 +105,7 @@ class TorchtitanReader:
 
     @property
     def replica_groups(self) -> int:
-        """Return the number of groups of the mesh's size that share a step's tokens; 1 if it is not in the header."""
+        """Number of replica groups, each with a mesh of its own, that share a step's tokens; 1 if it is unknown."""
         if not self.tokens or not self.own or not self.mesh:
             return 1
         group = self.own * math.prod(size for name, size in self.mesh if name.startswith(_REPLICAS))
@@ -118,7 +118,7 @@ class TorchtitanReader:
         return self.tokens / gpus if self.tokens and self.mesh else None
 
     def _read(self, match: "re.Match[bytes]", text: bytes, start: int) -> StepLine | None:
-        """Return None if the step time cannot be determined."""
+        """Return the step of a line; None if its time cannot be determined."""
         step, now = int(match["step"]), moment_before(_TIME, text, match.start(), start)
         before, then = self.previous
         steps = step - before if step > before else 1
@@ -145,7 +145,7 @@ class TorchtitanReader:
 
 
 def layout_of(head: bytes) -> dict[str, int]:
-    """Return the sizes of a run's layout in its log's header, under the layout's names."""
+    """Return the sizes of the layout in a log's header, under llmb's names for them."""
     reader = TorchtitanReader()
     reader.find_header(head)
     values, sizes = dict(reader.sizes), reader.parallelism
