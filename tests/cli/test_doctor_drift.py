@@ -110,6 +110,6 @@ def test_the_table_has_equal_changes_of_nodes_in_a_row_and_fits_80_columns() -> 
     )
     lines = [line for table in drift_tables(report, ",".join) for line in plain_lines(table)]
     assert lines[2].split() == ["sysctl.net.ipv4.tcp_congestion_control", "bbr", "cubic", "node1,node2,node3"]
-    assert "node3: not in run fast, so compared with what most of its nodes have" in lines
+    assert "node3: not in run fast, so compared with the most common values" in lines
     assert "node4 was not read: down" in lines
     assert max(map(len, lines[:3])) <= 80

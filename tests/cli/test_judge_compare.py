@@ -108,7 +108,7 @@ def test_tables_fit_80_columns_and_are_whole_at_120(install: Path) -> None:
 
 def test_an_inconclusive_row_says_how_many_more_runs_would_tell(install: Path) -> None:
     caption = compare_tables(compared(install, "before", "noisy", tolerance_pct=2.5))[0].caption
-    assert caption and "more runs, of both sides together, would settle it" in caption
+    assert caption and "more runs in total on both sides would settle it" in caption
 
 
 def test_markdown_is_a_table_of_github(install: Path) -> None:

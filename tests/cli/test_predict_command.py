@@ -182,7 +182,7 @@ def test_a_plan_lists_layouts_and_writes_a_campaign_that_bulk_takes(llmb: Run, t
 def test_a_plan_compares_the_first_with_the_recipe(llmb: Run) -> None:
     text = llmb(*PLAN, "--top", "2").stdout
     assert "PREDICTED layouts of pretrain_llama3.1 8b bf16 on 8 x h100" in text
-    assert "The first beside the layout of the recipe" in text
+    assert "The first layout compared with the recipe's" in text
     assert all(len(line) <= 80 for line in text.splitlines() if line.startswith((" ", "cause", "recipe")))
 
 

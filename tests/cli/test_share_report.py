@@ -205,7 +205,7 @@ def test_runs_of_development_versions_are_left_out_together(root: Path, page: Ca
         record = RunFolder(write_run(runs_below(root), gpu_record(), times_around(12.0))).record
         record.write_text(record.read_text().replace('"schema_version": 3', '"schema_version": 2', 1))
     html = page()
-    assert "<b>2 runs</b> left out: cannot be read: its form is not that of this llmb" in html
+    assert "<b>2 runs</b> left out: cannot be read: its schema is not that of this llmb" in html
     assert html.count("left out:") == 1
 
 

@@ -111,9 +111,9 @@ CONTRADICTING: dict[str, tuple[Change, str]] = {
     "other tokens": (each(padded_tokens=8), "step 40 has 8 tokens, and the layout"),
     "loss": (each(loss=math.nan), "step 40: loss nan"),
     "gradient": (each(grad_norm=math.inf), "gradient norm inf"),
-    "another mean": (record_of(result__step_time_s__mean=1.0), "and its result says 1 s"),
-    "another status": (record_of(result__status="failed"), "it says success, and its result failed"),
-    "no result": (record_of(result=None), "it says success, and has no result"),
+    "another mean": (record_of(result__step_time_s__mean=1.0), "but its result has 1 s"),
+    "another status": (record_of(result__status="failed"), "its status is success, but its result failed"),
+    "no result": (record_of(result=None), "its status is success, but it has no result"),
     "too few steps": (steps_of(lambda steps: steps[:20]), "20"),
 }
 DAMAGED: dict[str, tuple[Change, str]] = {

@@ -43,7 +43,7 @@ def test_a_stored_run_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
     text["result"]["mfu_pct"]["published"] = 491.25
     folder.record.write_text(json.dumps(text))
     found = stored_run(folder, read_record(folder))[0]
-    assert found.status == "invalid" and "its result says an MFU of 491.2 %" in (found.reason or "")
+    assert found.status == "invalid" and "its result has an MFU of 491.2 %" in (found.reason or "")
     (judged,) = call_llmb("judge", folder.path, "--json").document["judged"]
     assert judged["verdict"] == "invalid"
 

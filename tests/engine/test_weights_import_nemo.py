@@ -118,7 +118,7 @@ def change(folder, **settings):
 def test_other_families_are_refused_by_name(models, nemo):
     for name in ("nemotron4", "llama4", "mixtral", "qwen3"):
         said = refused(models[name], nemo)
-        assert "checkpoints of NeMo 2 are read for Llama 3 and 3.1 only, not for " in said
+        assert "NeMo 2 checkpoints are supported for Llama 3 and 3.1 only, not for " in said
 
 
 def test_settings_of_another_model_are_refused(models, nemo):

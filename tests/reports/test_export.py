@@ -325,6 +325,6 @@ def test_a_missing_library_is_named_before_anything_is_written(folders: list[Pat
         f"sys.exit(exit_code_of(app, ['export', {str(folders[0])!r}, '--format', 'csv,parquet', '-o', 'out']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 3 and "this needs pyarrow" in done.stderr and "[export]" in done.stderr
+    assert done.returncode == 3 and "are not installed: pyarrow" in done.stderr and "[export]" in done.stderr
     assert not (tmp_path / "out").exists()
     assert RunFolder(folders[0]).record.exists()

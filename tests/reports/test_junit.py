@@ -111,5 +111,5 @@ def called(*words: str, junit: Path) -> LlmbError:
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(ROOT))
     done = CliRunner().invoke(app, ["judge", str(ROOT), "--junit", str(tmp_path)])
-    assert "cannot write it: it exists and is not a regular file" in str(done.exception)
+    assert "cannot write the JUnit file: it exists and is not a regular file" in str(done.exception)
     assert "set --junit to a file" in str(done.exception)

@@ -121,7 +121,7 @@ def test_defaults_of_the_tolerance_say_where_they_come_from() -> None:
 
 
 FAULT = "NCCL used TCP sockets on node1"
-SHOWN_FAULT = f"{FAULT} ('llmb judge 1 --explain' tells more)"
+SHOWN_FAULT = f"{FAULT} (see 'llmb judge 1 --explain')"
 
 
 def test_a_fault_of_the_network_makes_a_verdict_soft_and_comes_first() -> None:

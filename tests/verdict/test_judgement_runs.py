@@ -114,7 +114,7 @@ def test_another_recipe_is_not_comparable_and_another_driver_is_noted() -> None:
 
 def test_a_fault_of_the_network_of_either_side_comes_first() -> None:
     slow = [replace(one, faults={"network_fault": ("NCCL used TCP sockets",)}) for one in group(12.0)]
-    fault = "NCCL used TCP sockets ('llmb judge 1 --explain' tells more)"
+    fault = "NCCL used TCP sockets (see 'llmb judge 1 --explain')"
     own = judged(slow, group(10.0))
     assert own.soft
     assert own.sentence.startswith(f"{fault}; 20.0 % slower than the baseline")

@@ -16,7 +16,7 @@ OUTCOMES: dict[str, Outcome] = {
 
 
 def accept_table(result: AcceptanceResult) -> Table:
-    """Return a table with the parts, one per row."""
+    """Return a table of an acceptance, with one part per row."""
     columns: list[Column[AcceptancePart]] = [
         *texts("part: name", "status", "value"),
         *texts("compared with: reference", optional=True),
@@ -28,10 +28,10 @@ def accept_table(result: AcceptanceResult) -> Table:
 
 
 def planned_table(planned: Sequence[PlannedPart], minutes: float) -> Table:
-    """List the parts with their maximum times."""
+    """Return a table of the parts with their estimated times."""
     columns = [*texts("part: name"), *texts("about: seconds", form=duration), *texts("command")]
     total = sum(part.seconds for part in planned)
-    caption = f"more repeats if a verdict is not settled, for {minutes:g} minutes in all"
+    caption = f"more repeats until all verdicts are settled, for at most {minutes:g} minutes"
     return table_of(f"An acceptance of about {duration(total)}", planned, columns, caption=caption)
 
 

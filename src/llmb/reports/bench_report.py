@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements: of microbenchmarks, file systems, all GPUs and pairs of nodes, as tables and as JSON documents."""
+"""Measurements of microbenchmarks, file systems, GPUs and pairs of nodes, as tables and JSON documents."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -24,9 +24,9 @@ NOTES = {
     "launch": "Per operation. host: until it is queued, or done on a CPU; device: in a full queue; graph: in a CUDA "
     "graph; round_trip: alone, until it is done.",
 }
-"""Explanations of the figures of a benchmark."""
+"""Explanations of the values of each benchmark."""
 SCATTERED = 2.0
-"""If the median is this many times the fastest repetition, the device is not the cause."""
+"""If the median is this many times the fastest repetition, other work is the likely cause."""
 MOST_DEVICES = 64
 """Number of devices above which only slow ones are listed."""
 
@@ -78,7 +78,7 @@ def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
 
 
 def _notes(rows: Sequence[Measurement]) -> str | None:
-    """Explain the figures, the missing ones, and whether the machine was busy."""
+    """Return notes that explain the values, missing shares of the peak, and a busy machine; None without any."""
     notes = list(dict.fromkeys(NOTES[row.benchmark] for row in rows if row.benchmark in NOTES))
     notes += dict.fromkeys(f"No share of the peak: {row.peak_reason}." for row in rows if row.peak_reason)
     scatter = max((row.time_s / row.fastest_s for row in rows if row.fastest_s), default=1.0)
@@ -91,7 +91,7 @@ def _notes(rows: Sequence[Measurement]) -> str | None:
 
 
 def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
-    """Return the common factor for all rows of a table, for which the middle value is at least 1."""
+    """Return the unit for all rows of a table, and its seconds: the largest in which the median is at least 1."""
     middle = median(row.time_s for row in rows)
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
 
@@ -176,13 +176,13 @@ def advice(parts: Parts) -> str | None:
     nodes = ",".join(parts.unfit_nodes)
     if not nodes:
         return None
-    return f"'llmb doctor' on these nodes looks for the cause; until it is repaired: llmb submit --exclude {nodes}"
+    return f"run 'llmb doctor' on these nodes to find the cause; until it is fixed: llmb submit --exclude {nodes}"
 
 
 WORDS = {True: "fit", False: "UNFIT", None: "undecided"}
 ORDER = (False, None, True)
 MOST_FIT = 16
-"""Number of nodes above which fit ones are only in the list below."""
+"""Number of fit nodes above which they are only in the list below."""
 
 
 def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any]:

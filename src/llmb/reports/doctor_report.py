@@ -17,7 +17,7 @@ from llmb.runs.conditions import rule_of as condition_rule
 LONGEST_TITLE = 26
 """The maximum width of a check, which leaves space for the advice."""
 MOST_NAMES = 5
-"""Number of checks of one area to name if the rest of it has another result."""
+"""Maximum number of checks of one area to name, if other checks of the area have other results."""
 HostList = Callable[[Sequence[str]], str]
 """Names of nodes as a list in the scheduler's syntax."""
 EVERYWHERE = "(all)"
@@ -56,7 +56,7 @@ def _folded(report: NodeReport) -> Iterator[str]:
 
 
 def title_of(name: str) -> str:
-    """Return the subject of a check, with its place, or the check that it compares, if there are several."""
+    """Return a check's title, followed by its place, or by the check that it compares, in parentheses."""
     rule = rule_of(name)
     place = name.removeprefix(rule.name).removeprefix("_")
     place = rules()[place].title if place in rules() else place
@@ -85,7 +85,7 @@ def _problems(report: NodeReport) -> Table:
 
 
 def _not_checked(report: NodeReport) -> Iterator[tuple[str, ...]]:
-    """Group checks with the same reason; a whole area is named by one word."""
+    """Yield the unchecked checks by area and reason. Those of a whole area are not listed one by one."""
     checked = Counter(rule_of(check.name).area for check in report.checks)
     for area in (*AREAS, BETWEEN):
         reasons: dict[str, list[str]] = {}
@@ -103,7 +103,7 @@ def _names(area: Area, names: Sequence[str], checked: int) -> str:
 
 
 def _by_area(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """Return a table without repeated values in its first column."""
+    """Return a table in which the first column shows a repeated value only once."""
     before = ("", *(row[0] for row in rows))
     shown = (("", *row[1:]) if row[0] == last else row for row, last in zip(rows, before, strict=False))
     return rows_table(title, headers, shown)
@@ -145,7 +145,7 @@ def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Itera
 
 
 def node_lists_table(lists: Mapping[str, Sequence[str]], host_list: HostList, caption: str) -> Table:
-    """Return the number of nodes of each kind with their names, including kinds other than fit and unfit."""
+    """Return a table of the nodes of each kind, with their number and names. Only fit and unfit may be empty."""
     rows = (
         (name, str(len(nodes)), printable(host_list(nodes)) or "none")
         for name, nodes in lists.items()
@@ -190,14 +190,14 @@ class DriftReport(Record):
 
 
 def drift_tables(report: DriftReport, host_list: HostList) -> Iterator[Table]:
-    """Yield the changes, important ones first with the reason; nodes with the same change share a row."""
+    """Yield tables of important changes, with reasons, and of others. Nodes with the same change share a row."""
     important = [one for one in report.drift if one.important]
     others = [one for one in report.drift if not one.important]
     since = printable(f"since {report.against}{f', {report.saved_at}' if report.saved_at else ''}")
     notes = [*dict.fromkeys(f"{one.key}: {condition_rule(one.key).why}" for one in important)]
     if report.unknown_nodes:
         names = printable(host_list([*report.unknown_nodes]))
-        notes.append(f"{names}: not in {report.against}, so compared with what most of its nodes have")
+        notes.append(f"{names}: not in {report.against}, so compared with the most common values")
     notes += (f"{printable(node)} was not read: {printable(reason)}" for node, reason in report.not_read.items())
     yield _changes(f"Important changes {since}", important, host_list, notes)
     if others:

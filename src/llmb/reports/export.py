@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write results and steps of runs in the formats of other tools.
+"""Writes results and steps of runs in the formats of other tools.
 
-Trackers of experiments get files: TensorBoard's, and by their own libraries those of MLflow and W&B.
+Experiment trackers can read the files: those of TensorBoard, and those that the libraries of MLflow and W&B write.
 """
 
 import os
@@ -44,14 +44,14 @@ METRICS_AT_ONCE = 1000
 
 
 def write_mlflow(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """Write a database for ``mlflow ui``. Figures of the result have one value, those of steps a series."""
+    """Write a database for ``mlflow ui``. Metrics of the result have one value, those of steps a series."""
     os.environ.update(QUIET)
     from mlflow.tracking import MlflowClient
 
     path = folder / "mlflow.db"
     with new_file(path) as partial:
         client = MlflowClient(tracking_uri=f"sqlite:///{partial.absolute()}")
-        # Where artifacts would be, of which there are none: by default a folder of this machine.
+        # The location of artifacts, of which there are none; the default would name a folder of this machine.
         experiment = client.create_experiment(PROJECT, artifact_location="mlflow-artifacts:/")
         for run in runs():
             from mlflow.entities import Metric, Param, RunTag
@@ -96,14 +96,14 @@ def write_wandb(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def _wandb_path(folder: Path, run: ExportedRun) -> Path:
-    """Return the folder named as the library does, except that the time is the start of the run."""
+    """Return the path of a run's file, named as by the library, except that the time is the start of the run."""
     started_at = run.run.record.started_at
     when = datetime.fromisoformat(started_at) if started_at else datetime.fromtimestamp(0).astimezone()
     return folder / "wandb" / f"offline-run-{when:%Y%m%d_%H%M%S}-{run.id}" / f"run-{run.id}.wandb"
 
 
 def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
-    """Write the library's file of a run; its own logs next to it have names and folders of this machine."""
+    """Return the file that the library writes for a run. Its logs next to it contain names of this machine."""
     import wandb
 
     settings = wandb.Settings(
@@ -141,7 +141,7 @@ def _settings(run: ExportedRun) -> dict[str, Scalar]:
 
 
 def _texts(run: ExportedRun) -> dict[str, str]:
-    """Return names, versions, status and verdict."""
+    """Return the run's text columns, such as versions, status and verdict, by name."""
     return {column.header: str(value) for column in RESULTS if column.kind is str and (value := column.of(run))}
 
 
@@ -184,7 +184,7 @@ def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a step with the names of their columns."""
+    """Yield the name and value of each numeric column of a step."""
     for column in STEPS:
         value = None if column.header in NOT_SCALARS else column.of((run, step))
         if value is not None:
@@ -212,7 +212,7 @@ FORMS = {
 
 
 def exported_run(folder: RunFolder) -> ExportedRun:
-    """Read an ended run with its steps. Raises UsageError, or EnvironmentProblem if it cannot be read."""
+    """Read an ended run with its steps. Raises UsageError or EnvironmentProblem if it cannot be read."""
     run = read_ended_run(folder)
     job = read_job_if_whole(folder)
     return ExportedRun(run, job.campaign if job else None, read_steps(folder.steps))
@@ -227,7 +227,7 @@ def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) 
     wanted = {name: FORMS[form].extra for form in formats for name in FORMS[form].libraries}
     if missing := {name: extra for name, extra in wanted.items() if find_spec(name) is None}:
         do = pip_install(*dict.fromkeys(missing.values()))
-        raise EnvironmentProblem(f"this needs {' and '.join(missing)}, which is not installed", do=do)
+        raise EnvironmentProblem(f"packages for this export are not installed: {', '.join(missing)}", do=do)
 
     def runs() -> Iterator[ExportedRun]:
         yield from map(exported_run, map(RunFolder, folders))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and steps as tables from one list of columns: CSV, JSON lines, Parquet, OpenMetrics."""
+"""Writes results and steps with the same columns as CSV, JSON lines, Parquet and OpenMetrics."""
 
 import json
 import math
@@ -54,7 +54,7 @@ class ExportedRun:
 
 StepRow = tuple[ExportedRun, Step]
 RunSource = Callable[[], Iterator[ExportedRun]]
-"""Yields the runs from the first; called again for each file."""
+"""Yields all runs; it is called once for each file."""
 
 
 def rows_of(columns: Sequence[Column[Row]], rows: Iterator[Row]) -> Iterator[dict[str, Scalar | None]]:
@@ -131,7 +131,7 @@ STEPS: tuple[Column[StepRow], ...] = (
 def write_tables(
     ending: str, write: Callable[[Path, Sequence[Column[Any]], Iterator[Any]], None], runs: RunSource, folder: Path
 ) -> Iterator[Path]:
-    """Write two files of a form, ``results`` and ``steps``; yield each once it is complete."""
+    """Write the files ``results`` and ``steps`` in one format; yield the path of each once it is complete."""
     for name, columns, rows in (("results", RESULTS, runs()), ("steps", STEPS, step_rows(runs()))):
         path = folder / f"{name}.{ending}"
         with new_file(path) as partial:
@@ -163,7 +163,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas
 
 
 def write_jsonl(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
-    """Write JSON lines, which have no NaN: as in ``metrics.jsonl``, it is null and ``not_finite`` has its text."""
+    """Write JSON lines. As in ``metrics.jsonl``, a non-finite number is null, and ``not_finite`` has its text."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows_of(columns, rows):
             numbers = ((name, value) for name, value in row.items() if isinstance(value, float))
@@ -187,7 +187,7 @@ def write_parquet(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row
 def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
     """Write results as a text file, which the textfile collector of Prometheus' node exporter also reads.
 
-    All metrics are gauges without a time: that collector refuses times, and has no other type in common.
+    All metrics are gauges without timestamps: the collector rejects timestamps, and both formats share only this type.
     """
     path = folder / "llmb.prom"
     rows = list(rows_of(RESULTS, runs()))

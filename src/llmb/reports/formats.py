@@ -72,13 +72,13 @@ def duration(seconds: float) -> str:
 
 
 def shortened(value: str | float | bool | None) -> str:
-    """Shorten a value; commits to the digits that git shows."""
+    """Format a value in at most ``LONGEST_VALUE`` characters; git commits have 12 digits."""
     text = _COMMIT.sub(r"\1", printable(value_text(value)))
     return crop(text, LONGEST_VALUE)
 
 
 def crop(text: str, most: int) -> str:
-    """Shorten a text to ``most`` characters, with dots at its end."""
+    """Shorten a text to at most ``most`` characters, with dots at its end if it was longer."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -89,7 +89,7 @@ PLAIN_BLOCKS = str.maketrans(BLOCKS, "12345678")
 MOST_CELLS = 32
 CHART_CELLS, CHART_ROWS = 64, 8
 LEAST_SPAN = 0.1
-"""The full height is at least this fraction of the step time, so that ordinary noise looks small."""
+"""Minimum of the full height as a fraction of the step time, so that ordinary noise looks small."""
 LEAST = 3
 """The minimum number of values of a series."""
 NOT_FINITE = "?"
@@ -98,8 +98,8 @@ NOT_FINITE = "?"
 def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[float] = ()) -> str:
     """Return ``values`` as a line of blocks; if there are more than ``cells``, each cell shows its longest value.
 
-    The height is between the smallest and the largest value of ``scale``, by default the second half of ``values``,
-    which is without the warm-up; what is beyond has the lowest or the full height. Empty for less than ``LEAST``.
+    Heights range from the smallest to the largest value of ``scale``, by default of the second half of ``values``,
+    which excludes the warm-up; values beyond are clipped. Return an empty string for fewer than ``LEAST`` values.
     """
     scaled = [value for value in scale or values[len(values) // 2 :] if math.isfinite(value)]
     if not scaled or (len(values) < LEAST and not scale):
@@ -128,7 +128,7 @@ def step_chart(
 ) -> list[str]:
     """Return the lines of a chart of a run's step times, scaled to the range of its window, which is underlined.
 
-    As in ``sparkline``, the slowest of the steps that share a column is shown, and what is beyond has the full height.
+    As in ``sparkline``, a column shows the slowest of its steps, and values beyond the range are clipped.
     """
     inside = [step.step_time_s for step in steps if step.step in window]
     scaled = [value for value in inside or [step.step_time_s for step in steps] if math.isfinite(value)]

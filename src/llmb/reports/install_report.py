@@ -109,7 +109,7 @@ def checked_document(checkout: Path, found: Sequence[CheckedFile]) -> dict[str, 
 
 
 def checked_table(found: Sequence[CheckedFile]) -> Table:
-    """Compare the files of a checkout with their release, and list the differences that llmb relies on."""
+    """Return a table of the files of a checkout, with differences from their release that affect llmb."""
     columns: list[Column[CheckedFile]] = [
         Column("recipe", lambda one: f"{one.script.workload} {one.script.release}"),
         *texts("file", "state"),
@@ -119,7 +119,7 @@ def checked_table(found: Sequence[CheckedFile]) -> Table:
 
 
 def settings_tables(found: SettingsInEffect, *, defaults: bool) -> Iterator[Table]:
-    """Yield the settings; without ``defaults``, built-in defaults are left out."""
+    """Yield tables of settings and variables; without ``defaults``, omit built-in defaults."""
     shown = [item for item in found.settings if defaults or item.source != "llmb"]
     yield _table("Settings", "setting", [found.install_root, *shown])
     if found.variables:
@@ -284,7 +284,7 @@ def verification_tables(found: Verification) -> list[Table]:
 
 
 def _folder_name(item: Item) -> str:
-    """Return the name without the folder of the tokenizer, which is named after the model."""
+    """Return an item's name; for a packed dataset, without the tokenizer's folder, which is named after the model."""
     return f"packed {item.path.name}" if "/packed/" in item.name else item.name
 
 

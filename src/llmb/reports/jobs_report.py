@@ -45,7 +45,7 @@ def jobs_document(jobs: Sequence[Job], total: int, key: str = "jobs") -> dict[st
 
 
 def jobs_table(jobs: Sequence[Job], total: int) -> Table:
-    # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
+    # On a narrow terminal, the id and the state stay readable, and other columns are shortened.
     columns: list[Column[Job]] = [
         *texts("job: job_id", wrap=False),
         Column("state", _state, min_width=9),
@@ -75,7 +75,7 @@ def _scale(job: Job) -> str:
 
 
 def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequence[float]]) -> Table:
-    """Return the table. ``step_times`` reads those of a run, which takes too long for more than ``MOST_DRAWN`` runs."""
+    """Return a table of runs. ``step_times`` reads a run's, which is too slow for more than ``MOST_DRAWN`` runs."""
     times = step_times if len(runs) <= MOST_DRAWN else lambda _: ()
     columns: list[Column[Job]] = [
         *texts("id", wrap=False),
@@ -94,7 +94,7 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
 def job_document(
     job: Job, record: RunRecord | None, last_lines: Sequence[str] = (), imported: ImportOrigin | None = None
 ) -> dict[str, Any]:
-    """Return the JSON of ``llmb jobs show``; its keys are a contract. ``record`` is that of a run."""
+    """Return the JSON of ``llmb jobs show``; its keys are a contract. ``record`` is None unless the job is a run."""
     return {
         **job.document(),
         "files": _files(job),

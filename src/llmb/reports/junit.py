@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results as JUnit XML for CI systems. Undecided cases are skipped, with the reason, and never pass.
 
-The form is that of https://github.com/testmoapp/junitxml.
+The format is that of https://github.com/testmoapp/junitxml.
 """
 
 import re
@@ -17,7 +17,7 @@ from llmb.nodes.doctor.check_records import ANSWER, NodeReport
 from llmb.runs.folder import write_atomically
 from llmb.runs.result import VerdictName
 
-if TYPE_CHECKING:  # each command has its own of these, and need not load the others
+if TYPE_CHECKING:  # no command needs all of these
     from llmb.jobs.campaigns.campaign import Campaign
     from llmb.jobs.job import Job
     from llmb.launch.programs.conclude import EndedRun
@@ -52,14 +52,14 @@ class JunitCase(NamedTuple):
 
 
 def write_junit(path: Path | None, suite: str, cases: Callable[[], Iterable[JunitCase]]) -> None:
-    """Write the file, if there is a path. Raises EnvironmentProblem."""
+    """Write the file, unless ``path`` is None. Raises EnvironmentProblem if it cannot be written."""
     if path is None:
         return
     try:
         write_atomically(path, junit_text(suite, list(cases())))
     except OSError as error:
         do = "set --junit to a file in a writable folder"
-        raise EnvironmentProblem(f"cannot write it: {error.strerror}", where=str(path), do=do) from error
+        raise EnvironmentProblem(f"cannot write the JUnit file: {error.strerror}", where=str(path), do=do) from error
 
 
 def junit_text(suite: str, cases: Sequence[JunitCase]) -> str:
@@ -76,7 +76,7 @@ def junit_text(suite: str, cases: Sequence[JunitCase]) -> str:
 
 
 def _add(below: ElementTree.Element, suite: str, case: JunitCase) -> None:
-    # In a class name dots divide packages, and recipes and nodes have some.
+    # Dots in a class name separate packages, and names of recipes and nodes contain dots.
     name = _shown(f"{case.group}: {case.name}")
     element = ElementTree.SubElement(below, "testcase", {"classname": f"llmb.{suite}", "name": name})
     if case.seconds is not None:
@@ -93,7 +93,7 @@ def _shown(text: str) -> str:
 
 
 def node_cases(reports: Iterable[NodeReport]) -> Iterator[JunitCase]:
-    """Yield all checks of all nodes; a warning passes, with its text."""
+    """Yield one case per check of each node; a warning passes, with its text."""
     for report in reports:
         for check in report.checks:
             found = "; ".join(filter(None, ("" if check.value is None else str(check.value), check.advice)))
@@ -114,7 +114,7 @@ def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[ExcludedRun]")
 
 
 def comparison_cases(comparison: "Comparison") -> Iterator[JunitCase]:
-    """Yield the rows; a recipe without a valid run after the change is an error, because it may be broken."""
+    """Yield one case per row. A recipe without a valid run after the change is an error: it may be broken."""
     for row in comparison.rows:
         change = "" if row.delta_pct is None else f"{row.delta_pct:+.2f} % step time"
         if row.ci95_pct:
@@ -137,7 +137,7 @@ def job_cases(jobs: "Iterable[Job]") -> Iterator[JunitCase]:
 
 
 def run_cases(recipes: "Iterable[Iterable[EndedRun]]", left_out: Iterable[str]) -> Iterator[JunitCase]:
-    """Yield the runs that were made on this machine."""
+    """Yield one case per run on this machine, and one for each that was left out."""
     for run in chain.from_iterable(recipes):
         outcome, result = RUN_OUTCOMES.get(run.result.status, "error"), run.result
         text = "" if outcome == "pass" else f"{result.status}: {result.reason}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write results to standard output; no other module does."""
+"""Writes results to standard output, which no other module does."""
 
 import json
 import os
@@ -22,8 +22,8 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None:
-    """Print a result by its type: a document as JSON, text unchanged, tables with an empty line between them, as wide
-    as the terminal, or as wide as needed if the output is not a terminal.
+    """Print a document as JSON, text unchanged, or tables separated by empty lines. Tables are as wide as the terminal,
+    or as wide as needed if the output is not a terminal.
     """
     match result:
         case dict():
@@ -38,7 +38,7 @@ def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
-    """Print one strictly valid JSON document; raise an error for a value that JSON cannot represent."""
+    """Print one strictly valid JSON document. Raises ValueError for a value that JSON cannot represent."""
     _write(json_text(document) + "\n")
 
 
@@ -46,9 +46,9 @@ def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value, or a record)
     """Format as JSON with an indent of 2. Raises ValueError for a non-finite number or a value that is not JSON."""
     try:
         text = to_json(value, indent=2, ensure_ascii=True, inf_nan_mode="constants").decode()
-    except PydanticSerializationError:  # also of text with half a surrogate pair, which JSON can express
+    except PydanticSerializationError:  # also for text with half a surrogate pair, which JSON can express
         return json.dumps(to_jsonable_python(value), indent=2, allow_nan=False)
-    if "NaN" in text or "Infinity" in text:  # may be a word of a text
+    if "NaN" in text or "Infinity" in text:  # which may also be part of a string
         json.dumps(to_jsonable_python(value), allow_nan=False)
     return text
 
@@ -59,7 +59,7 @@ def table_lines(table: Table, width: int | None) -> Iterable[str]:
 
 
 def bold(text: str) -> str:
-    """Make a text bold; unchanged on a terminal without styles."""
+    """Return the text in bold, or unchanged if NO_COLOR is set or the terminal is dumb."""
     return text if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else f"{BOLD}{text}{PLAIN}"
 
 
@@ -71,7 +71,7 @@ def print_line(text: str) -> None:
 
 
 def print_markdown(text: str) -> None:
-    """Format a page for the terminal. Links become names for 'llmb docs'; code is unchanged for copying."""
+    """Print a Markdown page. Links become ``llmb docs NAME``; code is not wrapped, so that it can be copied."""
     from rich.console import Console  # few outputs are pages
     from rich.markdown import Markdown
 
@@ -87,7 +87,7 @@ def print_markdown(text: str) -> None:
 
 
 def _write(text: str, *, is_safe: bool = False) -> None:
-    """Escape control characters on a terminal, unless they are all our own.
+    """Write text; on a terminal, escape control characters unless ``is_safe``.
 
     Raises EnvironmentProblem if standard output cannot be written, such as a file on a full disk.
     """
@@ -95,13 +95,13 @@ def _write(text: str, *, is_safe: bool = False) -> None:
         text = text if is_safe or not sys.stdout.isatty() else printable_lines(text)
         try:
             sys.stdout.write(text)
-        except UnicodeEncodeError:  # of a locale such as that of Latin-1
+        except UnicodeEncodeError:  # in a locale such as Latin-1
             sys.stdout.write(text.translate(PLAIN_BLOCKS))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
-        what, do = f"cannot write the result: {error.strerror}", "free some space, or redirect it elsewhere"
+        what, do = f"cannot write the result: {error.strerror}", "free some space, or redirect the output elsewhere"
         raise EnvironmentProblem(what, where="standard output", do=do) from error
 
 

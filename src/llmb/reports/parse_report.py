@@ -45,7 +45,7 @@ class ParseReport:
     runs: tuple[AnalyzedRun, ...]
     names: dict[Path, str]
     full_names: bool = False
-    """File names are not shortened, and shown for every run."""
+    """True to show the whole file name of every run."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -57,7 +57,7 @@ class ParseReport:
 
 
 def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], *, full_names: bool) -> ParseReport:
-    """Return the report, with names relative to the only directory or to the common parent of several."""
+    """Return the report; names are relative to the only directory, or to the common parent of several."""
     ordered = sorted(runs, key=lambda run: run.log_path.parts)
     common = roots[0] if len(roots) == 1 else Path(os.path.commonpath([path.absolute() for path in roots]))
     paths = {run.log_path.absolute() if len(roots) > 1 else run.log_path: run.log_path for run in ordered}
@@ -67,7 +67,7 @@ def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], 
 
 
 def one_mfu(run: AnalyzedRun) -> tuple[float, str] | tuple[None, None]:
-    """Return the MFU to print if there is space for only one, and its convention."""
+    """Return the MFU to print if there is space for only one, and its convention; None for both if unknown."""
     for convention in CONVENTIONS:
         value = run.mfu_pct.get(convention)
         if value is not None:
@@ -76,12 +76,12 @@ def one_mfu(run: AnalyzedRun) -> tuple[float, str] | tuple[None, None]:
 
 
 def date_of(run: AnalyzedRun) -> str | None:
-    """Format the date in UTC, to the second."""
+    """Format the start of a run in UTC, to the second; None if it is unknown."""
     return None if run.started_s is None else datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds")
 
 
 def time_fields(outcome: LogOutcome) -> dict[str, Any]:
-    """Return statistics of the step times, without those of single steps for a coarse clock."""
+    """Return the statistics of the step times; for a coarse clock, those of single steps are None."""
     unknown = _OF_SINGLE_STEPS if outcome.clock_error_s else ()
     found = {} if outcome.step_time_s is None else all_statistics(outcome.step_time_s)
     return {key: None if key in unknown else value for key, value in found.items()}
@@ -162,7 +162,7 @@ def text_of(name: object) -> str:
 
 
 def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
-    """Return the tables: runs with figures, then files without, with reasons; counts are below the last table."""
+    """Return a table of runs with step times, and one of other runs with reasons. The last caption has counts."""
     measured = [run for run in report.runs if run.outcome.step_time_s]
     others = [run for run in report.runs if not run.outcome.step_time_s and (wide or not _is_hidden(run))]
     tables = [_measured_table(report, measured, wide=wide)] if measured else []
@@ -249,7 +249,7 @@ def _wide_columns(report: ParseReport) -> list[Column[AnalyzedRun]]:
 
 
 def note_of(run: AnalyzedRun) -> str:
-    """Return the caveats about the figures of a run."""
+    """Return the caveats about a run's values, separated by commas."""
     outcome = run.outcome
     notes: list[str] = [outcome.status] if outcome.status != "success" else []
     notes += [f"attempt {outcome.attempts}"] if (outcome.attempts or 1) > 1 else []
@@ -259,7 +259,7 @@ def note_of(run: AnalyzedRun) -> str:
 
 
 def _anomaly_notes(found: Anomalies) -> Iterator[str]:
-    """Yield notes on anomalies; a drift whose interval includes 0 is not one."""
+    """Yield notes on anomalies; a drift is ignored if its interval includes 0."""
     if found.outliers:
         worst = max(found.outliers, key=lambda outlier: abs(outlier.excess_s))
         count = counted(len(found.outliers), "outlier")
@@ -272,7 +272,7 @@ def _anomaly_notes(found: Anomalies) -> Iterator[str]:
 
 
 def _is_hidden(run: AnalyzedRun) -> bool:
-    """Return whether to hide a file: almost every log has the output of a batch script beside it."""
+    """Return whether to hide a file, such as the output of a batch script, which almost every log has next to it."""
     return run.outcome.status == "not_training_log"
 
 
@@ -367,7 +367,7 @@ def groups_table(report: ParseReport, groups: "Sequence[RunGroup]") -> Table:
     left_out = len(report.runs) - sum(len(group.runs) for group in groups)
     caption = "median of the runs' means; spread from the fastest to the slowest run, in percent of the median"
     if left_out:
-        caption += f"\n{left_out} of {len(report.runs)} files are no success; without --group they are listed"
+        caption += f"\n{left_out} of {len(report.runs)} files are not successes; they are listed without --group"
     return table_of(f"Repeats, window {report.rule}", groups, columns, caption=caption)
 
 
@@ -398,7 +398,7 @@ def groups_csv(groups: "Iterable[RunGroup]") -> str:
 
 
 def scaling_tables(report: ParseReport, scalings: "Sequence[Scaling]") -> list[Table]:
-    """Return one for each recipe."""
+    """Return one table per recipe, or one with the reason if there are none."""
     if not scalings:
         why = "no log reports both its recipe and its number of GPUs"
         return [Table(f"Scaling, window {report.rule}", [Column("")], caption=why)]

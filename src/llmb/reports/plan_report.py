@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of runs."""
+"""Plans of runs as tables, lines and JSON documents."""
 
 import shlex
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def _dtype(plan: Plan) -> str:
 
 
 def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
-    """Return the JSON of the plan; ``workers`` is the command that starts the workers."""
+    """Return a table of the plan; ``workers`` is the command that starts the workers."""
     window, use = plan.window, estimated(plan)
     over = "the steady state" if window.rule == STEADY else f"steps {window.first}-{window.last}"
     proxy = f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""
@@ -123,7 +123,7 @@ def _origin_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
     layout = plan.recipe.layout
     if (rank := plan.recipe.pretended_rank) is not None:
         stage = layout.pp * rank // layout.gpus
-        yield "pretend", f"rank {rank}, on stage {stage}: collectives complete at once, with its own values"
+        yield "pretend", f"rank {rank}, on stage {stage}: collectives complete immediately, with its own values"
 
 
 def _layout_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
@@ -153,7 +153,7 @@ def _saving_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
 
 
 def _published_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
-    """Yield the published figure, and the duration of the run at that pace."""
+    """Yield the published step time, and the duration of the run at that pace."""
     expected = plan.recipe.figure
     if expected is None:
         yield "published", unknown(plan.recipe.expectations_reason or "the document has no figure")

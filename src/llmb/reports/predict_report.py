@@ -23,7 +23,7 @@ from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, MemoryUse, RankAccou
 
 @dataclass(frozen=True, slots=True)
 class RunMemory(Shown):
-    """The memory that the ranks of a recipe need, and changes with which they would fit, if they do not."""
+    """The memory that the ranks of a recipe need, and changes that would make them fit if they do not."""
 
     recipe: Recipe
     use: MemoryUse
@@ -102,7 +102,7 @@ TERM_TITLES = {
     "data-parallel messages waited for": "DP communication, exposed",
     "once a step": "optimizer step, fixed part",
 }
-"""Titles in tables for terms whose names in JSON documents are not those that engineers use."""
+"""Titles in tables for terms with other names in JSON documents."""
 
 
 def term_title(name: str) -> str:
@@ -265,7 +265,7 @@ def rows_csv(rows: Iterable[PredictedRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan(Shown):
-    """Layouts that fit, the best first, and the recipe's own, which may not; price: of a GPU hour."""
+    """Layouts that fit, the best first, and the recipe's own, which may not fit. ``price`` is that of a GPU hour."""
 
     goal: Goal
     recipe: Recipe
@@ -326,14 +326,14 @@ class LayoutPlan(Shown):
 
     @property
     def ahead_pct(self) -> float | None:
-        """Return the improvement of the first layout over the recipe; None if the recipe does not fit."""
+        """Improvement of the first layout over the recipe in percent; None if either does not fit."""
         if not self.own or not self.layouts or self.exceeds(self.own):
             return None
         return 100 * (self.cost(self.own) / self.cost(self.layouts[0]) - 1)
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
-        """Return the layouts whose predictions do not differ significantly from the first."""
+        """The layouts with predictions that do not differ from the first by more than its error."""
         most = 1 + self.first.error_pct / 100
         return tuple(one for one in self.layouts if self.cost(one) <= most * self.cost(self.layouts[0]))
 
@@ -346,7 +346,7 @@ class LayoutPlan(Shown):
         return f"{'' if capacity is None else f'/{capacity:g}'}{' does not fit' if self.exceeds(one) else ''}"
 
     def price_per_1t(self, one: Candidate) -> float | None:
-        """Return the price of a trillion tokens."""
+        """Return the price of a trillion tokens; None without a price."""
         if self.price is None:
             return None
         layout, seconds = one.plan.recipe.layout, one.prediction.seconds
@@ -371,7 +371,7 @@ def _tokens_per_gpu(one: Candidate) -> float:
 
 
 def _own_name(recipe: Recipe) -> str:
-    """Return the name of the recipe's row, because options may have changed its work."""
+    """Return the name of the recipe's row: ``adapted`` if options changed its work."""
     return "adapted" if recipe.overridden or any(note.startswith(CUSTOM) for note in recipe.decisions) else "recipe"
 
 
@@ -384,7 +384,7 @@ def left_out_text(found: LayoutPlan) -> str:
 def _plan_notes(found: LayoutPlan) -> Iterator[str]:
     own, ahead, tied = found.own, found.ahead_pct, found.tied
     within = f"±{found.first.error_pct:.0f} %"
-    better, worse = ("faster", "slower") if found.goal == "step" else ("cheaper", "dearer")
+    better, worse = ("faster", "slower") if found.goal == "step" else ("cheaper", "more expensive")
     yield f"{left_out_text(found)}; steps are within {within}"
     if ahead is not None and ahead > found.first.error_pct:
         yield f"the first is {ahead:.1f} % {better} than the recipe"
@@ -402,13 +402,13 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
 
 
 def _differences(best: Prediction, own: Prediction) -> Table:
-    """Return the differences by term."""
+    """Return a table of the differences between two predictions by term, the largest first."""
     changes = {name: abs(_of(best, name) - _of(own, name)) for name in (*own.terms, *best.terms)}
     shown = [name for name, change in changes.items() if change >= LEAST * own.seconds]
     names = [*sorted(shown, key=changes.__getitem__, reverse=True), "step"]
     rows = [(term_title(name), was := _of(own, name), now := _of(best, name), now - was) for name in names]
     columns = [*texts("cause: 0"), *numbers("recipe s: 1", "first s: 2"), *numbers("difference s: 3", form=SIGNED)]
-    return table_of("The first beside the layout of the recipe", rows, columns)
+    return table_of("The first layout compared with the recipe's", rows, columns)
 
 
 def _of(prediction: Prediction, name: str) -> float:
@@ -416,7 +416,7 @@ def _of(prediction: Prediction, name: str) -> float:
 
 
 def campaign_text(found: LayoutPlan, repeats: int) -> str:
-    """Return a file for ``llmb bulk`` that measures which of the layouts is the fastest."""
+    """Return the text of a file for ``llmb bulk`` that measures which of the layouts is the fastest."""
     lines = [f"# The layouts that 'llmb plan' proposes for {found.recipe.title()}, the best first."]
     for plan in (one.plan for one in found.layouts):
         recipe, layout = plan.recipe, fields_of(plan.recipe.layout, *SIZES)

@@ -32,7 +32,7 @@ CONVENTION_NAMES = {
     Convention.CAUSAL: "causal attention",
     Convention.PACKED: "packed documents",
 }
-"""Names of FLOP conventions in tables, where "published" is only used for figures."""
+"""Names of FLOP conventions in tables, where "published" only refers to published values."""
 SCALE_LAYOUT = ("layers", "tp", "pp", "cp", "vp", "dp", "gbs", "ga")
 SHOWN = ("layers", "tp", "pp", "cp", "vp", "gbs")
 FIGURES = (
@@ -68,7 +68,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
 
 
 def identity_document(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe and the defaults of the request, the beginning of every document with figures of a recipe."""
+    """Return the recipe and the options left at defaults: the first keys of every document about a recipe."""
     layers = {"layers": recipe.layout.layers, "full_layers": recipe.full_layers}
     return {
         "title": recipe.title(),
@@ -143,12 +143,12 @@ def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def checkpoint_size_gb(recipe: Recipe) -> float:
-    """Return the size of a checkpoint, which contains only adapters with LoRA."""
+    """Return the size of a checkpoint in 10^9 bytes; with LoRA, it contains only adapters."""
     return checkpoint_bytes(recipe.model, recipe.lora) / BILLION
 
 
 def origin_rows(origin: Origin) -> Iterator[tuple[str, str]]:
-    """Yield the rows about the weights and data that a run starts from."""
+    """Yield the table rows about the weights and data that a run starts from."""
     for name, part in (("weights", origin.weights), ("data", origin.data)):
         yield name, part.text + (f", in {part.path}" if part.path else "")
 
@@ -198,7 +198,7 @@ def throughput_table(recipe: Recipe, step_time_s: float, result: Throughput) -> 
 
 
 def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
-    """Return the published figures of each scale; null with a reason if there is none."""
+    """Return the JSON of the published values of each scale; null with a reason if there are none."""
     scales = [
         {
             **fields_of(recipe, *(name for name in IDENTITY if name != "task")),
@@ -229,7 +229,7 @@ def scales_table(recipes: Sequence[Recipe]) -> Table:
 
 
 def _published(value: float | None) -> str:
-    """Format a published figure with the decimals that documents print."""
+    """Format a published value with the decimals that documents print."""
     return number(value) if value is None or value >= 1000 else f"{value:.2f}"
 
 

@@ -70,13 +70,13 @@ DETAILS = re.compile(
     "(weights|data|dataset|sequences|parameters|.* s, (median|std)|TFLOPS .*|days .*|GPU power W|host CPU %|energy .*|"
     "nodes meanwhile|attention backend|busiest .*|experts .*|dropped .*|FP8 .*): |(non-finite|skipped) steps: 0$"
 )
-"""Metrics that only some readers need, and the values of counter metrics."""
+"""Metrics that only some readers need, and counters that are 0."""
 ORIGIN = ("weights", "data", "dataset", "sequences")
 """Rows about the weights and data of fine-tuning."""
 
 
 def answer_text(result: Result, verdict: Verdict | None) -> str:
-    """Return one sentence with the measurement, its reference and the outcome."""
+    """Return one line with the measurement, its reference and the outcome."""
     if not result.step_time_s:
         return headline(verdict) if verdict else ""
     measured = f"{number(result.step_time_s.mean)} s a step, {number(result.tokens_per_s)} tokens/s"
@@ -91,9 +91,9 @@ def answer_text(result: Result, verdict: Verdict | None) -> str:
 def run_table(
     plan: Plan, result: Result, steps: Sequence[Step] = (), *, answer: str = "", brief: bool = False
 ) -> Table:
-    """Return a table of the answer, or the verdict, then measured and published values, one row per metric.
+    """Return a table with one row per metric, measured and published, below the answer or else the verdict.
 
-    With ``steps`` a line of their times. ``brief``: without what only some readers need.
+    With ``steps``, a row has a sparkline of their times. If ``brief``, rows that only some readers need are omitted.
     """
     window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
@@ -123,14 +123,14 @@ def run_table(
 
 
 def add_other_runs(table: Table, result: Result) -> None:
-    """Add the programs and folders of other users, which pages omit."""
+    """Add rows for other users' runs on the nodes, with programs and folders, which pages omit."""
     for node in result.other_work.nodes if result.other_work else ():
         for run in node.runs:
             table.add_row("other run", *[""] * (len(table.columns) - 2), f"{run_text(run)}, on {node.node}")
 
 
 def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
-    """Yield conditions of the figures: caveats, network, content of sequences, and trained parameters."""
+    """Yield the conditions of a measurement: caveats, network, weights and data, sequences, and parameters."""
     warnings = {"NOT A MEASUREMENT": result.measurement_reason, "note": result.note, "UNTRIED": result.untried}
     yield from ((name, text) for name, text in warnings.items() if text)
     for fault in result.network.faults if result.network else ():
@@ -230,12 +230,12 @@ def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
     for name, text, note in resource_rows(result.resources) if result.resources else ():
         yield name, text, "", note
     machine = result.machine
-    if machine != NOT_SAMPLED:  # which was chosen
+    if machine != NOT_SAMPLED:  # the user disabled sampling
         yield "nodes meanwhile", machine.state if machine else "unknown", "", _machine_note(machine)
 
 
 def _machine_note(machine: MachineReport | Missing) -> str:
-    """Return the note on node health: counters that rose, and those that could not be read."""
+    """Return the note on the nodes: that no counter rose, and which could not be read."""
     if isinstance(machine, Missing):
         return machine.reason
     where = (f" of {listed(one.nodes)}" if len(one.nodes) > 1 else "" for one in machine.unread)
@@ -303,7 +303,7 @@ def _profile_rows(result: Result) -> Iterator[Row]:
 
 
 def resource_rows(use: ResourceUse) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, value and note: power of the GPUs, else the CPU of the busiest node, and energy per token."""
+    """Yield rows (name, value, note): the GPUs' power, or else the busiest node's CPU, and the energy per token."""
     host = max(use.hosts, key=lambda host: host.cpu_pct_mean or 0.0, default=None)
     if use.power_w_mean is not None:
         yield "GPU power W", number(use.power_w_mean), ", ".join(_gpu_notes(use))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of several recipes made in turn, one row each: their differences, and the speed of each."""
+"""Runs of several recipes as a table with one row per recipe: their differences and their speeds."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ PARTS = re.compile(r"on \d+ x \S+|\S+")
 def varied_names(plans: Sequence[Plan]) -> list[str]:
     """Return for each plan its differences from others with the same title, such as ``mbs 2``; empty without any.
 
-    Consequences of the title, such as the sharding for a number of GPUs, are not listed.
+    Values that follow from the title, such as the sharding for a number of GPUs, are not listed.
     """
     titles = [plan.recipe.title() for plan in plans]
     parts = [_parts(plan) for plan in plans]
@@ -35,7 +35,7 @@ def varied_names(plans: Sequence[Plan]) -> list[str]:
 
 
 def _parts(plan: Plan) -> dict[str, Any]:
-    """Return the identity of a plan by its parts, and other values that repeats share."""
+    """Return the identity of a plan by key, without the model but with other values that repeats share."""
     parts = dict(sorted(identity_of_plan(plan, ENGINE, {}).configuration.items()))
     return {**{key: value for key, value in parts.items() if key != "model"}, "steps": plan.steps, "seed": plan.seed}
 
@@ -85,7 +85,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def sweep_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return a row for each recipe; the common parts of their titles are in the title of the table."""
+    """Return a table with one row per recipe. The common parts of the recipes' titles are in the table's title."""
     words = [PARTS.findall(row["title"]) for row in rows]
     common = {place: some[0] for place, some in enumerate(zip(*words, strict=False)) if len(set(some)) == 1}
 
@@ -108,7 +108,7 @@ def sweep_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def fp8_sentences(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[str]:
-    """Yield a sentence on the speed-up by FP8 for each recipe that was also run in BF16."""
+    """Yield a sentence on the speed-up of FP8 over BF16 for each recipe that was run in both."""
     some = [runs for runs in recipes if runs]
     pairs: dict[str, dict[str, dict[str, Any]]] = {}
     for runs, varied in zip(some, varied_names([runs[0].plan for runs in some]), strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A result as columns and rows: its lines, CSV, Markdown and HTML, and documents of its values. Pure."""
+"""Tables of columns and rows as lines, CSV, Markdown and HTML, and documents of their values. Pure."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ GAP = "  "
 def getter(path: str) -> Callable[[Any], Any]:
     """Return a function that gets the value at a path of record fields, mapping keys and tuple indexes.
 
-    A value below an unknown one is unknown, and None.
+    The function returns None if a value on the path is None or Missing.
     """
     names = path.split(".")
 
@@ -84,7 +84,7 @@ class Column(Generic[Row]):
     max_width: int | None = None
     """The width at which cells are wrapped on every terminal."""
     drop: int = 0
-    """The column's place in the order of omission on a narrow terminal; 0 for a permanent column."""
+    """The column's place in the order of omission on a narrow terminal; 0 for a column that is never omitted."""
     label: bool = True
     """True for a label: as the first column, it is wrapped only if it is very wide."""
     kind: type = str
@@ -107,7 +107,7 @@ class Table:
     caption: str | None = None
 
     def add_row(self, *cells: str) -> None:
-        """Columns without a cell stay empty; a row with more cells than columns adds columns without a header."""
+        """Add a row. Missing cells are empty; surplus cells add columns without a header."""
         self.columns += [Column("") for _ in cells[len(self.columns) :]]
         self.rows.append(cells)
 
@@ -195,7 +195,7 @@ class Shown:
         raise NotImplementedError
 
     def document(self) -> dict[str, Any]:
-        """Return the document that the command prints, which may have records in it."""
+        """Return the document that the command prints, which may contain records."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -279,8 +279,8 @@ MOST_LINES = 10**6
 def terminal_lines(table: Table, width: int) -> list[str]:
     """Return the table's lines of at most ``width`` columns, with title and headers in bold.
 
-    Columns are left out where only a last text is wrapped then. Elsewhere all are wrapped between words; where that is
-    not enough, columns are left out; where that is not enough either, names are broken.
+    First, columns are dropped until only the last column has to be wrapped. If that does not suffice, all columns are
+    wrapped between words, and columns are dropped again. If that does not suffice either, words are broken.
     """
     droppable = sorted((column for column in table.columns if column.drop), key=lambda column: column.drop)
     for is_whole, count in product((True, False), range(len(droppable) + 1)):
@@ -328,7 +328,7 @@ def _colored(text: Text) -> Text:
 
 
 def fitting_widths(table: Table, width: int, *, is_whole: bool = False) -> list[int] | None:
-    """Return widths that break no word, or no cell if ``is_whole``, except in a last text; None if none do."""
+    """Return widths that break no word (no cell if ``is_whole``), except in a last text column; None if too narrow."""
     columns = table.columns
     texts = list(zip_longest((column.header for column in columns), *table.rows, fillvalue=""))
     shown = [[printable_lines(text) for text in cells] for cells in texts]
@@ -350,7 +350,7 @@ def fitting_widths(table: Table, width: int, *, is_whole: bool = False) -> list[
 
 
 def _shrunk(natural: Sequence[int], least: Sequence[int], available: int) -> list[int]:
-    """Narrow the widest possible column until all columns fit."""
+    """Narrow the widest column that is above its minimum, step by step, until all columns fit."""
     widths = list(natural)
     while sum(widths) > available:
         widest = max((place for place in range(len(widths)) if widths[place] > least[place]), key=widths.__getitem__)

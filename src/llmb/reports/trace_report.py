@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces: the time of steps by activity, and NCCL's collectives and tests; as tables, JSON documents and a picture."""
+"""Step times by activity, and NCCL's collectives, tests and network, as tables, JSON documents and a picture."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +24,7 @@ MIB = 2**20
 def nccl_document(
     summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> dict[str, Any]:
-    """Return the JSON document; ``log`` is null without calls, ``network`` if no line names one."""
+    """Return the JSON document; ``log`` is null without calls, and ``network`` if no line reports it."""
     return {"network": network, "log": summary, "tests": tests}
 
 
@@ -104,7 +104,7 @@ def _figure(name: str, way: Bandwidth | None) -> str:
 
 
 def _comparison(tests: Sequence[TestTable], place: str) -> Table:
-    """Compare the bus bandwidth at equal sizes in several files, with the ratio to the first file."""
+    """Return a table of the bus bandwidth at equal sizes in several files, with the ratio to the first file."""
     sources = [test.source for test in tests]
     right = ("bytes", *sources, *(f"{source} / first" for source in sources[1:]))
     title = f"{tests[0].name}: bus bandwidth in GB/s, {place.replace('_', ' ')}"
@@ -206,7 +206,7 @@ def trace_tables(summary: TraceSummary) -> Iterator[Table]:
 
 
 def shown_parts(steps: Iterable[StepBreakdown]) -> dict[str, str]:
-    """Return the parts to show of ``steps``, with their names."""
+    """Return the names of the parts of ``steps`` to show: all, without rare ones that are 0."""
     whole = list(steps)
     return {
         part: name
@@ -336,7 +336,7 @@ MOST_NAMED = 8
 
 
 def network_text(network: Network) -> str:
-    """Format as ``InfiniBand, 8 devices, GPUDirect RDMA, NVLS, 16 channels; NCCL 2.28.9``."""
+    """Format a network as ``InfiniBand, 8 devices, GPUDirect RDMA, NVLS, 16 channels; NCCL 2.28.9``."""
     devices = network.nodes[0].devices
     parts = [
         " and ".join(network.used),
@@ -351,7 +351,7 @@ def network_text(network: Network) -> str:
 
 
 def network_table(network: Network) -> Table:
-    """Return a table with one row per figure; figures that differ between nodes have one row per kind of node."""
+    """Return a table with one row per property; properties of nodes have one row per group of equal nodes."""
     rows = []
     plugin = " ".join(filter(None, (network.plugin, network.plugin_version)))
     for name, text, key in (
@@ -367,7 +367,7 @@ def network_table(network: Network) -> Table:
         where = _list(nodes.nodes)
         for name, text, key in _node_rows(nodes):
             rows.append((name, text or "n/a", where if text else f"{where}: {network.reasons.get(key, '')}"))
-    unread = f"{counted(network.unread_lines, 'line')} left out: the process that wrote it cannot be read."
+    unread = f"{counted(network.unread_lines, 'line')} ignored, without a readable name of the process that wrote it."
     return rows_table("Network", ("what", "value", "note"), rows, caption=unread if network.unread_lines else "")
 
 

@@ -46,9 +46,9 @@ def judge_document(
     explanations: Sequence[Explanation | None] = (),
     acceptance: AcceptanceSet | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON of ``llmb judge``: the worst verdict with its own keys, and each; its keys are a contract.
+    """Return the JSON of ``llmb judge``: the worst verdict's keys, and a list of all verdicts; its keys are a contract.
 
-    ``explanations``: one for each verdict, or none at all.
+    ``explanations`` has one for each verdict, or is empty.
     """
     first = min((one.verdict for one in judged), key=lambda verdict: WORST.index(verdict.verdict))
     return {
@@ -70,7 +70,7 @@ def judge_document(
 def verdict_tables(
     judged: Sequence[Judged], explanations: Sequence[Explanation | None] = (), *, verbose: bool = True
 ) -> Iterator[Table]:
-    """Yield a summary of several verdicts, then each verdict with its explanation; of several, only if requested."""
+    """Yield a summary of several verdicts, and each verdict with its explanation unless several are not ``verbose``."""
     if len(judged) > 1:
         yield summary_table(judged, verbose=verbose)
     for one, explanation in zip_longest(judged, explanations) if verbose or explanations or len(judged) == 1 else ():
@@ -82,7 +82,7 @@ def verdict_tables(
 
 
 def notebook_table(verdict: Verdict) -> Table:
-    """Return a table of one verdict: its sentence, the figures behind it, and the differences."""
+    """Return a table of one verdict: its sentence, the values behind it, and the differences."""
     reference, rows = verdict.reference, list[tuple[str, ...]]()
     if reference:
         rows.append(("reference step time s", "", number(reference.step_time_s), reference.source))
@@ -118,7 +118,7 @@ def verdict_table(judged: Judged) -> Table:
 
 
 def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
-    """Return the count of each verdict, the worst first, and a row per recipe with the reason, unless that follows."""
+    """Return a table with one row per recipe, the worst first, and unless ``verbose`` the reasons below it."""
     by_recipe: dict[str, list[Judged]] = {}
     for one in sorted(judged, key=lambda one: WORST.index(one.verdict.verdict)):
         by_recipe.setdefault(one.title, []).append(one)
@@ -148,7 +148,7 @@ def _span(judged: Iterable[Judged], path: str, form: Callable[[float], str]) -> 
 
 
 def _two_sided(verdict: Verdict) -> list[Condition]:
-    """Return the conditions that are known on both sides."""
+    """Return the conditions that affect the verdict, and others with a value on both sides."""
     return [one for one in verdict.conditions if one.effect != "noted" or (one.own and one.reference)]
 
 
@@ -194,14 +194,14 @@ def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Tab
 
 
 def left_out_lines(left_out: Sequence[ExcludedRun]) -> list[str]:
-    """Return one line per reason: there may be dozens of runs of a development version."""
+    """Return one line per reason, which names only one of its runs: there may be dozens."""
     groups = by_reason(left_out).items()
     several = "{} runs, such as {}"
     return [f"left out: {runs[0] if len(runs) == 1 else several.format(len(runs), runs[0])}: {w}" for w, runs in groups]
 
 
 def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
-    """Return the runs that count as measurements, if any."""
+    """Return the runs that count as measurements, or all runs if none does."""
     return [run for run in judged.runs if flaw_of(run) is None] or judged.runs
 
 
@@ -214,10 +214,10 @@ def _counted(judged: Judged) -> str:
 
 
 def explanation_tables(explanation: Explanation) -> list[Table]:
-    """Return tables of the causes with their commands, and of the unknown ones."""
+    """Return tables of the causes of slowness, of unknown causes, and of the predicted step."""
     tables = [_causes_table(explanation)]
     if explanation.not_known:
-        columns = [*texts("cause: title"), *texts("why: reason", "what tells: confirm", min_width=READABLE)]
+        columns = [*texts("cause: title"), *texts("why: reason", "how to confirm: confirm", min_width=READABLE)]
         tables.append(table_of("unknown for this run", explanation.not_known, columns))
     if terms := explanation.predicted_s:
         caption = f"predicted {number(sum(terms.values()))} s, measured {number(explanation.step_time_s)} s"
@@ -259,7 +259,7 @@ MOST_RUNS = 6
 def compare_tables(comparison: Comparison) -> list[Table]:
     """Return tables of the rows, the differences, the recipes on one side only, and the skipped runs."""
     columns: list[Column[Row]] = [
-        # A recipe is read in parts, too, and the row has to be one in 80 columns.
+        # A recipe may be wrapped, so that a row fits into 80 columns.
         *texts("recipe", label=False),
         Column("runs", lambda row: f"{row.n_before} / {row.n_after}", str, right=True),
         *numbers("before (s): before_s", "after (s): after_s"),
@@ -294,7 +294,7 @@ def _unmatched_text(one: Unmatched) -> str:
 
 
 def _answer(comparison: Comparison) -> str:
-    """Return the verdict, and the change of the only recipe, or the number of recipes with that verdict."""
+    """Return a title: the verdict with the only recipe's change, or with the number of recipes that have it."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     varied = f"{before}, varying {', '.join(comparison.vary)}"
     if len(rows) != 1 or rows[0].delta_pct is None:
@@ -334,7 +334,7 @@ def signed_pct(percent: float | None) -> str:
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
-    """Yield caveats about the figures."""
+    """Yield explanations of the values, and caveats."""
     if not comparison.rows:
         yield "No recipe was measured on both sides."
         return
@@ -352,7 +352,7 @@ def _row_notes(row: Row) -> Iterator[str]:
     if row.smallest_visible_change_pct is not None and row.verdict in ("pass", "inconclusive"):
         yield f"a change of {_noise(row.smallest_visible_change_pct)} % would have shown."
     if row.more_runs:
-        yield f"{counted(row.more_runs, 'more run')}, of both sides together, would settle it."
+        yield f"{counted(row.more_runs, 'more run')} in total on both sides would settle it."
     elif row.verdict == "inconclusive":
         yield "the noise is too large, or the difference too close to the tolerance, for a few more runs to settle it."
     if row.measure == "gpu_time_per_token":
@@ -364,7 +364,7 @@ def _row_notes(row: Row) -> Iterator[str]:
 
 
 def _differences_table(differences: Sequence[Difference]) -> Table:
-    """Return a row for each difference between known values; below are values that are known on one side only."""
+    """Return a table of the differences between known values. Its caption lists values that only one side has."""
     columns = [*texts("key"), *texts("before", "after", form=shortened)]
     both = [one for one in differences if one.before is not None and one.after is not None]
     single = []

@@ -36,7 +36,7 @@ class AnalyzedRun:
     """
 
     id: str
-    """Short; what commands accept and print."""
+    """The short id that commands accept and print."""
     path: Path
     """Its run folder, or its log if it has no record."""
     identity: RunIdentity
@@ -82,7 +82,7 @@ class AnalyzedRun:
 
     @property
     def counted_as(self) -> str:
-        """Equal for entries that count as one run."""
+        """Key that is equal for entries that count as one run."""
         return self.source or str(self.path.absolute())
 
     @property
@@ -106,7 +106,7 @@ class AnalyzedRun:
 
     @property
     def key(self) -> str | None:
-        """Return a key that is equal for repeats with the same software; None if nothing is known about the run."""
+        """Key that is equal for repeats with the same software; None if nothing is known about the run."""
         values = {**self.configuration, **self.software}
         return key_of(values) if values else None
 
@@ -131,7 +131,7 @@ class AnalyzedRun:
 
     @property
     def origin(self) -> Origin | None:
-        """Return the source of its weights and data."""
+        """Origin of the run's weights and data; None without a record."""
         return self.record.plan.origin if self.record else None
 
     @property
@@ -170,7 +170,7 @@ class AnalyzedRun:
         return replace(self, **log_fields(log, self.figures or "rounded"))
 
     def with_figures(self, mfu_pct: Mapping[str, float | None], tokens_per_s_per_gpu: float | None) -> "AnalyzedRun":
-        """Add the catalogue's figures for the log's configuration."""
+        """Return the run with MFU and token rate from the catalogue, and the days per 10^12 tokens."""
         gpus = self.gpus
         days = 1e12 / (tokens_per_s_per_gpu * gpus) / SECONDS_PER_DAY if tokens_per_s_per_gpu and gpus else None
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
@@ -183,7 +183,7 @@ class AnalyzedRun:
 
 
 def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
-    """Return the fields that a log provides; the reason of a success lists its steps."""
+    """Return the fields that a log provides, without the reason of a success, which only lists its steps."""
     outcome = log.outcome
     return {
         "log": log,
@@ -197,7 +197,7 @@ def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded"
 
 
 def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
-    """Return whether a log without a record has a GPU type, so that the catalogue may have its recipe."""
+    """Return whether a run without a record has a GPU type, so that the catalogue may have its recipe."""
     return any(run.record is None and run.text("gpu_type") for run in runs)
 
 
@@ -232,7 +232,7 @@ class RunSet:
 
 
 def without_unmeasured(some: RunSet) -> RunSet:
-    """Return the runs without those that failed, are invalid, or do not measure the speed of steps."""
+    """Return the set with runs that failed, are invalid, or do not measure the speed of steps as left out."""
     runs = tuple(run for run in some.runs if exclusion_reason(run) is None)
     dropped = [ExcludedRun(run.id, reason) for run in some.runs if (reason := exclusion_reason(run))]
     return RunSet(some.title, runs, (*some.left_out, *dropped))
@@ -249,7 +249,7 @@ def exclusion_reason(run: AnalyzedRun) -> str | None:
 
 
 def flaw_of(run: AnalyzedRun) -> str | None:
-    """Describe the flaw of a run: its status if the reason is unknown, or if the reason alone does not show it."""
+    """Describe why a run is not a measurement, with its status if the reason alone does not show it; None if it is."""
     if run.status == "cancelled" and run.reason:
         return f"cancelled: {run.reason}"
     if run.status != "success":
@@ -258,7 +258,7 @@ def flaw_of(run: AnalyzedRun) -> str | None:
 
 
 def grouped(runs: Iterable[AnalyzedRun]) -> list[list[AnalyzedRun]]:
-    """Group repeats, in the order of the first run of each group."""
+    """Group the runs by identity, in the order of the first run of each group."""
     groups: dict[str, list[AnalyzedRun]] = {}
     for run in runs:
         groups.setdefault(run.identity.key, []).append(run)

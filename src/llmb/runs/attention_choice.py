@@ -73,14 +73,14 @@ def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
     """Return why the backend is unsupported on a device; None if it is supported."""
     if choice == "auto" or choice in BACKENDS[device]:
         return None
-    return f"--attention-backend {choice} needs a GPU; on a CPU valid are {', '.join(('auto', *BACKENDS[device]))}"
+    return f"--attention-backend {choice} needs a GPU; valid on a CPU: {', '.join(('auto', *BACKENDS[device]))}"
 
 
 def try_backends(
     choice: AttentionChoice, device: Device, attempt: Callable[..., list[Trial]], *, packed: bool = False
 ) -> list[Trial]:
-    """Try the candidates. ``attempt`` tries one and, if its last argument is true, times it, also with repeated heads.
-    ``auto`` times all fused backends of a GPU. A CPU uses the first one that works, so that a run can be reproduced.
+    """Try the backends of ``choice``. ``attempt`` tries one and, if its last argument is True, times it, also with
+    repeated heads. ``auto`` times all fused backends of a GPU; on a CPU it takes the first that works, reproducibly.
     """
     if choice != "auto":
         return attempt(choice, False)
@@ -100,7 +100,7 @@ def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
         reasons = "\n".join(f"  - {trial.backend}: {trial.problem}" for trial in trials)
         raise UsageError(
             f"--attention-backend {choice} cannot compute the attention of this run:\n{reasons}",
-            do="omit --attention-backend, or choose another",
+            do="omit --attention-backend, or choose another backend",
         )
     best = min(usable, key=lambda trial: trial.milliseconds or 0.0)
     why = _why(choice, best, usable)

@@ -78,7 +78,7 @@ class CheckpointReport:
     verification: Verification | None = None
     """Verification of the checkpoint that was loaded; None without a load."""
     verify_s: float | None = None
-    """The time on top of ``load_s``; None if nothing was verified."""
+    """Time of the verification, in addition to ``load_s``; None if nothing was verified."""
     save_gb_per_s: float | None = None
     """All ranks' bytes divided by the seconds of the slowest save; None, like the rank, if nothing was saved."""
     slowest_save_rank: int | None = None
@@ -119,7 +119,7 @@ def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointR
 
 
 def loads_weights(plan: Plan) -> bool:
-    """Return whether the run reads ``plan.weights``: adapters resume beside them, everything else instead of them."""
+    """Return whether the run loads ``plan.weights``; a resumed run does so only if it trains adapters."""
     return plan.weights is not None and (plan.start is None or plan.lora is not None)
 
 

@@ -31,17 +31,17 @@ class Parallelism(Record):
     dp_sharding: Annotated[
         DpSharding | None,
         _option(
-            help="What data-parallel ranks shard: 'full' parameters, gradients and optimizer state (ZeRO-3), "
-            "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: as in the "
-            "recipe's document; without one, optimizer if it surely fits or there is only one rank, else full."
+            help="Sharding over data-parallel ranks: 'full', parameters, gradients and optimizer state (ZeRO-3); "
+            "'optimizer', all but the parameters within a step (ZeRO-1); 'none' (DDP). Default: that of the recipe's "
+            "document; without one, optimizer if it clearly fits or there is only one rank, else full."
         ),
     ] = None
     """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
-    optimizer state; or nothing. None means the same as the published run; without one, ``full``, or ``optimizer`` for a
+    optimizer state; or nothing. None means that of the published run; without one, ``full``, or ``optimizer`` for a
     single rank, which has nothing to shard."""
     dp_shard_size: Annotated[
         int | None,
-        _option(help="Shard within groups of N ranks of DP x CP, each group with a replica. Default: one group."),
+        _option(help="Shard within groups of N ranks of DP x CP, each of which holds a replica. Default: one group."),
     ] = None
     """Number of ranks that shard one replica; None means all."""
 
@@ -62,7 +62,7 @@ class Parallelism(Record):
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, recipe: Recipe) -> Self:
-        """Set defaults for the options that are not specified."""
+        """Return the options with defaults for those that are not specified."""
         shared = recipe.shares_parameters
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(
@@ -84,7 +84,7 @@ def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Ite
     elif size not in valid:
         ranks = f"DP x CP = {layout.dp} x {layout.cp} = {layout.dp * layout.cp}"
         experts = f" and the number of replicas EDP {layout.edp}" if layout.edp % (layout.dp * layout.cp) else ""
-        yield f"--dp-shard-size is {size}; it must divide {ranks}{experts}: valid are {', '.join(map(str, valid))}"
+        yield f"--dp-shard-size is {size}; it must divide {ranks}{experts}; valid: {', '.join(map(str, valid))}"
 
 
 def valid_shard_sizes(layout: Layout) -> list[int]:
@@ -95,10 +95,10 @@ def valid_shard_sizes(layout: Layout) -> list[int]:
 
 
 LARGEST_PART = 1 / 32
-"""Share of the GPU's memory for logits that are kept: 2.5 GB of 80, 4.4 GB of 141.
+"""Maximum fraction of the GPU's memory for kept logits: 2.5 GB of 80, 4.4 GB of 141.
 
-They save one of four products of the head, 1 to 2 % of a step, and exist when activations are at their peak. A layout
-that fits has to leave as much free for what is in no plan: the CUDA context, NCCL's buffers and fragmentation.
+Keeping them saves one of four products of the head, 1 to 2 % of a step, but takes memory at the peak of activations. A
+layout that fits must leave as much free for unplanned memory: the CUDA context, NCCL's buffers and fragmentation.
 """
 LEAST_MEMORY_GB = 2
 """The memory assumed if it is unknown, such as for a CPU or a GPU that is not in the catalogue."""
@@ -109,8 +109,8 @@ _checkpoint = partial(Option, panel="Checkpoints")
 _fine_tuning = partial(Option, panel="Fine-tuning")
 DEFAULT_STEPS = 50
 WINDOW_HELP = (
-    "Steps to take statistics over: 'reference', as the recipe's document (35-44 of 50 steps), of other lengths 70 to "
-    "90 %; 'auto', the steady state; last; all; or A-B."
+    "Steps for the statistics: 'reference', those of the recipe's document (35-44 of 50 steps; in other runs, from 70 "
+    "to 90 %); 'auto', the steady state; 'last'; 'all'; or A-B."
 )
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
@@ -125,7 +125,7 @@ def logits_gb(recipe: Recipe) -> float:
 
 
 def keeps_logits(recipe: Recipe) -> bool:
-    """Return the default: keep them if they fit, except for a frozen head, which has no gradient."""
+    """Return whether logits are kept by default: if they fit, unless the head is frozen and has no gradient."""
     if recipe.lora is not None:
         return False
     return logits_gb(recipe) <= LARGEST_PART * (recipe.gpu_memory_gb or LEAST_MEMORY_GB)
@@ -157,7 +157,7 @@ class Choices(Record):
         int | None,
         _training(
             help="Pack sequences from documents of N tokens on average; 0: each sequence is one document. Default: "
-            "that of the recipe; fine-tuning packs."
+            "as in the recipe; recipes that fine-tune pack."
         ),
     ] = None
     grad_reduce_dtype: Annotated[
@@ -170,9 +170,9 @@ class Choices(Record):
     fp8_recipe: Annotated[
         Fp8Recipe | None,
         _training(
-            help="Scaling of FP8 tensors: 'delayed' by the largest values of earlier steps, 'current' by those of the "
-            "tensor itself, with the first and last layer in bf16, 'current-all' without. Default with --dtype fp8: "
-            "that of the recipe's document, else delayed."
+            help="Scaling of FP8 tensors: 'delayed', by the largest values of earlier steps; 'current', by each "
+            "tensor's own largest value, with the first and last layer in bf16; 'current-all', with all layers in FP8. "
+            "Default with --dtype fp8: that of the recipe's document, else delayed."
         ),
     ] = None
     emulate_fp8: Annotated[
@@ -198,9 +198,9 @@ class Choices(Record):
     attention_backend: Annotated[
         AttentionChoice,
         _training(
-            help="torch's attention kernel. 'auto': on a GPU the fastest at this run's shapes, timed before the first "
-            "step; on a CPU flash, and varlen for packed sequences. 'flash3', 'cudnn' and 'efficient' need a GPU, and "
-            "'flash3' (FlashAttention 3) the package flash-attn-3."
+            help="torch's attention kernel. 'auto': on a GPU, the fastest at this run's shapes, timed before the first "
+            "step; on a CPU, flash, or varlen for packed sequences. 'flash3', 'cudnn' and 'efficient' need a GPU, and "
+            "'flash3' (FlashAttention 3) also needs the package flash-attn-3."
         ),
     ] = "auto"
     force_load_balancing: Annotated[
@@ -209,8 +209,8 @@ class Choices(Record):
     capacity_factor: Annotated[
         float | None,
         _training(
-            help="Rows that every expert computes, in equal shares of a rank's tokens: of more tokens, those with the "
-            "smallest scores are dropped, fewer are padded. 0: no token is dropped. Default: that of the recipe.",
+            help="Capacity of an expert, relative to an equal share of a rank's tokens. Excess tokens with the lowest "
+            "scores are dropped; free rows are padded. 0: no token is dropped. Default: that of the recipe.",
             minimum=0,
         ),
     ] = None
@@ -229,7 +229,7 @@ class Choices(Record):
     resource_interval_s: Annotated[
         float,
         _training(
-            flags=("--resource-interval",), help="Seconds between these samples; more in a long run.", minimum=0.01
+            flags=("--resource-interval",), help="Seconds between these samples; longer in long runs.", minimum=0.01
         ),
     ] = DEFAULT_RESOURCE_INTERVAL_S
     parallelism: Parallelism = Parallelism()
@@ -244,16 +244,16 @@ class Choices(Record):
     weights: Annotated[
         str | None,
         _fine_tuning(
-            help="Checkpoint whose weights the training starts with, the folder above 'weights'. Default: for a recipe "
+            help="Checkpoint with the initial weights, the folder above 'weights'. Default: for a recipe "
             "that fine-tunes, the result of 'llmb prepare checkpoint', else random weights. With --load-checkpoint: "
-            "the present location of its adapters' base weights.",
+            "the current location of its adapters' base weights.",
             folder=True,
         ),
     ] = None
     dataset: Annotated[
         str | None,
         _fine_tuning(
-            help="Packed dataset of a recipe that fine-tunes, the folder with dataset.json. Default: the "
+            help="Packed dataset for a recipe that fine-tunes, the folder with dataset.json. Default: the "
             "result of 'llmb prepare dataset'.",
             folder=True,
         ),
@@ -267,7 +267,7 @@ class Choices(Record):
     checkpoint_dir: Annotated[
         str | None,
         _checkpoint(
-            help="Folder in which this run saves checkpoints, in a subfolder. Default: the run folder.", folder=True
+            help="Folder for this run's checkpoints, below which it gets its own. Default: the run folder.", folder=True
         ),
     ] = None
     load_checkpoint: Annotated[
@@ -305,7 +305,7 @@ class Choices(Record):
     ] = None
 
     def lora_changes(self) -> dict[str, Any]:
-        """Return the choices for the adapters, by the names of their record."""
+        """Return the choices for the adapters that are set, by the names of their fields in ``Lora``."""
         names = ("rank", "alpha", "dropout", "targets")
         chosen = {name: getattr(self, f"lora_{name}") for name in names}
         return {name: value for name, value in chosen.items() if value is not None}
@@ -317,40 +317,40 @@ class Choices(Record):
         return recorded or (1 if resumes else DEFAULT_STEPS)
 
     def compiles_on(self, device: Device) -> bool:
-        """Return the choice, by default True on a GPU, where it saves memory traffic."""
+        """Return whether to compile: by default on a GPU, where compilation saves memory traffic."""
         return device == "cuda" if self.compiled is None else self.compiled
 
     def keeps_logits_of(self, recipe: Recipe) -> bool:
-        """Return the choice, by default True where they fit."""
+        """Return whether to keep logits; the default is that of ``keeps_logits``."""
         return self.keep_logits if self.keep_logits is not None else keeps_logits(recipe)
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:
-        """Return None for a run without FP8."""
+        """Return the FP8 recipe, by default the published run's, or else delayed; None without FP8."""
         if recipe.dtype is not Dtype.FP8:
             return None
         return self.fp8_recipe or cast("Fp8Recipe", recipe.published_way("fp8_recipe") or "delayed")
 
     def balances_of(self, recipe: Recipe) -> bool:
-        """Return True also for a pretended rank that would drop no token: it cannot know what others would send."""
+        """Return whether tokens are routed evenly: if chosen, or for a pretended rank that would drop none."""
         pretends = recipe.pretended_rank is not None and recipe.model.moe is not None
         return self.force_load_balancing or (pretends and self.capacity_factor_of(recipe) is None)
 
     def capacity_factor_of(self, recipe: Recipe) -> float | None:
-        """Return None if no token is dropped."""
+        """Return the capacity factor; None if no token is dropped."""
         if self.force_load_balancing:
             return None
         return recipe.capacity_factor if self.capacity_factor is None else self.capacity_factor or None
 
     @property
     def saves(self) -> bool:
-        """True also with an interval, which includes a checkpoint at the end."""
+        """True if the run saves checkpoints; an interval includes one at the end."""
         return self.save_checkpoint or self.checkpoint_interval is not None
 
     def problems(
         self, recipe: Recipe, device: Device, resumed: Lora | None = None, *, trains: bool = True
     ) -> Iterator[str]:
-        """Yield problems of training ``recipe`` like this on ``device``, or unless it ``trains`` of predicting that;
-        ``resumed``: a checkpoint's adapters."""
+        """Yield the problems of these choices for ``recipe`` on ``device``, for a run that ``trains`` or else for a
+        prediction. ``resumed`` are a checkpoint's adapters."""
         lacks = recipe.engine_problem if trains else recipe.dtype_problem
         yield from filter(None, (lacks, *limit_problems(self)))
         yield from self.label_problems()
@@ -376,7 +376,7 @@ class Choices(Record):
             yield "--capacity-factor drops tokens of uneven routers, --force-load-balancing balances them; choose one"
         elif factor and factor * moe.top_k > moe.experts:
             most = f"{moe.experts / moe.top_k:g}"
-            yield f"--capacity-factor is {factor:g}; an expert has all tokens at {most}, so that is the maximum"
+            yield f"--capacity-factor is {factor:g}; the maximum is {most}, at which an expert can hold all tokens"
 
     def _pretend_problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.pretended_rank is None:
@@ -398,7 +398,7 @@ class Choices(Record):
         if self.label is None:
             return
         if has_secret(self.label):
-            yield "--label looks like a secret, and is saved with the run"
+            yield "--label looks like a secret, but would be saved with the run; choose another label"
         elif not LABEL.is_written(self.label):
             yield f"--label is {self.label!r}; it must be {LABEL.valid}"
 

@@ -56,7 +56,7 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 
 
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
-    """Return throughput and parameters as fields of a result.
+    """Return throughput and numbers of parameters as fields of a result.
 
     ``packing`` has the statistics of the trained sequences, if the steps have them.
     """
@@ -127,7 +127,7 @@ class RunEvidence:
 
 
 def if_possible(result: Result) -> Result:
-    """Return the result, which is invalid if it is faster than a GPU of its type can be."""
+    """Return the result, or an invalid one if it is faster than a GPU of its type can be."""
     why = why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)
     if why is None:
         return result
@@ -142,7 +142,7 @@ def conclude(evidence: RunEvidence) -> Result:
 
 
 def _pretended(plan: Plan, result: Result) -> Result:
-    """Return ``result`` with a rank's steps instead of a run's, and their description: nothing else is known."""
+    """Return the result of a rank that ran alone: the measurements of ``result`` are of this rank, not of a run."""
     layout, rank = plan.recipe.layout, plan.recipe.pretended_rank
     assert rank is not None, "it is pretended"
     why = Missing(f"{plan.recipe.pretended_text}: other ranks did nothing")
@@ -210,14 +210,14 @@ def _conclude(evidence: RunEvidence) -> Result:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """Report the machine. ``nodes``: all nodes of the run, if known; ``count``: their least possible number."""
+    """Report the events on nodes. ``nodes`` are all nodes of the run and ``count`` their minimum number, if known."""
     if isinstance(samples, Missing):
         return samples
     return read_or_missing("what the samplers counted", lambda: find_events(samples, nodes, count))
 
 
 def resource_use(samples: Sequence[Sampled], work: SampledWork) -> ResourceUse | Missing:
-    """Use of resources in the steps of ``work``."""
+    """Summarize the use of resources in the steps of ``work``."""
     return read_or_missing("the samples", lambda: summarize(samples, work))
 
 
@@ -241,8 +241,8 @@ def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
 
 
 def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | None = None) -> Statistics | Missing:
-    """Return statistics of the steps ``inside`` the window that were not profiled, for a successful run. ``no_window``:
-    why they cannot be combined.
+    """Return the statistics of a successful run's steps ``inside`` the window, without profiled ones. ``no_window`` is
+    the reason if they cannot be combined.
     """
     size = plan.window.size
     if len(inside) < size:
@@ -318,10 +318,10 @@ def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:
 def why_contradicting(
     record: RunRecord, steps: Sequence[Step], *, log_gpus: int | None = None, log_gbs: int | None = None
 ) -> str | None:
-    """Return why a run that completed its steps, or claims to have, is invalid; ``steps`` is empty for a program that
-    writes none.
+    """Describe how the record of a run that completed its steps, or claims to have, contradicts itself; None if it does
+    not. ``steps`` is empty for a program that writes none.
 
-    ``log_gpus`` is their number in the log, if it is there, and ``log_gbs`` its global batch size.
+    ``log_gpus`` and ``log_gbs`` are the number of GPUs and the global batch size in the log, if it has them.
     """
     texts = (
         *[step.values_text() for step in steps if not step.finite][:1],
@@ -334,7 +334,7 @@ def why_contradicting(
 
 
 def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield steps that are not in the plan, or whose times are impossible."""
+    """Describe steps that contradict the plan, have impossible times, or contradict the clock."""
     first, last = plan.window.first, plan.window.last
     if not plan.first_step <= first <= last <= plan.last_step:
         yield f"the window is steps {first}-{last}, but the run has steps {plan.first_step}-{plan.last_step}"
@@ -361,7 +361,7 @@ def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _wrong_order(numbers: Sequence[int]) -> Iterator[str]:
-    """Yield errors in the order of ``numbers``, those of all steps and the neighbors of the first and the last."""
+    """Describe the first error in the order of ``numbers``: the numbers of all steps, with one more on either side."""
     for before, number in pairwise(numbers):
         if number != before + 1:
             repeated = "was written twice" if number == before else f"is written after step {before}"
@@ -374,7 +374,7 @@ def _ranks_apart_s(step: Step) -> float:
 
 
 def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None, log_gbs: int | None) -> Iterator[str]:
-    """Yield numbers of GPUs, sequences and tokens that differ from the layout's. A pretended rank logs its own."""
+    """Describe numbers of GPUs, sequences and tokens that differ from the layout's. A pretended rank logs its own."""
     recipe, layout = record.plan.recipe, record.plan.recipe.layout
     is_alone = recipe.pretended_rank is not None
     workers = sum(record.environment.ranks_per_node.values()) if record.environment else None
@@ -390,7 +390,7 @@ def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None,
 
 
 def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str, ...]:
-    """Compare with the record's start and end, which also include start-up and checkpoints."""
+    """Describe steps that took longer than the run, which also includes start-up and checkpoints."""
     last = record.attempts[-1] if record.attempts else None
     began, ended = last.started_at if last else record.started_at, record.ended_at
     if not began or not ended:
@@ -411,17 +411,17 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
     if record.status in ("queued", "running"):
         return
     if result is None or result.status != record.status:
-        yield f"it says {record.status}, and {f'its result {result.status}' if result else 'has no result'}"
+        yield f"its status is {record.status}, but {f'its result {result.status}' if result else 'it has no result'}"
     if steps and record.status == "success" and len(steps) != record.plan.steps:
-        yield f"it says success, and {len(steps)} of {record.plan.steps} steps are recorded"
+        yield f"its status is success, but {len(steps)} of {record.plan.steps} steps are recorded"
     if result and (why := why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)):
         yield why
     if result and (beyond := max((mfu for mfu in (result.mfu_pct or {}).values() if mfu), default=0)) > MOST_MFU_PCT:
-        yield f"its result says an MFU of {beyond:.4g} %"
+        yield f"its result has an MFU of {beyond:.4g} %"
     times = [step.step_time_s for step in steps if step.step in window and not step.profiled]
     mean_s = result.step_time_s.mean if result and result.step_time_s else None
     if mean_s is not None and times and not math.isclose(fmean(times), mean_s, rel_tol=1e-9):
-        yield f"its steps {window.first}-{window.last} took {fmean(times):.6g} s, and its result says {mean_s:.6g} s"
+        yield f"its steps {window.first}-{window.last} took {fmean(times):.6g} s, but its result has {mean_s:.6g} s"
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
@@ -446,7 +446,7 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _steady(steps: Sequence[Step]) -> Window | None:
-    """Return the steady window of ``steps``; omitted steps may lie inside it."""
+    """Return the steady window of ``steps``, which may include numbers that ``steps`` lacks; None without one."""
     steady = steady_window([step.step_time_s for step in steps], 0)
     if steady is None:
         return None
@@ -454,7 +454,7 @@ def _steady(steps: Sequence[Step]) -> Window | None:
 
 
 def split_window_reason(record: RunRecord) -> str | None:
-    """Return why the window holds steps of more than one attempt; else None."""
+    """Describe which attempt began inside the window; None if all steps of the window are of one attempt."""
     window = record.plan.window
     for attempt in record.attempts[1:]:
         if window.first < attempt.first_step <= window.last:

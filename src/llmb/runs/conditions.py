@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditions of a run, as values under dotted keys: its identity, which repeats share, and what may differ between
-repeats; what differs between runs, and what that means. Pure but for its data file."""
+"""The conditions of a run, as values under dotted keys: its identity, which repeats share, and values that may differ
+between repeats. Finds differences between runs, and rates them. Pure except for its data file."""
 
 import hashlib
 import json
@@ -97,7 +97,7 @@ class Difference(Record):
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
-    """Return nested values under dotted keys; a sequence becomes text."""
+    """Flatten nested values to dotted keys; a sequence becomes a string."""
     flat_values: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -217,7 +217,7 @@ def _releases(plan: Plan) -> tuple[str, ...] | None:
 
 
 class Drift(Record):
-    """A changed setting of a node. A value is None if there is none."""
+    """A changed setting of a node. A value is None if the setting was not reported."""
 
     node: str
     key: str
@@ -238,7 +238,7 @@ def _text(value: object) -> str:
 
 
 def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
-    """Return the settings with those of the GPUs, which the record stores as states."""
+    """Return the settings of a run's nodes, including those of the GPUs, which the record stores as states."""
     settings, environment = record.settings, record.environment
     if isinstance(settings, Missing):
         return settings
@@ -250,7 +250,7 @@ def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
 
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
-    """Return important changes first. A new node is compared with the usual values."""
+    """Return changed settings, important ones first. A new node is compared with the usual values."""
     changes = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
     return tuple(sorted(changes, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
 
@@ -263,12 +263,12 @@ def _of_node(node: str, before: dict[str, str], now: dict[str, str]) -> Iterable
 
 
 def is_comparable(key: str, *values: object) -> bool:
-    """Return whether a difference in a setting is meaningful: not if one side could not be read."""
+    """Return whether a difference in a setting is meaningful: it is not if one side could not be read."""
     return key.startswith(SET_OR_NOT) or None not in values
 
 
 def definite_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
-    """Yield differences between conditions of runs, without settings that one side does not report.
+    """Return differences between conditions of runs, except for settings that one side does not report.
 
     A side without any settings does not report its variables either.
     """
@@ -280,7 +280,7 @@ def definite_differences(before: Mapping[str, Value], after: Mapping[str, Value]
 
 
 def faults_of(record: RunRecord, result: Result) -> Faults:
-    """Return the disturbances of the run, by its result and by its record."""
+    """Return the disturbances of the run according to its result and its record."""
     unlike, code = unlike_nodes(record), record.exit_code
     faults = {**result.faults, **({UNLIKE_NODES: unlike} if unlike else {})}
     if result.status != "success" or not code:
@@ -304,7 +304,7 @@ def _all_known(settings: NodesSettings, key: str) -> bool:
 
 
 def _unlike(title: str, groups: dict[str | None, list[str]]) -> str:
-    """Return the values, the rarest first, because those are the ones to check."""
+    """Describe a setting's values with their nodes, the rarest first, because those are the ones to check."""
     each = sorted(groups.items(), key=lambda group: len(group[1]))
     return f"{title} is " + " and ".join(f"{value or 'unset'} on {nodes_text(nodes)}" for value, nodes in each)
 
@@ -327,7 +327,7 @@ class ConditionRule(Record):
     why: str
 
     def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
-        """Return the effect; None for ignored keys. ``both``: neither side's value is None."""
+        """Return the effect; None for ignored keys. ``both`` is True if neither side's value is None."""
         stated: ReferenceKind = "expectation" if kind == "prediction" else kind
         effect = self.unknown if not both else self.differs
         effect = effect[stated] if isinstance(effect, dict) else effect
@@ -335,7 +335,7 @@ class ConditionRule(Record):
 
 
 class ConditionFile(Record):
-    """``conditions.yaml``."""
+    """The content of ``conditions.yaml``."""
 
     rules: tuple[ConditionRule, ...]
 
@@ -369,7 +369,7 @@ def worth(condition: Condition) -> str:
 
 
 def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tuple[Condition, ...]:
-    """Return differences, and important conditions that only one side has; the most important first."""
+    """Return the differing conditions that have an effect on a verdict, the most important first."""
     conditions = []
     for key in own.keys() | reference.keys():
         values = own.get(key), reference.get(key)
@@ -382,7 +382,7 @@ def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tupl
 
 
 def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
-    """Yield disturbances of either side's runs; even if both sides have the same one, conditions are not equal."""
+    """Yield the disturbances of either side's runs. Even if both sides have the same one, it counts as a difference."""
     for key in dict.fromkeys((*own, *reference)):
         effect = rule_of(key).effect("baseline", both=False)
         assert effect, "the data file does not ignore it"
@@ -391,12 +391,12 @@ def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
 
 def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
     """Format each fault as one string, with the command that explains it for the run ``run_id``."""
-    more = f" ('llmb judge {run_id} --explain' tells more)"
+    more = f" (see 'llmb judge {run_id} --explain')"
     return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
 
 
 def together(sides: Iterable[Values]) -> dict[str, str]:
-    """Return the strings of several runs combined by key."""
+    """Combine the strings of several runs by key."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
     texts = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
@@ -421,7 +421,7 @@ def _range(figures: tuple[str, ...]) -> str:
 
 
 def condition_values(values: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:
-    """Format values; None is shown as ``unset`` or unknown."""
+    """Format values; a value that is None becomes ``unset`` or, if that is None, is omitted."""
     texts = {key: unset if value is None else _condition_text(value) for key, value in values.items()}
     return {key: text for key, text in texts.items() if text is not None}
 
@@ -433,7 +433,7 @@ def _condition_text(value: object) -> str:
 
 
 def merged(sides: Iterable[Values]) -> dict[str, str]:
-    """Return common values, or all that occur, by key; omit conditions that some run does not report."""
+    """Return the distinct values of each key, separated by commas; omit conditions that some run does not report."""
     every = list(sides)
     keys = set.intersection(*(set(side) for side in every)) if every else set()
     return {key: ", ".join(sorted({side[key] for side in every})) for key in keys}

@@ -51,7 +51,7 @@ class RdmaPort(Record):
 
 
 class KernelCheck(Record):
-    """The result of a kernel of the engine at a shape of the run, compared with torch's code."""
+    """The comparison of a kernel of the engine with torch's code, at a shape of the run."""
 
     kernel: str
     shape: tuple[int, ...]
@@ -157,7 +157,7 @@ def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
 
 
 def of_run(gpus: Iterable[GpuState], uuids: Iterable[str | None]) -> tuple[GpuState, ...]:
-    """Return the states of the run's devices; all of them if an id is unknown, such as that of a MIG slice."""
+    """Return the states of the run's GPUs; those of all GPUs if an id is unknown, such as that of a MIG slice."""
     listed, ids = tuple(gpus), {uuid and uuid.removeprefix("GPU-") for uuid in uuids}
     listed_ids = {gpu.uuid and gpu.uuid.removeprefix("GPU-") for gpu in listed}
     if not ids <= listed_ids:
@@ -185,11 +185,11 @@ def _reasons(text: str) -> tuple[str, ...] | None:
 
 
 def _text(value: str) -> str | None:
-    """Return None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and similar values."""
+    """Return a value; None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and the like."""
     return None if not value or value.startswith("[") or value in ("N/A", "Unknown") else value
 
 
 def _number(value: str) -> float | None:
-    """Parse a number; some drivers print a unit even if none is requested."""
+    """Parse a number, after which some drivers print a unit even if none is requested; None for other text."""
     match = re.match(r"\d+(\.\d+)?(?=\s|$)", value)
     return float(match[0]) if match else None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name that equal runs share: their computation, and its difference from the recipe; and the folders that a run
-with that name claims, and checks before training."""
+"""Forms the name that equal runs share, from their recipe and their differences from it. Creates and checks the folders
+of a run with that name."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, s
 
 
 def recorded_suffix(plan: Plan) -> str:
-    """Return the suffix of a run's name if it is profiled or traced."""
+    """Return the suffix in the name of a profiled or traced run; empty for other runs."""
     if plan.profile:
         return RECORDED_BY[plan.profile.profiler]
     return "_nccltrace" if plan.nccl_trace else ""
@@ -52,7 +52,7 @@ def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
 
 
 def _parts(plan: Plan, program: str, arguments: Mapping[str, str]) -> str:
-    """Return changes of the recipe, each after an underscore; nothing for an unchanged recipe, except the GPU type."""
+    """Return the GPU type (unless it is cpu) and all differences from the recipe, each after an underscore."""
     parts = [*_layout_parts(plan.recipe), *_program_parts(program, arguments)]
     settings = "_".join([*_data_parts(plan), *_engine_parts(plan)])
     parts.append(settings if len(settings) <= LONGEST else f"set-{_digest(settings)}")
@@ -132,8 +132,8 @@ PROBE_BYTES = 4096
 
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
-    """Create a new, empty folder of a run (``stamped_folder``), and the one that it saves to. Raises
-    EnvironmentProblem. ``name`` is that of the experiment, by default that of llmb's own engine.
+    """Create a new, empty folder of a run (``stamped_folder``), and its folder for checkpoints. ``name`` is that of the
+    experiment, by default for llmb's own engine. Raises EnvironmentProblem if a folder cannot be written.
     """
     prefix = name or experiment_name(plan)
     return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
@@ -193,14 +193,14 @@ def release_checkpoints(run: RunFolder, plan: Plan) -> None:
 
 
 def probe(folder: Path) -> None:
-    """Write a file to an existing folder. Raises OSError."""
+    """Write a small file to an existing folder, and remove it. Raises OSError if that fails."""
     path = folder / f"{PROBE}-{os.getpid()}"
     probe_file(path)
     path.unlink(missing_ok=True)  # a process of another node with the same id may have removed it
 
 
 def probe_file(path: Path) -> None:
-    """Write a small file to disk. Raises OSError, and leaves nothing behind."""
+    """Write a small file to disk. Raises OSError if that fails, and then leaves no file behind."""
     try:
         with path.open("wb") as stream:
             stream.write(bytes(PROBE_BYTES))

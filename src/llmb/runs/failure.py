@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank that failed first, from the end of a run's log, and the rank that a hung run waits for."""
+"""Finds the rank that failed first, from the end of a run's log, and the rank that a hung run waits for."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ from llmb.catalogue.records import Record
 
 Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
-"""Factor on the limit for each phase: loading, compiling before the first step, and writing to disk are slow."""
+"""Factor on the limit in each phase: loading, compiling before the first step, and writing to disk are slow."""
 STALL = "llmb: stall: "
 """Prefix of the line in a run's log that names the cause."""
 ENDING_S = 6.0
@@ -25,7 +25,7 @@ MOST_RANKS = 16
 
 
 def time_to_notice(limit_s: float) -> float:
-    """Return seconds without progress after which ranks act, so that the run has ended within ``limit_s``.
+    """Return the seconds without progress after which ranks act, so that the run ends within ``limit_s``.
 
     If the limit is too short for that, ranks act after half of it, but not on every short pause.
     """
@@ -47,10 +47,10 @@ class Wait(Record):
 
 
 class Beat(Record):
-    """The state that one rank reports. ``place`` is the line of code that its main thread is in.
+    """The state that one rank reports. ``place`` is the line of code that its main thread executes.
 
     ``begun`` counts the collectives begun, by group. ``communicates`` is true if the rank may be waiting in something
-    that is not recorded. A rank looks at its collectives and its place only after some time without progress.
+    that is not recorded. A rank reports its collectives and its place only after some time without progress.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Beat(Record):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """The last sign of a rank: its last heartbeat, if there was one, and the time since."""
+    """The last heartbeat of a rank, if there was one, and the seconds since."""
 
     rank: int
     beat: Beat | None
@@ -81,8 +81,8 @@ class RankStatus:
 def find_stall(ranks: Sequence[RankStatus], limit_s: float, patience_s: float) -> str | None:
     """Return the ranks that block the run, for the log; None while the run makes progress, or may do so.
 
-    A rank without a heartbeat for ``patience_s`` is not responding. The run is hung if no rank that responds has made
-    progress within its limit, or, if some rank has not responded for the limit, if none has made progress since.
+    A rank without a heartbeat for ``patience_s`` is not responding. The run is hung if no responding rank has made
+    progress within the limit of its phase or, once a rank has not responded for the limit, within the limit itself.
     """
     silent = [status for status in ranks if status.silent_s > patience_s and not _left(status)]
     awake = [status.beat for status in ranks if status.beat and status.silent_s <= patience_s]
@@ -105,7 +105,7 @@ def overdue(beat: Beat, limit_s: float) -> bool:
 
 
 def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
-    """Return the ranks that are in no collective, or else those that others wait for and that wait for no one."""
+    """Return the ranks that are in no collective, or else those that others wait for and that wait for none."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
@@ -115,7 +115,7 @@ def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
 
 
 def _waits_for(beat: Beat, beats: Sequence[Beat]) -> set[int]:
-    """Return the ranks that have not begun a collective in which ``beat`` is."""
+    """Return the ranks that have not begun a collective in which the rank of ``beat`` waits."""
     missing = set()
     for wait in beat.waits:
         members = parse_ranks(wait.ranks)
@@ -133,7 +133,7 @@ def _left(status: RankStatus) -> bool:
 
 
 def _silent_text(silent: Sequence[RankStatus], awake: Sequence[Beat]) -> str:
-    """Return the step in which the others wait: the last heartbeat of the silent ranks is older."""
+    """Describe silent ranks, with the step in which the others wait: their own last heartbeat is older."""
     beats = [status.beat for status in silent if status.beat]
     parts = []
     if beats:
@@ -217,19 +217,19 @@ LONGEST_MESSAGE = 300
 VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|NCCL.*abort", re.I)
 _STALL_LINE = re.compile(rf"^{STALL}(?:(?P<who>ranks? [\d, -]+) on (?P<host>[\w.-]+) )?(?P<how>.*)$", re.MULTILINE)
 _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
-# Of a node that could not be made ready for its workers. The scheduler's own output may begin its line.
+# For a node that could not be made ready for its workers. The scheduler's own output may begin the line.
 _NODE_LINE = re.compile(r"llmb: node (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
-# What llmb.launch.ranks reports of a rank, in the order in which they ended.
+# Lines of llmb.launch.ranks about ranks, in the order in which they ended.
 _ENDED_LINE = re.compile(
     r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) "
     r"(?P<how>ended with exit code \d+|was killed by signal (?P<signal>\d+) \(\w+\))$",
     re.MULTILINE,
 )
-# What srun reports of a failed task: a rank, or the launcher of a node's ranks.
+# Lines of srun about a failed task: a rank, or the launcher of a node's ranks.
 _TASK = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _EXPECTED = ("Exited", "Terminated")
 """Ends that the log describes better elsewhere, or that srun caused itself."""
-# What follows a rank that ended with no output: traces of the others.
+# After a rank that ended with no output, there are tracebacks of the others.
 _TRACEBACK = re.compile(r"^Traceback \(most recent", re.MULTILINE)
 
 
@@ -253,7 +253,7 @@ def failed_host(log: str) -> str | None:
 
 
 def last_lines(log: str, most: int) -> list[str]:
-    """Return the lines that lead to the first failure, without the output of its victims and the launcher after it."""
+    """Return the last ``most`` lines up to the first failure, without later output of its victims and the launcher."""
     failure = _find(log)
     end = failure.end if failure else None
     if end is None:
@@ -280,7 +280,7 @@ class _Failure(NamedTuple):
 def _find(log: str) -> _Failure | None:
     """Find the failure. If the watchdog ended a hung run, everything after it in the log is a consequence. A node that
     was not ready ended the run before any worker could fail. Otherwise a rank killed from outside comes first, then one
-    that failed by itself, then a task that srun saw killed, then a rank that ended silently, then one that lost its
+    that failed by itself, then a task that srun reports killed, then one that ended silently, then one that lost its
     connection: which of them the launcher saw first is a matter of chance.
     """
     stalled = _STALL_LINE.search(log)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run's folder, and functions that write and read them: anything may have damaged them since."""
+"""The files of a run's folder, and functions that write and read them. Files may be damaged, so reading validates."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ LATEST = "latest"
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
 VBOOST_FILE = "vboost.json"
-ABSOLUTE = "begin it with / or ~"
+ABSOLUTE = "begin the path with / or ~"
 """Advice for a path in the user's own defaults."""
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
 """Variables of the reference documents that name the root of installation; the second is from the oldest one."""
@@ -154,9 +154,9 @@ class InstallRoot:
 
 
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
-    """Return $LLMB_INSTALL or $STAGE_PATH, else the nearest folder at or above ``start`` with a cluster_config.yaml,
-    else that of the user's defaults, else ~/.llmb. As in the reference scripts, an empty variable is unset. Raises
-    UsageError if both name different folders, if the defaults cannot be read, or if another user owns the folder.
+    """Return $LLMB_INSTALL or $STAGE_PATH, or the nearest folder at or above ``start`` with a cluster_config.yaml,
+    or the user's default, or ~/.llmb, in this order. As in the reference scripts, an empty variable is unset. Raises
+    UsageError if the variables differ, if the defaults cannot be read, or if another user owns the folder.
     """
     texts = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
     roots = {name: Path(text).expanduser().absolute() for name, text in texts.items()}
@@ -168,7 +168,7 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     for folder in (start, *start.parents):
         if (folder / CLUSTER_CONFIG).is_file():
             for place in (folder, folder / CLUSTER_CONFIG):
-                check_owner(place, do=f"set {ROOT_VARIABLES[0]}={folder} to use it on purpose, or call llmb elsewhere")
+                check_owner(place, do=f"set {ROOT_VARIABLES[0]}={folder} to use it on purpose, or run llmb elsewhere")
             return InstallRoot(folder, CLUSTER_CONFIG)
     config = user_config(environ)
     if config and config.exists() and (root := user_root(config)):
@@ -183,7 +183,7 @@ def user_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_root(path: Path) -> Path | None:
-    """Return the root of installation in the user's defaults. Other keys are left to their users."""
+    """Return the root of installation in the user's defaults; None without one. Raises UsageError if it is relative."""
     from llmb.catalogue.data_files import read_data  # few users have such a file
 
     check_owner(path)
@@ -199,7 +199,7 @@ def user_root(path: Path) -> Path | None:
 
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:
-    """Return the root of installation, without its origin."""
+    """Return the path of the root of installation; see ``chosen_root``."""
     return chosen_root(environ, start).path
 
 
@@ -231,7 +231,7 @@ def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict"
     """Replace ``path`` atomically: readers see the old content or the new, never a part.
 
     A new file gets permissions by the umask, and its group from a folder with the setgid bit; a replaced file keeps its
-    permissions, so that its last writer locks no other user out. ``errors`` are as in ``open``. Raises OSError.
+    permissions, so that other users keep their access. ``errors`` is as in ``open``. Raises OSError if writing fails.
     """
     check_regular(path)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
@@ -262,7 +262,7 @@ def new_file(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        what, do = f"cannot write: {error.strerror or error}", "free some space there, or choose another place"
+        what, do = f"cannot write: {error.strerror or error}", "free some space there, or write elsewhere"
         raise EnvironmentProblem(what, where=str(path), do=do) from error
     finally:
         with suppress(OSError):
@@ -274,7 +274,7 @@ BEFORE = ".before"
 
 
 def write_newest(path: Path, text: str) -> None:
-    """Keep the existing file as the only older version. Raises NotWritable."""
+    """Write ``text``, and keep an existing file as the only older version. Raises NotWritable if that fails."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -296,7 +296,7 @@ def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> P
 
 
 def link_latest(install: Path, folder: RunFolder) -> None:
-    """Replace the link atomically. A file that is not a link stays; if no link can be written, there is none."""
+    """Link ``latest`` to ``folder``, atomically. A file that is not a link stays; failure to write is ignored."""
     link = install / LATEST
     if os.path.lexists(link) and not link.is_symlink():
         return
@@ -322,7 +322,7 @@ def read_stored(path: Path, shape: type[Shape]) -> Shape:
     except ValidationError as error:
         place, wrong = first_problem(error)
         if place == "schema_version":
-            what = "its form is not that of this llmb: a development version before 0.1 wrote it, or a later one"
+            what = "its schema is not that of this llmb: a development version before 0.1 or a later version wrote it"
             raise BrokenRecord(what, where=str(path)) from error
         raise BrokenRecord(f"it is damaged: {place}{': ' if place else ''}{wrong}", where=str(path)) from error
     except ValueError as error:
@@ -331,7 +331,7 @@ def read_stored(path: Path, shape: type[Shape]) -> Shape:
 
 
 def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing:
-    """Return the result of ``read``, or its error: an additional file must not cost a run its result."""
+    """Return the result of ``read``, or Missing with the error: an extra file must not cost a run its result."""
     try:
         return read()
     except UNREADABLE as error:
@@ -339,7 +339,7 @@ def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return one of ``UNREADABLE`` as a single line."""
+    """Describe an error of ``UNREADABLE`` in a single line."""
     if isinstance(error, BrokenRecord):
         return f"{error.what} ({Path(error.where or '').name})"
     if isinstance(error, OSError):
@@ -349,7 +349,7 @@ def why_unreadable(error: Exception) -> str:
 
 @cache
 def _adapter(shape: type[Any]) -> TypeAdapter[Any]:
-    """Return the adapter, which is created once: that takes ten times as long as reading a record with it."""
+    """Return a type's adapter. Creating it takes ten times as long as reading a record with it."""
     return TypeAdapter(shape)
 
 
@@ -359,7 +359,7 @@ ATTEMPT = "llmb: attempt "
 
 
 def tail(path: Path) -> str:
-    """Return the last ``TAIL_BYTES`` of a log, only of the latest attempt; empty if there is none."""
+    """Return the last ``TAIL_BYTES`` of a log, only of the latest attempt; empty if there is no log."""
     if not path.exists():
         return ""
     with open_regular(path) as stream:

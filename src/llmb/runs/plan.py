@@ -116,7 +116,7 @@ class Plan(Record):
 
     @property
     def origin(self) -> Origin:
-        """Return the model and the data of the run."""
+        """The origin of the run's weights and data."""
         weights = weights_origin(self.weights, self.start)
         return self.declared_origin or Origin(weights=weights, data=data_origin(self.dataset, self.recipe.training))
 
@@ -127,7 +127,7 @@ class Plan(Record):
 
     @property
     def first_step(self) -> int:
-        """Steps are numbered across the whole training, including all runs that were resumed."""
+        """Number of the run's first step; numbers continue across all runs of a resumed training."""
         return self.start.step if self.start else 0
 
     @property
@@ -135,12 +135,12 @@ class Plan(Record):
         return self.first_step + self.steps - 1
 
     def samples_before(self, step: int) -> int:
-        """Return samples that the training consumed before ``step``; earlier runs may have had another batch size."""
+        """Return the samples consumed before ``step`` by the training; earlier runs may have had other batch sizes."""
         consumed = self.start.consumed_samples if self.start else 0
         return consumed + (step - self.first_step) * self.recipe.layout.gbs
 
     def slows_down(self, step: int) -> bool:
-        """Return whether recording slows down ``step``, so that its time means nothing."""
+        """Return whether recording slows down ``step``, so that its time is not a measurement."""
         return self.nccl_trace or (self.profile is not None and self.profile.covers(step))
 
     def saves_after(self, step: int) -> bool:
@@ -169,12 +169,12 @@ def data_origin(dataset: TrainingDataset | None, training: Training) -> DataOrig
 
 
 class ComputePath(Record):
-    """The code paths of the engine for a run, saved in ``run.json``: they may differ from the layout of a proxy."""
+    """The engine's code paths for a run, as saved in ``run.json``."""
 
     shards_parameters: bool
-    """Ranks shard parameters, gradients and optimizer state (FSDP); else each holds parameters whole."""
+    """Ranks shard parameters, gradients and optimizer state (FSDP); otherwise each holds all parameters."""
     exchanges_updates: bool
-    """Ranks that hold parameters whole sum gradients, and exchange what each of them updates."""
+    """Ranks that hold all parameters sum gradients, and exchange the parameters that each of them updates."""
     keeps_gathered: bool
     """Parameters stay gathered for all micro-batches of a step, so that FP8 casts their weights once."""
     compiled: bool
@@ -194,7 +194,7 @@ class ComputePath(Record):
 
 
 class EnginePlan(Plan):
-    """The input of a worker of the engine or torchtitan. With software and machine it decides every number of a run."""
+    """The input of a worker of the engine or torchtitan. Software, machine and plan determine all results of a run."""
 
     emulate_fp8: bool = False
     recompute: Recompute
@@ -212,7 +212,7 @@ class EnginePlan(Plan):
 
     @property
     def compute_path(self) -> ComputePath:
-        """The engine's code path."""
+        """The engine's code paths for this run."""
         layout, in_fp8 = self.recipe.layout, self.fp8_recipe is not None
         shared, whole = self.recipe.shares_parameters, self.parallelism.keeps_parameters
         sharded, delayed = shared and not whole, self.fp8_recipe == "delayed"
@@ -242,15 +242,15 @@ def make_plan(
     """Make a plan, and check that the engine can train ``recipe`` this way. Unless it ``trains``, the plan is for a
     prediction, and the model may have parts that the engine lacks.
 
-    A run that resumes from a checkpoint takes seed and training (optimizer, schedule, data) from there, except what is
-    chosen here and what an imported checkpoint lacks. Gradients are reduced as the recipe specifies, and in fp32 if the
-    run computes in fp32.
+    A run that resumes takes seed and training (optimizer, schedule, data) from the checkpoint, except for explicit
+    choices and values that an imported checkpoint lacks. Gradients are reduced as the recipe specifies, and in fp32 if
+    the run computes in fp32.
 
-    Without a dataset in ``inputs``, sequences are packed from documents of ``document_tokens`` on average; if the
-    recipe packs and it is not specified, from documents with the same attention cost as the recipe's. The plan's recipe
-    holds the statistics of what it trains on.
+    Without a dataset in ``inputs``, sequences are packed from documents of ``document_tokens`` on average; if that is
+    not set and the recipe packs, from documents with the recipe's attention cost. The plan's recipe holds the
+    statistics of the data.
 
-    Raises UsageError with all reasons why it cannot.
+    Raises UsageError with all reasons why the run cannot be planned.
     """
     saved, ready = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
     training = chosen_training(recipe, choices, saved)
@@ -307,7 +307,7 @@ def _packing_problems(recipe: Recipe, choices: Choices, training: Training, *, p
 
 
 def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Training:
-    """Return the training of the recipe, or that of the resumed run, with the explicit choices."""
+    """Return the training of the recipe, or that of the resumed run, changed by the explicit choices."""
     changes = {
         "peak_lr": choices.peak_lr,
         "warmup_steps": choices.warmup_steps,
@@ -320,19 +320,19 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
 
 
 def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | None:
-    """Return the lengths; None for those of the resumed training, or of the recipe."""
+    """Return the chosen kind of document lengths; None for that of the resumed training or the recipe."""
     if choices.document_tokens is not None:
         return "uniform"
     return "squad" if choices.synthetic and recipe.task != "pretrain" else None
 
 
 def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype:
-    """Return the dtype of reductions: part of the precision, and so not taken from a checkpoint."""
+    """Return the dtype of gradient reductions. It is part of the precision, and so not taken from a checkpoint."""
     return "fp32" if recipe.dtype is Dtype.FP32 else chosen or recipe.training.grad_reduce_dtype
 
 
 def chosen_lora(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Lora | None:
-    """Return the adapters of the recipe, or the resumed ones, with the explicit options; None without any."""
+    """Return the adapters of the recipe, or the resumed ones, changed by the explicit choices; None without any."""
     lora = (saved and saved.lora) or recipe.lora
     return lora and lora.model_copy(update=choices.lora_changes())
 
@@ -354,7 +354,7 @@ def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRec
 
 
 def saved_base(record: CheckpointRecord) -> InitialWeights | None:
-    """Return the weights of saved adapters; None if they are random, or if the checkpoint contains all weights."""
+    """Return the base weights of saved adapters; None if they are random, or if the checkpoint has all weights."""
     base = record.base
     if base is None or base.path is None:
         return None
@@ -383,7 +383,7 @@ def document_problems(training: Training, seq_len: int) -> Iterator[str]:
 
 
 def pretending(recipe: Recipe, rank: int) -> Recipe:
-    """Return the recipe with one rank running alone; published figures are for all ranks."""
+    """Return the recipe with one rank running alone, without the published figures, which are for all ranks."""
     alone = recipe.model_copy(update={"pretended_rank": rank})
     reason = f"{alone.pretended_text}: published figures are of all ranks"
     return alone.model_copy(update={"expectations": (), "expectations_reason": reason})
@@ -428,7 +428,7 @@ def _unpacked(recipe: Recipe, training: Training) -> Recipe:
 
 
 def _usual_mean(recipe: Recipe, training: Training) -> int | None:
-    """Return mean tokens of the documents, if they are not specified; None if a sequence is one document."""
+    """Return the recipe's mean number of tokens of a document; None if a sequence is one document."""
     seq_len = recipe.layout.seq_len
     if recipe.packing:
         return fitted_mean(recipe.packing.sum_of_squares, seq_len, training.document_lengths)
@@ -436,7 +436,7 @@ def _usual_mean(recipe: Recipe, training: Training) -> int | None:
 
 
 def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
-    """Yield warnings; ``loads`` is set for a program whose checkpoints llmb does not read."""
+    """Yield warnings about unpublished numbers of GPUs. ``loads`` is set for programs with checkpoints of their own."""
     published, scale = plan.recipe.checkpoint, plan.recipe.scale
     if published is None:
         return

@@ -63,11 +63,11 @@ class Search:
 
     @property
     def source(self) -> Source | None:
-        """None for a recipe that trains from random weights on synthetic tokens."""
+        """Origin of the recipe's weights and data; None if it trains from random weights on synthetic tokens."""
         return find_workload(self.catalogue, self.recipe.workload).sources.get(self.recipe.size)
 
     def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
-        """Return the inputs that exist. ``resumed`` is the checkpoint that the run resumes from."""
+        """Return the existing inputs, and note missing ones. ``resumed`` is the checkpoint that the run resumes."""
         if self.choices.synthetic and (explicit := self._explicit()):
             self.problems.append(f"{explicit} is set, but {SYNTHETIC} does not need it; omit one of them")
             return TrainingInputs()
@@ -79,7 +79,7 @@ class Search:
         if inputs.weights and inputs.dataset and _differ_in_tokenizer(inputs.weights, inputs.dataset):
             again = self._prepare("dataset", f"{self._seq_len_option()} --force")
             self.problems.append(
-                f"the tokenizer of the dataset in {inputs.dataset.path} is not that of the checkpoint in "
+                f"the tokenizer of the dataset in {inputs.dataset.path} differs from that of the checkpoint in "
                 f"{inputs.weights.path}: prepare it with the checkpoint's ({again}; --source, if it was local)"
             )
         return inputs
@@ -244,7 +244,7 @@ class Search:
         return f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
 
     def _seq_len_option(self) -> str:
-        """Return the option for the sequence length; empty if all layouts of the size have the run's."""
+        """Return the option for the sequence length; empty if all layouts of the model's size have the same one."""
         tables = find_workload(self.catalogue, self.recipe.workload).layouts
         lengths = {table.seq_len for table in tables if table.size == self.recipe.size}
         length = self.recipe.layout.seq_len
@@ -252,12 +252,12 @@ class Search:
 
 
 def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: Choices) -> Search:
-    """Return a search below the root of installation, and in the folders that ``choices`` names."""
+    """Return a search for inputs below the root of installation and in the folders that ``choices`` names."""
     return Search(catalogue, recipe, choices, prepared_folders(install, recipe.workload))
 
 
 def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialWeights:
-    """Return the weights. ``name`` is the model's, by default from the folder or run that they come from."""
+    """Return a checkpoint as initial weights. ``name`` is the model's, by default from their source folder or run."""
     record = saved.record
     source = record.imported_from
     origin_name = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"
@@ -265,7 +265,7 @@ def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialW
 
 
 def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
-    """Return the mean statistics of the packs, for the attention of ``model``. Raises OSError and ValueError."""
+    """Return the mean statistics of the packs for ``model``'s attention. Raises OSError or ValueError if unreadable."""
     chunked = model.chunked_attention
     squares = None
     if chunked and packed.longest_document > chunked.chunk_size:
@@ -280,7 +280,7 @@ def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
 
 
 def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> bool:
-    """Return whether tokenizers differ: a model knows only its own; a checkpoint without one cannot be checked."""
+    """Return whether the tokenizers of weights and dataset differ; False if the checkpoint has no tokenizer."""
     file = Path(weights.path) / CONTEXT / TOKENIZER
     return file.is_file() and sha256(file.read_bytes()).hexdigest() != dataset.packed.tokenizer.sha256
 
@@ -312,7 +312,7 @@ class NotPrepared(UsageError):
 
 
 def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHere:
-    """Return the inputs of a run of ``recipe`` without further options."""
+    """Return the origin of weights and data for a run of ``recipe`` without further options."""
     search = search_inputs(catalogue, install, recipe, Choices())
     origin = search.origin(search.inputs(None))
     try:
@@ -347,7 +347,7 @@ OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")
 
 
 def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
-    """Return the arguments of ``llmb run`` and ``submit`` that train the same, without defaults.
+    """Return the arguments with which ``llmb run`` and ``submit`` train the same, without default values.
 
     Profiles are not recorded again. Raises UsageError if the catalogue does not have the recipe.
     """

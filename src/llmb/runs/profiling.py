@@ -17,7 +17,7 @@ _option = partial(Option, panel="Profiling")
 
 
 class Profile(Record):
-    """The resolved profiling of one run. It is part of the results, which exclude the profiled steps."""
+    """The resolved profiling options of one run, saved with its results. Statistics exclude the profiled steps."""
 
     profiler: Profiler
     or_torch: bool = False
@@ -39,20 +39,20 @@ class Profiling(Record):
     """The profiling options of a run. None means a default that depends on the number of steps and ranks."""
 
     profile: Annotated[
-        bool, _option(basic=True, help="Profile some steps, and break down the time of one.", envvar="ENABLE_PROFILE")
+        bool, _option(basic=True, help="Profile some steps, and break down one step's time.", envvar="ENABLE_PROFILE")
     ] = False
     profiler: Annotated[
         Literal["auto", "nsys", "torch"],
         _option(
             help="nsys (Nsight Systems; GPUs only) or torch (PyTorch's profiler). auto: nsys if it is on the PATH of"
-            " the machine that runs it, else torch, which is reported."
+            " the run's nodes, otherwise torch; the result names the profiler."
         ),
     ] = "auto"
     profile_start_step: Annotated[
         int | None,
         _option(
-            help="First step profiled, from 0. Default: that of the recipe's document, 20 or 45; without one the last"
-            " tenth of the steps.",
+            help="First profiled step, counted from 0. Default: that of the recipe's document (20 or 45), or else the"
+            " start of the last tenth of the steps.",
             minimum=0,
             envvar="PROFILE_START_STEP",
         ),
@@ -60,20 +60,20 @@ class Profiling(Record):
     profile_stop_step: Annotated[
         int | None,
         _option(
-            help="First step no longer profiled; without --steps also the number of steps. Default: that of the"
-            " recipe's document, 25, 30 or 50; without one the end.",
+            help="First step after the profile; without --steps, also the number of steps. Default: that of the"
+            " recipe's document (25, 30 or 50), or else the end of the run.",
             minimum=1,
             envvar="PROFILE_STOP_STEP",
         ),
     ] = None
     profile_ranks: Annotated[
         str | None,
-        _option(help="Ranks profiled, such as 0,4-7. Default: the first 8.", form=RANKS, envvar="PROFILE_RANKS"),
+        _option(help="Ranks to profile, such as 0,4-7. Default: the first 8.", form=RANKS, envvar="PROFILE_RANKS"),
     ] = None
     profile_gpu_metrics: Annotated[
         bool,
         _option(
-            help="Nsight Systems also samples the GPU of the first rank profiled; drivers may allow this to root only.",
+            help="Sample the first profiled rank's GPU with Nsight Systems, too; drivers may allow this only to root.",
             envvar="ENABLE_GPU_METRICS",
         ),
     ] = False
@@ -86,7 +86,7 @@ class Profiling(Record):
     ] = False
 
     def steps_of(self, documented: DocumentProfile | None) -> int | None:
-        """Return the number of steps of the run that profiling implies, if none is specified."""
+        """Return the run's number of steps that profiling implies unless --steps is specified; None without any."""
         if self.nccl_trace:
             return NCCL_TRACE_STEPS
         if not self.profile or self.profile_stop_step is not None:
@@ -96,8 +96,8 @@ class Profiling(Record):
     def settled(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Profile | None:
-        """Return the resolved options, by default with the document's steps if the run has them, else the last tenth.
-        Call only if ``problems`` finds none.
+        """Return the resolved options; None without a profile. By default, the document's steps are profiled if the run
+        has them, or else the last tenth of the steps. Call this only if ``problems`` yields none.
         """
         if not self.profile:
             return None

@@ -16,16 +16,16 @@ OWNERS = ("weights", "gradients", "optimizer", "activations", "other")
 
 
 class AccountJob(Record):
-    """The request to the program that counts."""
+    """The request to the program that counts what one rank requires."""
 
     plan: EnginePlan
     rank: int
 
 
 class CollectiveCount(Record):
-    """Collectives of one kind in one group: their number in a step, and the bytes of their messages together.
+    """Collectives of one kind in one group: their number in a step, and the total bytes of their messages.
 
-    A message is everything that is gathered, reduced, exchanged or sent, in its size on one rank.
+    The size of a message is that of all data gathered, reduced, exchanged or sent, on one rank.
     """
 
     kind: str
@@ -45,8 +45,8 @@ class RankMemory(Record):
 
 
 class RankAccount(RankMemory):
-    """The requirements of one rank in one step. flops_by_kind: of products by precision (bf16, fp8, fp32), and of
-    attention; they sum to ``flops``.
+    """The requirements of one rank in one step. ``flops_by_kind`` has the FLOPs of products, by precision (bf16, fp8,
+    fp32), and those of attention; they sum to ``flops``.
     """
 
     flops: int
@@ -75,8 +75,8 @@ SURE_MARGIN_GIB = MARGINS[0].gib
 class MemoryUse(Record):
     """The memory of some ranks of a run, and whether it fits on a GPU. Sizes in GiB.
 
-    method: counted by the engine, or estimated in closed form. capacity_gib: nominal memory of a GPU; None if it is
-    unknown, and then ``fits``, too. assumptions: where a run may differ from the counted one.
+    The engine counts ``exact`` values; an ``estimate`` has a closed form. ``capacity_gib`` is a GPU's nominal memory;
+    if it is unknown, it and ``fits`` are None. ``assumptions`` are differences between a run and the counted one.
     """
 
     method: Literal["exact", "estimate"] = "exact"
@@ -90,7 +90,7 @@ class MemoryUse(Record):
 
     @property
     def needed_gib(self) -> float:
-        """Return the memory that the fullest rank needs, with the margin."""
+        """Memory that the fullest rank needs, including the margin."""
         return self.fullest.peak_bytes / GIB + MARGIN_GIB
 
     @property
@@ -111,9 +111,9 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 
 
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
-    """Return one rank, one of every stage, or the candidates for the fullest rank.
+    """Return ``rank`` if it is set, one rank of every stage if ``all_stages``, or else those that may be the fullest.
 
-    Raises UsageError if both are requested, and for a rank that the layout does not have.
+    Raises UsageError if both are requested, or if the layout has no such rank.
     """
     if rank is None:
         return stage_ranks(layout) if all_stages else fullest_ranks(layout)
@@ -125,12 +125,12 @@ def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> lis
 
 
 def stage_ranks(layout: Layout) -> list[int]:
-    """Return the first rank of each rank of a pipeline; the others with the same layers take no more."""
+    """Return the first rank of each pipeline stage; the other ranks of a stage need no more memory."""
     return [stage * (layout.gpus // layout.pp) for stage in range(layout.pp)]
 
 
 def fullest_ranks(layout: Layout) -> list[int]:
-    """Return the ranks of ``stage_ranks`` that include the fullest one.
+    """Return the ranks of ``stage_ranks`` that may be the fullest.
 
     The earlier a stage, the more micro-batches it holds: a later one can only be fuller if it has more layers, or the
     loss.

@@ -53,7 +53,7 @@ Time = Annotated[str, AfterValidator(_time)]
 
 
 def seconds_of(time: str | None) -> float | None:
-    """Return seconds since 1970."""
+    """Convert an ISO 8601 time to Unix time; return None for None."""
     return datetime.fromisoformat(time).timestamp() if time else None
 
 
@@ -157,7 +157,7 @@ class RunRecord(ReasonedRecord):
     image: str | None = None
     """Container image that the workers run in; None without a container."""
     label: str | None = None
-    """Set by the user, to find runs again."""
+    """A name that the user chose, to find and compare runs by."""
     arguments: dict[str, str] = Field(default_factory=dict)
     """Arguments of a framework's script, as given by the user."""
     program: str = ENGINE
@@ -195,12 +195,12 @@ class RunRecord(ReasonedRecord):
 
     @property
     def id(self) -> str:
-        """Short; what commands accept and print. Copies of the run share it."""
+        """The short id that commands accept and print; copies of the run share it."""
         return short_id(self.run_id)
 
     @property
     def window(self) -> Window:
-        """Window of the statistics; the planned one if there is no result."""
+        """The window of the statistics; the planned one unless the result has another."""
         return (self.result and self.result.window) or self.plan.window
 
 
@@ -232,7 +232,7 @@ def queued_record(
     image: str | None = None,
     arguments: Mapping[str, str] | None = None,
 ) -> RunRecord:
-    """Record of a run that a scheduler will start."""
+    """Return the record of a run that a scheduler will start."""
     return RunRecord(
         run_id=new_run_id(),
         label=label,
@@ -258,7 +258,7 @@ def new_record(
     label: str | None = None,
     image: str | None = None,
 ) -> RunRecord:
-    """Record of a run that begins here and now."""
+    """Return the record of a run that begins here and now."""
     begun = {"status": "running", "started_at": now(), "job": job, "variables": dict(variables or {})}
     queued = queued_record(plan, command, label=label, image=image)
     return queued.model_copy(update={**begun, **source_fields()})
@@ -307,13 +307,13 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
-    """Return None if the run was not submitted, or the client was killed before it recorded this. Raises as above."""
+    """Read a run's job; None if it was not submitted or its client was killed. Raises as ``read_record`` does."""
     _check_links(folder)
     return read_stored(folder.job, SubmittedJob) if folder.job.exists() else None
 
 
 def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
-    """Return None also if it cannot be read: the record is decisive, and only the run's campaign is then unknown."""
+    """Read a run's job; None also if it is unreadable, because then only the run's campaign is unknown."""
     try:
         return read_job(folder)
     except (OSError, BrokenRecord):
@@ -321,7 +321,7 @@ def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
-    """Return None while the job has not ended, or if it was killed with its batch script."""
+    """Read the end of a job; None if it has not ended, or was killed together with its batch script."""
     return read_stored(folder.job_end, JobEnd) if folder.job_end.exists() else None
 
 
@@ -335,13 +335,13 @@ def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageEr
 
 
 def short_id(text: str) -> str:
-    """Return the id of the run with this ``run_id``, or of another named item."""
+    """Return the short id for a ``run_id``, or for the name of another item."""
     digits = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:LENGTH]
     return digits.translate(_AS_LETTERS)
 
 
 def may_be_short_id(text: str) -> bool:
-    """Return True for an id, or the beginning of one."""
+    """Return whether ``text`` can be a short id, or the beginning of one."""
     return 0 < len(text) <= LENGTH and set(text) <= set(LETTERS)
 
 
@@ -356,9 +356,9 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
     number = len(record.attempts) + 1
     if record.retries and number > record.retries + 1:
         raise InfrastructureError(
-            f"the run was started {number - 1} times, and its limit is {record.retries} retries",
+            f"the run was started {number - 1} times; its limit is {record.retries} retries",
             where=str(folder.path),
-            do="look for what its nodes have in common: 'llmb jobs nodes'; then submit it again",
+            do="run 'llmb jobs nodes' to find what its nodes have in common, then submit the run again",
         )
     newest = newest_checkpoint(folder, record.plan) if number > 1 else None
     first_step, checkpoint = (newest.record.step, str(newest.path)) if newest else (record.plan.first_step, None)
@@ -394,8 +394,8 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
-    """Return the plan with its window. Statistics are from one attempt: one that begins before the window's end has its
-    own warm-up and window. A window set by its steps stays: the result reports that it was cut.
+    """Return the plan with the window for an attempt from ``first_step``. Statistics are of one attempt: one that
+    begins before the window's end needs another window. Explicit steps stay; the result reports the split.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan
@@ -418,7 +418,7 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
     if not folder.steps.exists():
         return
     path = folder.steps_of_attempt(number)
-    if not path.exists():  # else this start was itself interrupted here, and the steps were kept before
+    if not path.exists():  # otherwise this start was interrupted here before, after it had copied the steps
         write_atomically(path, folder.steps.read_text())
     lines = [step_to_json(step) for step in read_steps(path) if step.step < first_step]
     write_atomically(folder.steps, "".join(f"{line}\n" for line in lines))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a run: its status with a reason, its figures, and a verdict with its basis."""
+"""The result of a run: its status with a reason, its measurements, and a verdict with its basis."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,12 +40,12 @@ Faults = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoadReport:
-    """Means over the steps of the window."""
+    """The balance of tokens between experts: means over the steps of the window."""
 
     max_over_mean: float
     idle_experts: float
     forced: bool
-    """Tokens were routed evenly, independent of the routers."""
+    """True if tokens were routed evenly, independent of the routers."""
     capacity_factor: float | None = None
     """None if no token was dropped."""
     dropped_pct: float = 0.0
@@ -54,7 +54,7 @@ class ExpertLoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Report:
-    """The FP8 computation; figures are means over the steps of the window."""
+    """The FP8 computation; numbers of tensors are means over the steps of the window."""
 
     recipe: Fp8Recipe
     emulated: bool
@@ -82,7 +82,7 @@ class Parameters(Record):
 class PretendedRank(ReasonedRecord):
     """The measurements of a rank that ran alone, as if the others existed.
 
-    compute_time_s: time of a step without waiting for other ranks, but with the copies that replace collectives.
+    ``compute_time_s`` excludes waits for other ranks, but includes the copies that replace collectives.
     """
 
     rank: int
@@ -121,7 +121,7 @@ class Condition(Record):
     own: str | None
     reference: str | None
     effect: Effect
-    """The effect on a verdict: it prevents it, makes it soft, or is only reported."""
+    """The difference prevents a verdict, makes it soft, or is only noted."""
     slower_pct: Interval | None = None
     """The slowdown of the run's steps that it causes, in percent, from and to; None if unknown."""
     why: str | None = None
@@ -163,7 +163,7 @@ def worst(verdicts: Iterable[Verdict]) -> VerdictName:
 
 
 class Result(ReasonedRecord):
-    """Status, reason and figures of a run; unavailable figures are None. The keys are a contract."""
+    """Status, reason and measurements of a run; unavailable values are None. The keys are a contract."""
 
     status: Status
     reason: str | None
@@ -219,7 +219,7 @@ class Result(ReasonedRecord):
 
     @property
     def flaw(self) -> str | None:
-        """Return why the run measures nothing; None if it is a measurement."""
+        """The reason why the run is not a measurement; None if it is one."""
         times = self.step_time_s
         return self.reason or (times.reason if isinstance(times, Missing) else self.measurement_reason)
 

@@ -11,14 +11,14 @@ from llmb.base.tools import ask_program
 PACKAGE = Path(llmb.__file__).resolve().parent
 COMMIT_FILE = "commit.txt"
 PATIENCE_S = 5.0
-"""The time limit of git; on a slow file system the answer is then unknown."""
+"""Time limit of git; if a slow file system exceeds it, the commit is unknown."""
 NOT_GIT = "llmb was installed from a package, which does not record its commit"
 NO_COMMIT = "git reports no commit for the checkout of llmb here"
 NOT_COMPARED = "git did not compare the source with the commit"
 
 
 class SourceVersion(NamedTuple):
-    """The version of the source; None if unknown, for ``reason``."""
+    """The version of llmb's source. Unknown values are None, with the ``reason``."""
 
     commit: str | None
     modified: bool | None
@@ -33,7 +33,7 @@ class SourceVersion(NamedTuple):
 
 
 def source_version(package: Path = PACKAGE) -> SourceVersion:
-    """Ask git if ``package`` is part of a checkout."""
+    """Return the version from git if ``package`` is in a checkout, or else from its build or installation."""
     checkout = next((folder for folder in package.parents[:2] if (folder / ".git").exists()), None)
     if checkout is None:
         return _built(package) or _installed()
@@ -51,7 +51,7 @@ def _git(checkout: Path, *words: str) -> str | None:
 
 
 def installed_version(text: str | None) -> SourceVersion:
-    """Read the text of ``direct_url.json``, which pip writes for installations from elsewhere than an index. Pure."""
+    """Parse ``direct_url.json``, which pip writes for packages that do not come from an index. Pure."""
     try:
         commit = json.loads(text or "{}")["vcs_info"]["commit_id"]
     except (ValueError, KeyError, TypeError):
@@ -60,7 +60,7 @@ def installed_version(text: str | None) -> SourceVersion:
 
 
 def _built(package: Path) -> SourceVersion | None:
-    """Return the version that setup.py recorded; None if the build had none."""
+    """Return the version that setup.py recorded at build time; None if it recorded none."""
     try:
         commit, _, modified = (package / COMMIT_FILE).read_text().strip().partition("-")
     except OSError:
@@ -69,7 +69,7 @@ def _built(package: Path) -> SourceVersion | None:
 
 
 def _installed() -> SourceVersion:
-    from importlib.metadata import PackageNotFoundError, distribution  # slow to load, and seldom asked
+    from importlib.metadata import PackageNotFoundError, distribution  # slow to load, and seldom needed
 
     try:
         return installed_version(distribution("llmb").read_text("direct_url.json"))

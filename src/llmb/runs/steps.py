@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``metrics.jsonl``: one JSON object per step, in full precision, readable while it is written.
 
-``rank_times.jsonl`` beside it: the time that each rank computed, by step; limited in size, however long the run is.
+``rank_times.jsonl`` has the time that each rank computed, by step; its size is limited, however long the run is.
 """
 
 import json
@@ -22,7 +22,7 @@ from llmb.runs.folder import BrokenRecord
 
 Line = TypeVar("Line")
 MOST_BYTES = 1 << 29
-"""Size of half a million steps."""
+"""Size limit of a file, about half a million steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Fp8Counts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One training step. Memory is of the rank that uses the most; step times differ between ranks only by waiting.
-    For a pretended rank, all figures, even tokens, are its own, and there is no loss or gradient norm.
+    For a pretended rank, all values, even tokens, are its own, and there is no loss or gradient norm.
     """
 
     step: int
@@ -111,7 +111,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """The number of a run's steps that make its values invalid, or may do so."""
+    """Numbers of steps that make a run's values invalid, or may do so."""
 
     non_finite_steps: int
     """Steps whose loss or gradient norm is not finite. The first of them ends a run."""
@@ -163,7 +163,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Return every line as returned by ``read``, which raises ValueError for an incomplete one, such as the last."""
+    """Return every line as parsed by ``read``, which raises ValueError for an incomplete one: the last is omitted."""
     if not path.exists():
         return []
     records: list[Line] = []
@@ -241,7 +241,7 @@ class RankTimes:
 
 
 class RankTimesFile:
-    """Writes the times of a run of ``steps`` steps, after those that earlier attempts at it wrote."""
+    """Writes the rank times of a run of ``steps`` steps; appends to those of earlier attempts."""
 
     def __init__(self, path: Path, steps: int, ranks: int) -> None:
         self.steps_a_line = max(1, math.ceil(steps * ranks / MOST_VALUES))
@@ -268,7 +268,7 @@ class RankTimesFile:
 
 
 def read_rank_times(path: Path) -> list[RankTimes]:
-    """Read times in order of the steps, each step once, from the last attempt at it. Empty without a file.
+    """Read the rank times in order of steps, each step once, from its last attempt. Empty without a file.
 
     Raises BrokenRecord as ``read_steps`` does, OSError if the file cannot be read.
     """

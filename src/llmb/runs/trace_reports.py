@@ -59,7 +59,7 @@ class ProfileReport:
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
-    """Return the file with the profile of ``rank``: the newest one, if several jobs have run the plan."""
+    """Return the file with the profile of ``rank``: the newest one if several jobs ran the plan."""
     if not plan.profile or plan.profile.profiler != "nsys":
         return folder.torch_profile / f"rank-{rank}.json.gz"
     reports = folder.nsys_profile.glob(report_name(plan, rank, job="*", node="*"))
@@ -75,7 +75,7 @@ def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, s
 def report_name(plan: Plan, rank: int | str, job: str | None = None, node: str | None = None) -> str:
     """Return the name of a report of Nsight Systems, in which rank, job and node may be patterns or variables.
 
-    In a job it follows the recipe's document, whose names may include the job and the node; otherwise it is llmb's own.
+    In a job, the recipe's document may define the name, with the job and the node; otherwise it is llmb's own.
     """
     document = plan.recipe.document
     if document and document.profile and document.profile.file and job is not None and node is not None:
@@ -89,8 +89,8 @@ def nccl_log(folder: RunFolder, rank: int) -> Path:
 
 
 def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
-    """Report the profile; None for a run that is not profiled. An existing breakdown is used. Exports the report of the
-    first rank with one of Nsight Systems.
+    """Report a run's profile; return None if it is not profiled. A saved breakdown is reused. Of Nsight Systems, the
+    first existing report is exported.
     """
     if plan.profile is None:
         return None
@@ -150,9 +150,9 @@ class NetworkUse(Network):
 
 
 def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
-    """Find faults. ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the devices of nodes.
+    """Yield faults. ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the nodes' devices.
 
-    The faults name the run's variables that may be the reason.
+    The last one lists the run's variables that may be the reason.
     """
     faults = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
     if fault := _differing(network.nodes):
@@ -181,18 +181,18 @@ def _of_nodes(nodes: NodesNetwork, environment: Environment | None, gpu: Gpu | N
         ranks = min(environment.ranks_per_node.get(port.node, 1) for port in ports)
         yield from _few_devices(nodes, ports, ranks, gpu, where)
     if nodes.gpudirect is False and gpu:
-        yield f"NCCL used no GPUDirect RDMA {where}: what is sent goes through the memory of the host"
+        yield f"NCCL used no GPUDirect RDMA {where}: messages are copied through host memory"
 
 
 def _short(node: str) -> str:
-    """Shorten like NCCL: without the domain."""
+    """Return a node's name without its domain, as NCCL does."""
     return node.partition(".")[0]
 
 
 def _few_devices(
     nodes: NodesNetwork, ports: Sequence[RdmaPort], ranks: int, gpu: Gpu | None, where: str
 ) -> Iterator[str]:
-    """Compare with the number of GPUs, which suffices unless the GPU type's network is faster."""
+    """Yield a fault if NCCL used fewer devices than GPUs, or a lower rate than the GPU type's network has."""
     devices = nodes.devices_used if nodes.idle_devices is not None else nodes.devices
     used, unused = _by_use([port for port in ports if port.node == ports[0].node], devices or ())
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks
@@ -205,7 +205,7 @@ def _few_devices(
 
 
 def _by_use(ports: Sequence[RdmaPort], devices: Sequence[str]) -> tuple[list[RdmaPort], list[str]]:
-    """Return the used ports, and the usable devices: others of their kind that are not slower."""
+    """Return the used ports, and the unused devices of their kind that are not slower."""
     used = [port for port in ports if port.device in devices]
     kinds = {(port.link_layer, port.driver) for port in used}
     rate = max((port.gbit_s or 0 for port in used), default=0)
@@ -261,7 +261,7 @@ def report_network(folder: RunFolder, plan: Plan, environment: Environment | Non
 
 
 def _logs(folder: RunFolder) -> Sequence[Path]:
-    """Return the logs; if the user requested NCCL's lines, they may be in the run's own log."""
+    """Return NCCL's logs, or else the run's own log, which has NCCL's lines if the user requested them."""
     logs = (sorted(path.glob(f"*{NCCL_LOG_END}")) for path in (folder.nccl_network, folder.nccl_trace))
     return next(filter(None, logs), [folder.log] if folder.log.exists() else [])
 
@@ -273,7 +273,7 @@ def _texts(paths: Sequence[Path]) -> Iterator[bytes]:
 
 
 def _export(report: Path) -> str | None:
-    """Export a report of Nsight Systems for its breakdown; return the error, or None."""
+    """Export a report of Nsight Systems, so that it can be read; return the error, or None."""
     target = report.with_suffix(SQLITE_END)
     command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
     output = ask_program(command, EXPORT_LIMIT_S, cwd=None)

@@ -131,7 +131,7 @@ def test_several_ranks_run_in_turn(llmb: Run) -> None:
 def test_a_dry_run_names_the_command_of_the_same_run(llmb: Run) -> None:
     asked = ("run", "-w", "pretrain_llama3.1", "-s", "405b", "--gpu-type", "h100", "--pretend-scale", "512", "--rank")
     shown = llmb(*asked, "71", "--dry-run").stdout
-    assert "rank 71, on stage 1: collectives complete at once" in shown
+    assert "rank 71, on stage 1: collectives complete immediately" in shown
     assert "of 80 GiB on rank 71" in shown
     planned = json.loads(llmb(*asked, "7", "--dry-run", "--json").stdout)
     assert planned["plan"]["recipe"]["pretended_rank"] == 7

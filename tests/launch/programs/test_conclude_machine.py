@@ -118,7 +118,7 @@ def test_a_verdict_says_first_what_happened_and_is_soft(tmp_path: Path) -> None:
     (judged,) = judge_against([slow], good, "before")
     assert judged.verdict.soft
     said = "retransmissions on node2: packet_seq_err of mlx5_0 rose by 5,120"
-    more = f"('llmb judge {slow.id} --explain' tells more)"
+    more = f"(see 'llmb judge {slow.id} --explain')"
     assert judged.verdict.sentence.startswith(f"{said} {more}; 20.0 % slower than the baseline")
     result = slow.record and slow.record.result
     assert slow.record and result and result.verdict and result.verdict.sentence.startswith("retransmissions on node2")

@@ -172,7 +172,7 @@ def test_a_verdict_says_first_that_the_network_was_not_the_clusters(tmp_path: Pa
     (judged,) = judge_against([slow], good, "before")
     assert judged.verdict.soft
     assert judged.verdict.sentence.startswith("NCCL used TCP sockets on node1 and node2, though mlx5_0")
-    assert f"'llmb judge {slow.id} --explain' tells more); 20.0 % slower than the baseline" in judged.verdict.sentence
+    assert f"'llmb judge {slow.id} --explain'); 20.0 % slower than the baseline" in judged.verdict.sentence
     keys = [condition.key for condition in judged.verdict.conditions if condition.effect == "weakens"]
     assert keys == ["network_fault", "fabric"]
     assert "network between nodes differs" in judged.verdict.sentence

@@ -42,7 +42,7 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "target"
     with new_folder(target) as partial:
         (partial / "file").write_text("x")
-        with pytest.raises(UsageError, match="another llmb is writing to this folder"), new_folder(target):
+        with pytest.raises(UsageError, match="another llmb process is writing to this folder"), new_folder(target):
             pass
         assert (partial / "file").read_text() == "x"
         with new_folder(tmp_path / "target2"):
@@ -55,7 +55,7 @@ def test_it_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.
 
     def meanwhile(self: Path, to: Path) -> Path:
         if to == target:
-            with pytest.raises(UsageError, match="another llmb is writing to this folder"), new_folder(target):
+            with pytest.raises(UsageError, match="another llmb process is writing to this folder"), new_folder(target):
                 pass
             rejected.append(self)
         return rename(self, to)

@@ -311,7 +311,7 @@ def test_another_architecture_is_said_alone() -> None:
 def test_what_the_format_cannot_express_is_refused() -> None:
     assert MAVERICK.moe is not None
     experts = MAVERICK.moe.model_copy(update={"shared_ffn_hidden_size": 32})
-    with pytest.raises(UsageError, match="no form in Hugging Face's formats; it is no Llama4ForCausalLM") as caught:
+    with pytest.raises(UsageError, match="fits no Hugging Face format; the nearest is Llama4ForCausalLM") as caught:
         config_of(MAVERICK.model_copy(update={"moe": experts}), "fp32")
     assert "moe.shared_ffn_hidden_size is 32, not 8192 as moe.ffn_hidden_size" in str(caught.value)
     with pytest.raises(UsageError, match="it has no chunked_attention"):

@@ -230,7 +230,7 @@ def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers
                 yield from future.result()
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "a process that was reading logs was killed, perhaps out of memory", do="read in one process: pass --jobs 1"
+            "a process that was reading logs was killed, perhaps out of memory", do="pass --jobs 1 to use one process"
         ) from error
 
 

@@ -289,7 +289,7 @@ class NodesNetwork(Record):
 
 
 class Network(Record):
-    """The network that NCCL used. The reason for each None, here or in ``nodes``, is in ``reasons`` under its name."""
+    """The network that NCCL used. ``reasons`` has the reason for each None, here or in ``nodes``, by field."""
 
     used: tuple[str, ...]
     """Fabrics, with NCCL's name for unknown ones; that of most nodes first."""

@@ -23,7 +23,7 @@ class SampledGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherRun:
-    """Another program of llmb that runs on the node of a run."""
+    """Another llmb program that runs on a node of the run."""
 
     program: str
     """Its module, such as ``llmb.engine.worker``."""
@@ -206,7 +206,7 @@ class ResourceUse(Record):
 
 
 class NodeOtherWork(Record):
-    """The other work of a node, from the last sample before the window to the first one after it."""
+    """Other work on a node, from the last sample before the window to the first one after it."""
 
     node: str
     cores: int | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of plots, drawn by matplotlib as SVG in a few fixed colors, which a page replaces by its own."""
+"""Draws each kind of plot with matplotlib, as SVG in a few fixed colors that a page replaces with its own."""
 
 import io
 import math
@@ -86,14 +86,14 @@ def slim(svg: str) -> str:
 
 
 def themed(svg: str) -> str:
-    """Replace colors by the variables of the page's style."""
+    """Replace the fixed colors with the variables of the page's style."""
     for color, variable in NAMED.items():
         svg = svg.replace(color, f"var(--{variable})")
     return svg
 
 
 def standalone(svg: str) -> str:
-    """Return the SVG as a separate file, on white."""
+    """Return the SVG as the content of a separate file, with a white background."""
     head = svg.index(">") + 1
     font = "<style>text { font-family: sans-serif } * { stroke-linejoin: round }</style>"
     return f'{svg[:head]}{font}<rect width="100%" height="100%" fill="{PAPER}"/>{svg[head:]}\n'
@@ -102,7 +102,7 @@ def standalone(svg: str) -> str:
 ANY_PAPER = "#d55f00"
 """The color of images, which a page cannot replace: visible on light and dark."""
 MOST_POINTS = 1000
-"""Longer series are drawn by the smallest and the largest value of each bin."""
+"""Maximum number of points; of longer series, the smallest and the largest value of each bin are drawn."""
 ABOVE: Mapping[str, Any] = {
     "loc": "lower left",
     "bbox_to_anchor": (0, 1),
@@ -117,7 +117,7 @@ BESIDE: Mapping[str, tuple[str, str, float, tuple[float, ...]]] = {
     PREDICTED: (PURPLE, "P", 12, (5, 1.5, 1, 1.5)),
     PUBLISHED: (ORANGE, "D", 6, (1, 1.5)),
 }
-"""Color, mark, mark size, and dashes of unmeasured figures; the smaller mark is on top."""
+"""Color, mark, mark size, and dashes of values that were not measured; the smaller mark is on top."""
 MOST_LABELS, MOST_LARGE = 4, 50
 STRONGEST_PCT = (5.0, 50.0)
 
@@ -176,10 +176,10 @@ def series_chart(
     beside: Mapping[str, float] = MappingProxyType({}),
     doubling: bool = False,
 ) -> Drawing:
-    """Plot lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` is dashed,
-    and each of ``beside`` a line in its style.
+    """Plot lines over steps or time. ``axes`` are the titles of x and y; ``window`` is shaded, ``level`` is a dashed
+    line, and each of ``beside`` a line in its own style.
 
-    With ``doubling``, each doubling of x is as wide, and each point has its x beside the axis.
+    With ``doubling``, the x axis is logarithmic, with a tick at each point.
     """
 
     def draw(canvas: "Canvas") -> None:
@@ -224,7 +224,7 @@ def history_chart(
 ) -> Drawing:
     """Plot values and intervals from left to right; ``changes`` are dotted lines, and several levels are solid ones.
 
-    The last value has its label, and at equal distances as many before it as there is space for.
+    The last value is labeled, and up to ``MOST_LABELS`` - 1 earlier ones at equal distances.
     """
 
     def draw(canvas: "Canvas") -> None:
@@ -256,7 +256,7 @@ def history_chart(
 
 
 def parts_chart(name: str, parts: Sequence[tuple[str, str, float]]) -> Drawing:
-    """Plot the parts of a step, given as names, colors and values, stacked so that each has its name next to it."""
+    """Plot the parts of a step (name, color, percent) as horizontal bars, each with its name and value."""
 
     def draw(canvas: "Canvas") -> None:
         plot, places = canvas.add_subplot(), range(len(parts))
@@ -277,8 +277,8 @@ def grid_chart(
 ) -> Drawing:
     """Plot values as shades of one color, visible on any background; 0 and less is the background itself.
 
-    ``extent``: left, right, bottom and top. The strongest color begins where one value of a hundred is beyond, but not
-    below ``STRONGEST_PCT[0]``, so that noise stays faint, nor above ``STRONGEST_PCT[1]``.
+    ``extent`` is left, right, bottom and top. The strongest shade begins at the 99th percentile, but not below
+    ``STRONGEST_PCT[0]``, so that noise stays faint, nor above ``STRONGEST_PCT[1]``.
     """
     ordered = sorted(value for row in rows for value in row)
     least, most = STRONGEST_PCT
@@ -307,7 +307,7 @@ def grid_chart(
 
 
 def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
-    """Name the axes. No value plotted over steps, runs or GPUs is below 0."""
+    """Name the axes. The y axis does not extend below 0, because no plotted value is negative."""
     plot.set_xlabel(axes[0])
     plot.set_ylabel(axes[1])
     if plot.get_ylim()[0] < 0 and not plot.yaxis_inverted():

@@ -44,7 +44,7 @@ SYMBOLS: Mapping[VerdictName, str] = {
     "invalid": "✕",
     "not comparable": "—",
 }
-"""Symbols next to the words, so that verdicts do not differ by color alone."""
+"""Symbols next to the verdicts, so that these do not differ by color alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Section:
         return headline(self.judged.verdict)
 
     def at_pace(self, value: float | None) -> float | None:
-        """Scale a rate of the displayed run to the step time of the verdict."""
+        """Scale a rate of the displayed run to the step time of the verdict; None if one is unknown."""
         own, compared_s = self.shown.step_time_s, self.judged.compared_s
         return value * own.mean / compared_s if value and own and compared_s else None
 
@@ -145,7 +145,7 @@ class Contents:
 
 
 def gather(found: RunSet, against: Against, install: Path, say: Callable[[str], None]) -> Contents:
-    """Judge the newest run of each recipe; against other runs, all its runs together."""
+    """Return a page's contents, with a verdict on each recipe's newest run or, against other runs, on all its runs."""
     groups = grouped(found.runs)
     shown = [[run for run in repeats if flaw_of(run) is None][-1:] or repeats[-1:] for repeats in groups]
     judged = judge_runs([run for some in (groups if against.runs else shown) for run in some], against, install, say)
@@ -206,7 +206,7 @@ def _with_rates(run: AnalyzedRun) -> AnalyzedRun:
 
 
 def _titles(groups: Sequence[Sequence[AnalyzedRun]], judged: Sequence[str]) -> list[str]:
-    """Return the recipe of each group; for groups with the same recipe, also the differences in configuration."""
+    """Return the title of each group: its recipe, with the differences between groups that share a recipe."""
     pairs = [(runs[0].record, title) for runs, title in zip(groups, judged, strict=True)]
     titles = [plan_title(record.plan) if record else title for record, title in pairs]
     alike: dict[str, list[AnalyzedRun]] = {}
@@ -216,7 +216,7 @@ def _titles(groups: Sequence[Sequence[AnalyzedRun]], judged: Sequence[str]) -> l
 
 
 def _anchors(titles: Sequence[str], groups: Sequence[Sequence[AnalyzedRun]]) -> list[str]:
-    """Return anchors that are the same on every page, without names of logs, which may contain names of people."""
+    """Return anchors that are stable across pages, and without names of logs, which may contain names of people."""
     names = [
         re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") if runs[0].record else "log"
         for title, runs in zip(titles, groups, strict=True)
@@ -310,7 +310,7 @@ def _advice(judged: Judged, shown: AnalyzedRun, against: str | None) -> Iterator
 
 
 def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
-    """Yield the commands for runs that would give a verdict, if any; the smaller side gets the first ones."""
+    """Yield the commands for the runs that a verdict requires, if any, so that both sides become equally large."""
     more, sides = judged.verdict.more_runs, [judged.baseline[-1:], (shown,)]
     if judged.verdict.reason and TOO_MANY_RUNS in judged.verdict.reason:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run and of several, including published and predicted ones of its recipe."""
+"""Plots of one run and of several, with published and predicted values of their recipes."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,14 +70,14 @@ class Figure:
 
 
 def first_rows(title: str, rows: Sequence[Any], columns: Sequence[Column[Any]]) -> Table:
-    """Return a table of the rows that fit on a page, which says if there are more."""
+    """Return a table of the rows that fit on a page, with a note if there are more."""
     caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all" if len(rows) > MOST_POINTS else ""
     return table_of(title, rows[:MOST_POINTS], columns, caption=caption)
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Figures of one source; None if it does not report one."""
+    """Values from one source; None if the source does not report one."""
 
     name: str
     """The source's name, which determines the mark."""
@@ -87,7 +87,7 @@ class Beside:
 
 
 def figures_beside(run: AnalyzedRun) -> list[Beside]:
-    """Return the published and the predicted figures of the run's recipe."""
+    """Return the published and the predicted values of the run's recipe."""
     found = []
     if run.recipe and (expected := run.recipe.figure):
         tokens = None if expected.tokens_per_s is None else expected.tokens_per_s / run.recipe.layout.gpus
@@ -109,7 +109,7 @@ StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
 
 def run_figures(section: str, run: AnalyzedRun, other: AnalyzedRun | None) -> Found:
-    """Return the figures of one run, with those of its reference run, and missing figures with the reason."""
+    """Return the plots of one run, which include its reference run, and the missing plots with the reasons."""
     try:
         steps, other_steps = _steps(run), _steps(other) if other else []
     except (OSError, BrokenRecord) as error:
@@ -130,7 +130,7 @@ def _steps(run: AnalyzedRun) -> Sequence[Step]:
 
 
 def _step_times(run: AnalyzedRun, steps: Sequence[Step]) -> list[tuple[float, float]]:
-    """Return each step with its time; for a log only the steps of the window."""
+    """Return each step with its time; for a log, only the steps of the window."""
     first = run.window.first if run.window else 0
     logged = ((float(place), seconds) for place, seconds in enumerate(run.step_times_s, start=first))
     return [(float(step.step), step.step_time_s) for step in steps] or list(logged)
@@ -147,7 +147,7 @@ def _name_of(run: AnalyzedRun, other: AnalyzedRun) -> str:
 def _lines(
     name: str, color: str, own: Points, other: Points, runs: tuple[AnalyzedRun, AnalyzedRun | None]
 ) -> list[Line]:
-    """Return the line of a run, and behind it that of its baseline, in another color."""
+    """Return the line of a run, preceded by that of its baseline, if any, in another color."""
     run, baseline = runs
     if baseline is None or not other:
         return [Line(name, color, own)]
@@ -212,7 +212,7 @@ def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int], others: Seq
 
 
 def _is_near(other_s: float, mean_s: float | None) -> bool:
-    """Return whether to plot a step time: a distant one would flatten the line of the others."""
+    """Return whether to plot another step time: a distant one would flatten the line of the steps."""
     return mean_s is not None and abs(other_s / mean_s - 1) <= FARTHEST
 
 
@@ -405,7 +405,7 @@ def _source(one: Beside) -> str:
 
 
 def _marks(others: Mapping[int, Mapping[str, Beside]]) -> Iterator[Marked]:
-    """Yield the figures of all scales as marked points, by kind."""
+    """Yield the published and predicted values of all scales as marked points, by kind."""
     for kind, (color, shape, size, _) in BESIDE.items():
         found = [(float(gpus), one[kind].tokens_per_s_per_gpu) for gpus, one in others.items() if kind in one]
         if points := [(gpus, value) for gpus, value in found if value is not None]:
@@ -421,9 +421,9 @@ CHANGING = ("software.", "hardware.device", "hardware.power", "release")
 
 
 def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun]) -> Figure | Missing:
-    """Plot the means of a recipe's runs in order of time, with the changes between them, and the detected steps.
+    """Plot the means of a recipe's runs in order of time, with changes of software and hardware, and changes of level.
 
-    With a baseline, its runs in a color of their own, and neither changes nor steps: these are the comparison's.
+    With a baseline, its runs have another color, and neither kind of change is plotted: the comparison reports them.
     """
     others = {run.counted_as for run in baseline}
     known_times = [(run, run.step_time_s) for run in (*baseline, *runs) if flaw_of(run) is None and run.step_time_s]
@@ -460,7 +460,7 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence
 
 
 def _estimates(measured: Sequence[tuple[AnalyzedRun, Statistics]]) -> list[Estimate]:
-    """Return the estimates with distinct labels. An interval that includes 0 is not plotted: it shows too little."""
+    """Return the estimates with distinct labels, without intervals that include 0, which show too little."""
     times = [short_time(run.started_s) if run.started_s else run.id for run, _ in measured]
     labels = times if len({*times}) == len(times) else [run.id for run, _ in measured]
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of a page as one self-contained HTML file, PDF or Markdown, without private names."""
+"""Renders the contents of a page as one self-contained HTML file, PDF or Markdown, without private names."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
         raise EnvironmentProblem("a page needs jinja2, which is not installed", do=do) from error
 
     def finalize(value: Any) -> Any:  # noqa: ANN401 (any value of a template)
-        """Convert everything except our own markup to text."""
+        """Make strings displayable, except for our own markup."""
         return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     def drawn(name: str) -> Markup:
@@ -74,7 +74,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
 def page_pdf(html: str) -> bytes:
     """Return the page in its print layout. Raises EnvironmentProblem if no browser can print it."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    do = "print the page from a browser: --format html"
+    do = "pass --format html, and print the page from a browser"
     if browser is None:
         raise EnvironmentProblem(f"no browser that can print pages is installed: {', '.join(BROWSERS)}", do=do)
     with scratch_folder("llmb-page-") as folder:
@@ -90,7 +90,7 @@ def page_pdf(html: str) -> bytes:
 
 
 def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown: Callable[[str], str]) -> bytes:
-    """Return the plot with this name, or the only one whose name begins with it, as a picture. Raises UsageError."""
+    """Return a plot, by its name or a unique beginning of it, as an image; raise UsageError for any other name."""
     figures = contents.figures
     found = [name] if name in figures else [one for one in figures if one.startswith(f"{name}-")]
     if len(found) != 1:
@@ -100,7 +100,7 @@ def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown:
 
 
 def _shown_in(svg: str, shown: Callable[[str], str]) -> str:
-    """Return the SVG with each text replaced by the result of ``shown``."""
+    """Apply ``shown`` to every text of the SVG."""
     return re.sub(r"(?<=>)[^<>]+(?=</text>)", lambda text: shown(text[0]), svg)
 
 
@@ -139,7 +139,7 @@ def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]
             named[user] = "user"
     home = str(Path.home())
     folders = dict.fromkeys((str(root), str(root.resolve())), "$LLMB_INSTALL")
-    if home != "/root":  # which other paths have in them, such as data/root; as a home, _HOME finds it
+    if home != "/root":  # which other paths may contain, such as data/root; _HOME matches it as a home
         folders[home] = "~"
     places = _any_of((folder for folder in folders if len(folder) > 1), before="")
     names = _any_of(named, before=r"(?<![\w-])")

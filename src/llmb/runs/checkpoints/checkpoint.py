@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint on disk: its name, its record, whether it is complete, and what saves and loads took.
+"""A checkpoint on disk: its name, its record, whether it is complete, and the times of saves and loads.
 
 A checkpoint is written to a temporary folder whose name begins with a dot. Its record is written last and lists every
 file with its size and checksum; then the folder is renamed. A folder with the final name is complete, or was damaged
@@ -44,22 +44,22 @@ SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The words for messages. ``checkpoints`` are nearby checkpoints of llmb, one of which may have been meant."""
+    """The description of a folder in messages; ``checkpoints`` are nearby ones of llmb that the user may have meant."""
 
     what: str
     checkpoints: tuple[str, ...] = ()
 
 
 def describe_folder(path: Path) -> Description:
-    """Describe ``path``, and list the checkpoints of llmb, in or above it."""
+    """Describe ``path``, which is not a checkpoint, and list llmb's checkpoints in or above it."""
     if not path.is_dir():
         return Description("it is a file")
     if (path.parent / RECORD).is_file():
-        return Description("it is the inside of a checkpoint", (str(path.parent),))
+        return Description("it is a folder inside a checkpoint", (str(path.parent),))
     inside = [*path.glob(f"*/{RECORD}"), *path.glob(f"checkpoints/*/{RECORD}")]
     names = [str(record.parent.relative_to(path)) for record in inside if not record.parent.name.startswith(".")]
     if names:
-        return Description("it is a folder that holds some", tuple(sorted(names, key=lambda name: (len(name), name))))
+        return Description("it is a folder that has some", tuple(sorted(names, key=lambda name: (len(name), name))))
     for pattern, what in SIGNS:
         if next(path.glob(pattern), None):
             return Description(what)
@@ -150,13 +150,15 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
     except OSError as error:
         raise UsageError(f"the checkpoint cannot be read: {error.strerror}", where=str(error.filename)) from error
     if missing:
-        raise UsageError(f"the checkpoint is incomplete:{itemized(missing)}", where=str(path), do="load another one")
+        raise UsageError(
+            f"the checkpoint is incomplete:{itemized(missing)}", where=str(path), do="load another checkpoint"
+        )
     return SavedCheckpoint(path.absolute(), record)
 
 
 def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
     """Return the error for files of the checkpoint at ``path`` whose content has changed since they were saved."""
-    return UsageError(f"the checkpoint is damaged:{itemized(damaged)}", where=str(path), do="load another one")
+    return UsageError(f"the checkpoint is damaged:{itemized(damaged)}", where=str(path), do="load another checkpoint")
 
 
 def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
@@ -180,8 +182,8 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
 
 
 def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
-    """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can: the samples
-    that the checkpoint consumed are counted in its own data.
+    """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can. They must be
+    equal, because the checkpoint's consumed samples are counted in its own data.
     """
     if (ours and ours.crc32) == (theirs and theirs.crc32):
         return None
@@ -212,7 +214,7 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
         raise UsageError(
             f"'{RECORD}' cannot be read by this version of llmb: {problem}",
             where=str(path / RECORD),
-            do="load it with the version that saved it, if the record names it",
+            do="load it with the llmb version that saved it, which the record may contain",
         ) from error
 
 
@@ -245,7 +247,7 @@ class RankTransfer(Record):
 
 
 class CheckpointTime(Verified):
-    """Times are in seconds; ``start_s`` since 1970. ``step`` counts the steps done before a save; None for a load.
+    """A save or a load. ``start_s`` is in Unix time. ``step`` is the number of steps before a save; None for a load.
 
     ``duration_s`` covers all ranks, their synchronization and, for a save, the record that completes it; ``verify_s``
     is not part of it.
@@ -264,7 +266,7 @@ class CheckpointTime(Verified):
 
     @property
     def gb_per_s(self) -> float | None:
-        """The bytes of all ranks divided by the total time; None if they are unknown."""
+        """Rate of all ranks' bytes over the total time; None if it is unknown."""
         return self.size_bytes / 1e9 / self.duration_s if self.ranks and self.duration_s else None
 
     @property
@@ -282,13 +284,13 @@ def checkpoint_time(
 
 
 def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
-    """Append the line. Raises OSError if it cannot be written."""
+    """Append ``time`` to the file ``path``. Raises OSError if it cannot be written."""
     with path.open("a") as stream:
         stream.write(time.model_dump_json() + "\n")
 
 
 def read_checkpoint_times(path: Path) -> list[CheckpointTime]:
-    """Return all complete lines, without a last one that was truncated by a crash.
+    """Return the times in all complete lines; omit a last line that was truncated by a crash.
 
     Raises OSError if the file cannot be read, ValueError if any other line is not complete.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of checkpoints: folders that become visible only when they are complete, and checksums.
 
-Checksums are CRC-32, as eight hexadecimal digits. They find damage, not forgery: CRC-32 misses one changed file in 4
+Checksums are CRC-32, as eight hexadecimal digits. They detect damage, not forgery: CRC-32 misses one changed file in 4
 billion. It is the fastest checksum in Python, with or without hash instructions of the CPU
 (``benchmarks/checksums.py``).
 """
@@ -25,7 +25,7 @@ PARTIAL = ".partial"
 
 
 def partial_path(target: Path) -> Path:
-    """Return the path of ``target`` until it is complete."""
+    """Return the path at which ``target`` is written until it is complete."""
     return target.with_name(f".{target.name}{PARTIAL}")
 
 
@@ -45,7 +45,7 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
         with (partial / LOCK).open("w") as lock:
             _lock(lock.fileno(), target)
             try:
-                check_free(target)  # whoever held the lock until now may have completed it
+                check_free(target)  # the previous holder of the lock may have completed it
                 if not is_worth_keeping(partial):
                     _remove_content(partial)
                 yield partial
@@ -67,8 +67,8 @@ def _lock(descriptor: int, target: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        do = "wait for it, end it, or use another folder"
-        raise UsageError("another llmb is writing to this folder", where=str(target), do=do) from error
+        do = "wait until it ends, stop it, or use another folder"
+        raise UsageError("another llmb process is writing to this folder", where=str(target), do=do) from error
     except OSError:
         return
 
@@ -103,7 +103,7 @@ OnBlock = Callable[[], object]
 
 
 class ChecksumWriter(io.BufferedWriter):
-    """A new file whose checksum is computed while it is written, front to back."""
+    """A new file that is written sequentially while its checksum is computed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "wb"))
@@ -119,7 +119,7 @@ class ChecksumWriter(io.BufferedWriter):
 
 
 def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
-    """Read the whole file; ``on_block`` is called for every 4 MiB. Raises OSError."""
+    """Return a file's checksum; call ``on_block`` after every 4 MiB. Raises OSError if the file is unreadable."""
     crc = 0
     with path.open("rb", buffering=0) as stream:
         block = bytearray(BLOCK)
@@ -132,7 +132,7 @@ def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
 def damaged_files(
     folder: Path, checksums: Mapping[str, str], *, threads: int, on_block: OnBlock = lambda: None
 ) -> Iterator[str]:
-    """Describe each file whose content has another checksum, or cannot be read."""
+    """Describe each file that has a different checksum, or cannot be read."""
 
     def damage(item: tuple[str, str]) -> str | None:
         name, expected = item

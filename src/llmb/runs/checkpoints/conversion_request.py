@@ -39,7 +39,7 @@ class FinishedFile(Record):
 
 
 def finished_files(folder: Path) -> list[FinishedFile]:
-    """Return the files that an import into ``folder`` would keep. Raises OSError, ValueError."""
+    """Return the finished files in ``folder``, which an import keeps. Raises OSError, or ValueError if damaged."""
     records = [FinishedFile.model_validate_json(path.read_bytes()) for path in (folder / IMPORTED).glob("*.distcp")]
     places = {record.name: folder / WEIGHTS / record.name for record in records}
     return [one for one in records if places[one.name].is_file() and places[one.name].stat().st_size == one.bytes]
@@ -53,7 +53,7 @@ class MergedAdapters(Record):
 
 
 class ExportJob(Record):
-    """Exports weights of ``checkpoint`` to safetensors files in ``folder``, which exists and is empty."""
+    """A request to export ``checkpoint``'s weights to safetensors files in ``folder``, which exists and is empty."""
 
     kind: Literal["export"] = "export"
     checkpoint: str
@@ -65,9 +65,9 @@ class ExportJob(Record):
 
 
 class AdapterExportJob(Record):
-    """Exports the adapters in ``checkpoint`` to peft's files in ``folder``, which exists and is empty.
+    """A request to export the adapters in ``checkpoint`` to peft's files in ``folder``, which exists and is empty.
 
-    model: the adapted model. base: its name or path, if known.
+    ``model`` is the adapted model; ``base`` is its name or path, if known.
     """
 
     kind: Literal["export adapters"] = "export adapters"
@@ -79,7 +79,7 @@ class AdapterExportJob(Record):
 
 
 class AdapterImportJob(Record):
-    """Imports peft's file in ``source`` into a checkpoint of adapters in ``folder``, which exists and is empty."""
+    """A request to import peft's file in ``source`` into a checkpoint of adapters in the existing, empty ``folder``."""
 
     kind: Literal["import adapters"] = "import adapters"
     source: str
@@ -91,9 +91,9 @@ class AdapterImportJob(Record):
 
 
 class ImportJob(Record):
-    """Imports ``files`` in ``source`` into a checkpoint in ``folder``, which may hold files of an earlier attempt.
+    """A request to import ``files`` in ``source`` into ``folder``, which may hold files of an earlier attempt.
 
-    ``documents`` are the small files of the source that say what the weights are.
+    ``documents`` are the small files of the source that describe the weights.
     """
 
     kind: Literal["import"] = "import"
@@ -124,7 +124,7 @@ class ErrorRecord(Record):
 class ImportedWeights(Record):
     """The result of an import: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them.
 
-    lora: the description of imported adapters.
+    ``lora`` describes imported adapters.
     """
 
     checksums: Checksums
@@ -133,7 +133,7 @@ class ImportedWeights(Record):
 
 
 class ConverterMessage(Record):
-    """One line of the program's output; one of the fields is set. ``progress`` is (bytes done, bytes in all)."""
+    """One line of the program's output, with one field set. ``progress`` is the bytes done and the total bytes."""
 
     progress: tuple[int, int] | None = None
     note: str | None = None

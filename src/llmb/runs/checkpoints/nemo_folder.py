@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NeMo 2 checkpoint on disk, with ``context/model.yaml`` and ``weights``: whether it can be imported, and what it is.
+"""Reads a NeMo 2 checkpoint on disk (``context/model.yaml`` and ``weights``), and checks that it can be imported.
 
 Only Llama 3 and 3.1 are read. Nothing is unpickled here; ``common.pt`` is never read at all.
 """
@@ -53,14 +53,14 @@ def is_nemo_folder(path: Path) -> bool:
 
 
 def read_nemo_folder(path: Path) -> WeightsFolder:
-    """Read the folder. Raises UsageError if it cannot be imported, whatever its model."""
+    """Read a checkpoint's folder. Raises UsageError if it cannot be imported, whatever its model."""
     for name in DOCUMENTS:
         if not (path / name).is_file():
-            what = f"this is a checkpoint of NeMo 2 without '{name}', which describes how to read it"
+            what = f"this is a NeMo 2 checkpoint without '{name}', which describes how to read it"
             raise UsageError(what, where=str(path), do=CONVERT)
     backend = _parsed(path / BACKEND_FILE).get("sharded_backend")
     if backend != BACKEND:
-        what = f"this checkpoint of NeMo 2 was saved by '{backend}'; only '{BACKEND}' is supported"
+        what = f"this NeMo 2 checkpoint was saved by '{backend}'; only '{BACKEND}' is supported"
         raise UsageError(what, where=str(path), do=CONVERT)
     config = _parsed(path / MODEL_FILE).get("config")
     if not isinstance(config, dict):
@@ -73,18 +73,18 @@ def read_nemo_folder(path: Path) -> WeightsFolder:
 
 
 def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
-    """Raise UsageError if the folder holds another model, or one that is not supported for NeMo."""
+    """Raise UsageError if the checkpoint is not of ``model``, or if such models cannot be imported from NeMo."""
     name, where = f"{model.model} {model.size}", str(folder.path / MODEL_FILE)
     if format_of(model).model_type != SUPPORTED or model.tied_embeddings:
-        what = f"checkpoints of NeMo 2 are read for Llama 3 and 3.1 only, not for {name}"
+        what = f"NeMo 2 checkpoints are supported for Llama 3 and 3.1 only, not for {name}"
         raise UsageError(what, where=str(folder.path), do=CONVERT)
     if differences := list(nemo_differences(folder.config, model)):
-        do = "specify its workload and size with -w and -s; see 'llmb list'"
-        raise UsageError(f"this is another model than {name}:{itemized(differences)}", where=where, do=do)
+        do = "pass the checkpoint's workload and size with -w and -s; see 'llmb list'"
+        raise UsageError(f"the checkpoint's model is not {name}:{itemized(differences)}", where=where, do=do)
 
 
 def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """Yield settings that distinguish models with the same weights, or with weights of the same shape."""
+    """Yield settings that differ from ``model``, including those that affect no weight's shape."""
     expected = {
         "num_layers": model.layers,
         "hidden_size": model.hidden_size,
@@ -110,7 +110,7 @@ def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
 
 
 def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """Yield settings that NeMo has only in the classes of Llama 3.1."""
+    """Yield differing settings of RoPE scaling, which only NeMo's classes of Llama 3.1 have."""
     scaling = model.rope_scaling
     expected = {
         "scale_factor": scaling and scaling.factor,

@@ -16,7 +16,7 @@ class WeightsOrigin(Record):
     """The weights before the first step of a training, including one that was resumed later."""
 
     kind: Literal["random", "checkpoint", "unknown"]
-    """``unknown``: it resumes from imported weights, whose training is not recorded."""
+    """``unknown``: the training resumes from a checkpoint that does not record its origin."""
     name: str | None = None
     """Name of the model that the checkpoint was made from."""
     path: str | None = None
@@ -50,7 +50,7 @@ class DataOrigin(Record):
 
     @property
     def short(self) -> str:
-        """Return the string for a table column."""
+        """Return a short text for a table column."""
         return "synthetic" if self.kind == "synthetic" else self.name
 
 
@@ -91,13 +91,13 @@ def synthetic_text(training: Training) -> str:
 
 
 class OriginHere(Record):
-    """Return the origin of a run here without further options, and the reason if it would be rejected."""
+    """The origin of a run here without further options, and the reason if the run would be rejected."""
 
     origin: Origin
     problem: str | None = None
 
 
 def random_and_synthetic(training: Training) -> Origin:
-    """Return the origin of a run from random weights."""
+    """Return the origin of a run with random weights and synthetic data."""
     data = DataOrigin(kind="synthetic", name=synthetic_text(training))
     return Origin(weights=WeightsOrigin(kind="random"), data=data)

@@ -53,11 +53,11 @@ class PreparedFolders:
         return self.path / "nemo_nlp_tmp"
 
     def dataset(self, name: str) -> Path:
-        """``training.jsonl``, ``validation.jsonl``, ``test.jsonl``, their indexes, and ``packed/``."""
+        """Return the folder with ``{training,validation,test}.jsonl``, their indexes, and ``packed/``."""
         return self.datasets / name
 
     def packed(self, dataset: str, tokenizer: str, split: str, seq_len: int) -> Path:
-        """Return the folder of a packed dataset (see ``packed_dataset``). ``tokenizer`` is ``ORG/NAME`` or a name."""
+        """Return the folder of a packed dataset. ``tokenizer`` is ``ORG/NAME`` or a name."""
         return self.dataset(dataset) / "packed" / tokenizer.replace("/", "--") / f"{split}_{seq_len}"
 
     def model(self, name: str) -> Path:
@@ -79,7 +79,7 @@ Packer = Literal["first-fit-shuffle", "first-fit-decreasing"]
 
 
 class TokenizerRecord(Record):
-    """The tokenizer of a dataset. ``sha256`` is of its ``tokenizer.json``."""
+    """The tokenizer of a dataset. ``sha256`` is the checksum of its ``tokenizer.json``."""
 
     name: str
     sha256: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``config.json``: that of a model, and how another one differs. Pure."""
+"""Writes a model's ``config.json``, and finds the differences of another one. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -28,7 +28,7 @@ COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
 
 
 def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
-    """Return the ``config.json`` of a model whose weights are kept in ``dtype``.
+    """Return the ``config.json`` of a model with weights stored in ``dtype``.
 
     Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
     Special tokens are null: a run has no tokenizer. Raises UsageError for a model that the
@@ -68,7 +68,7 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
 def config_differences(model: Model, config: Config) -> Iterator[str]:
     """Yield all ways in which ``config`` describes another model, or weights that training cannot start from.
 
-    What acts on no weight is not compared: the longest sequence, dropout, the spread of initial values, tokens.
+    Settings that act on no weight are not compared: sequence length, dropout, spread of initial values, tokens.
     """
     form = format_of(model)
     if config.get("model_type") not in _types(form):
@@ -204,6 +204,6 @@ def _layer_settings(values: Config) -> dict[str, Any]:
 
 
 def _count(values: Config, name: str) -> int:
-    """Return a whole number of the file; 0 if it is not one."""
+    """Return an integer setting; 0 if it is not an integer."""
     value = values.get(name)
     return value if isinstance(value, int) else 0

@@ -118,13 +118,13 @@ LOCAL_METADATA = Path(".cache", "huggingface", "download")
 
 
 def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the SHA-256 of files whose hub checksum is known: in its cache, a file is a link to its checksum."""
+    """Return the hub's SHA-256 of each file whose link in the hub's cache, or record of its download, contains it."""
     checksums = {name: _linked(folder / name) or _recorded(folder, name) for name in names}
     return {name: checksum for name, checksum in checksums.items() if checksum}
 
 
 def corrupt_files(folder: Path, checksums: dict[str, str], threads: int, on_block: Callable[[int], None]) -> list[str]:
-    """Return names of the files whose content is not the hub's; ``on_block`` is called with the bytes of each block.
+    """Return the names of files with a checksum other than the hub's; call ``on_block`` with the bytes of each block.
 
     Raises OSError.
     """
@@ -154,7 +154,7 @@ def _linked(path: Path) -> str | None:
 
 
 def _recorded(folder: Path, name: str) -> str | None:
-    """Return the recorded checksum. The lines are commit, checksum and time of download; later changes do not match."""
+    """Return the checksum from the record of a download (commit, checksum, time); None if the file changed later."""
     try:
         _, checksum, downloaded = (folder / LOCAL_METADATA / f"{name}.metadata").read_text().split()
         changed = (folder / name).stat().st_mtime > float(downloaded) + 1

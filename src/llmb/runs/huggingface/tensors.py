@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms in which Hugging Face keeps models and adapters, and names and shapes of their tensors."""
+"""Hugging Face's formats of models and adapters: their files, and the names and shapes of their tensors."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,14 +68,14 @@ class IgnoredSettings(Record):
 
 
 class CommonSettings(Record):
-    """``settings.yaml``, which documents the fields."""
+    """The content of ``settings.yaml``, which documents the fields."""
 
     ignored: tuple[IgnoredSettings, ...]
     fixed: dict[str, Any]
 
 
 class FormatsFile(Record):
-    """``formats.yaml``."""
+    """The content of ``formats.yaml``."""
 
     formats: tuple[WeightsFormat, ...]
 
@@ -91,18 +91,18 @@ def common_settings() -> CommonSettings:
 
 
 def format_of(model: Model) -> WeightsFormat:
-    """Return the format. Raises UsageError for a model without one, with its differences from the nearest format."""
+    """Return a model's format. Raises UsageError if none fits, with the model's differences from the nearest one."""
     problems = {form.model_class: list(obstacles(model, form)) for form in weights_formats()}
     fitting = next((form for form in weights_formats() if not problems[form.model_class]), None)
     if fitting is None:
         nearest = min(problems, key=lambda name: len(problems[name]))
-        what = f"{model.model} {model.size} has no form in Hugging Face's formats; it is no {nearest}:"
+        what = f"{model.model} {model.size} fits no Hugging Face format; the nearest is {nearest}, but:"
         raise UsageError(what + itemized(problems[nearest]))
     return fitting
 
 
 def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
-    """Yield fields that the format does not name but that differ from the default: no new part may be overlooked."""
+    """Yield why ``form`` cannot express ``model``: differing parts, and non-default fields that it ignores."""
     yield from part_differences(model, form.parts)
     names = {name.partition(".")[0] for name in (*IN_EVERY_FORM, *form.parts, *form.equal, *form.settings.values())}
     for name, field in Model.model_fields.items():
@@ -144,7 +144,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The stored tensors of each parameter, tensors that are left out, and all problems that prevent the import."""
+    """The stored tensors of each parameter, the tensors to ignore, and all problems that prevent the import."""
 
     sources: dict[str, tuple[str, ...]]
     left_out: tuple[str, ...]
@@ -167,7 +167,7 @@ def hugging_face_shape(name: str, shape: Shape) -> Shape:
 
 
 def matrices_of_expert(name: str, form: WeightsFormat) -> tuple[str, ...]:
-    """Return names of each expert's tensors of a stacked parameter; none if the format stacks experts, too."""
+    """Return the names of one expert's tensors in a stacked parameter; empty if the format also stacks experts."""
     return form.expert_matrices.get(name.rpartition(".")[2], ())
 
 
@@ -184,8 +184,8 @@ def stored_tensors(name: str, shape: Shape, form: WeightsFormat) -> dict[str, Sh
 def match_tensors(
     parameters: Mapping[str, Shape], available: Mapping[str, StoredTensor], form: WeightsFormat, *, tied: bool = False
 ) -> Match:
-    """Find every parameter, given with its shape, among the stored tensors. None may be missing or unknown. ``tied``: a
-    head stored in addition to the embedding is not a parameter.
+    """Match every parameter to stored tensors by name and shape. Missing and unknown tensors are problems; if ``tied``,
+    a head that is stored in addition to the embedding is ignored.
     """
     multimodal = any(name.startswith(LANGUAGE_MODEL) for name in available)
     prefix = LANGUAGE_MODEL if multimodal else ""
@@ -230,7 +230,7 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_size(text: str) -> int:
-    """Return bytes of a size such as 5GB; units are powers of ten. Raises UsageError."""
+    """Return the bytes of a size such as 5GB, in decimal units. Raises UsageError for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)", text.strip(), re.IGNORECASE)
     size = round(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
@@ -239,7 +239,7 @@ def parse_size(text: str) -> int:
 
 
 def plan_shards(sizes: Mapping[Tensor, int], largest: int) -> list[list[Tensor]]:
-    """Return tensors by file, in order. A file has at most ``largest`` bytes of tensors, or holds a single tensor."""
+    """Return the tensors of each file, in order. A file has at most ``largest`` bytes, or a single tensor."""
     shards: list[list[Tensor]] = []
     room = 0
     for name, size in sizes.items():
@@ -323,7 +323,7 @@ def peft_tensor(layer: str, matrix: str) -> str:
 
 
 def matrix_names(layer: str, lora: Lora) -> dict[str, str]:
-    """Return the parameters that hold A and B of a layer, by peft's names of the matrices."""
+    """Return the names of the parameters that hold a layer's A and B, by peft's names of the matrices."""
     if not lora.fused:
         return {matrix: f"{layer}.adapter.{ours}.weight" for matrix, ours in MATRICES.items()}
     owner, _, name = layer.rpartition(".")
@@ -331,13 +331,13 @@ def matrix_names(layer: str, lora: Lora) -> dict[str, str]:
 
 
 def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
-    """Return the layers with adapters among a model's parameters, given by name."""
+    """Return the layers among the parameters ``names`` that get adapters."""
     layers = (name.removesuffix(".weight") for name in names)
     return [layer for layer in layers if layer.rpartition(".")[2] in ADAPTED[targets]]
 
 
 def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
-    """Return the targets that cover exactly these layers (``q_proj``); ``shared``: query, key and value share A."""
+    """Return the targets that cover exactly ``layers``, such as ``q_proj``, or None. ``shared``: Q, K and V share A."""
     names = set(layers)
     fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "qv", "attention", "all-linear")
     for targets in fitting if shared else fitting[1:]:
@@ -347,5 +347,5 @@ def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
 
 
 def adapter_shapes(layer: Shape, rank: int) -> dict[str, Shape]:
-    """Return the shapes of A and B of a layer with the weight ``layer``, [outputs, inputs]."""
+    """Return the shapes of A and B for a weight with the shape ``layer``, [outputs, inputs]."""
     return {"A": (rank, layer[1]), "B": (layer[0], rank)}

@@ -5,7 +5,7 @@
 `` [time] iteration 50/ 50 | consumed samples: .. | elapsed time per iteration (ms): 9089.0 | ...``, counted from 1, by
 the last rank. Throughput is in that line (Megatron-LM: ``throughput per GPU (TFLOP/s/GPU): 239.8``), or in a separate
 line before it, by the first rank (Megatron-Bridge: ``Step Time : 9.09s GPU utilization: 663.5MODEL_TFLOP/s/GPU``).
-Primus prints means after them (``(ms): 5678.9/5690.1``, ``239.8/240.1``); Megatron-DeepSpeed prints ``TFLOPs: 153.38``,
+Primus adds means (``(ms): 5678.9/5690.1``, ``239.8/240.1``); Megatron-DeepSpeed prints ``TFLOPs: 153.38``,
 and in some versions ``(s): 11.18``. With ``log_interval`` n, every n-th iteration is logged and its time is the mean of
 n. The first iteration after a start is logged, too; since 2026 the timer keeps running after it, so that the time in
 the second line is the mean of both. No time includes evaluations and checkpoints, which have lines of their own.

@@ -72,7 +72,7 @@ def _names(body: bytes) -> list[bytes]:
 
 
 def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
-    """Yield each step in a line with several, or without a newline; None for a truncated step."""
+    """Yield each step in a line that holds several or lacks its newline; None for a truncated step."""
     parts = line.split(STEP_LINE_HEAD)[1:]
     for count, part in enumerate(parts, start=1):
         match = _LINE.fullmatch(STEP_LINE_HEAD + part)
