@@ -58,7 +58,7 @@ def not_measured_table(rows: Sequence[NotMeasured]) -> Table:
 
 
 def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
-    """Return a table with one line per row; columns that are empty for all rows are omitted."""
+    """Return a table with one row per measurement, without columns that are empty in all rows."""
     unit, seconds = _unit(rows)
     columns: list[Column[Measurement]] = [
         *texts("device", common=True),

@@ -110,7 +110,7 @@ def _by_area(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]
 
 
 def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dict[str, Any]:
-    """Return the JSON of ``llmb doctor`` over nodes: that of one node, and lists. Its keys are a contract."""
+    """Return the JSON of ``llmb doctor`` for several nodes: their reports, and lists. Its keys are a contract."""
     return {
         **doctor_document(result.reports),
         "started_at": result.started_at,

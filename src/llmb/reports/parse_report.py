@@ -122,7 +122,7 @@ VALUES = {column.header: column.of for column in COLUMNS}
 
 
 def parse_csv(report: ParseReport) -> str:
-    """Format a header and one line per file."""
+    """Format the report as CSV: a header and one line per file."""
     return csv_text((Column("filename", report.name), *COLUMNS), report.runs)
 
 
@@ -320,7 +320,7 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
 
 
 def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the name"] | None:
-    """Return the source of the release; only file names of one release have its form."""
+    """Return the source of the release; the form of a file name may identify a release, too."""
     if run.release is None:
         return None
     if run.recipe and run.recipe.release:

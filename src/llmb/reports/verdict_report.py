@@ -70,7 +70,7 @@ def judge_document(
 def verdict_tables(
     judged: Sequence[Judged], explanations: Sequence[Explanation | None] = (), *, verbose: bool = True
 ) -> Iterator[Table]:
-    """Yield a summary of several verdicts, and each verdict with its explanation unless several are not ``verbose``."""
+    """Yield a summary of several verdicts, then each verdict; of several, only if ``verbose`` or explained."""
     if len(judged) > 1:
         yield summary_table(judged, verbose=verbose)
     for one, explanation in zip_longest(judged, explanations) if verbose or explanations or len(judged) == 1 else ():

@@ -112,7 +112,7 @@ class AnalyzedRun:
 
     @property
     def values(self) -> dict[str, Value]:
-        """Return the configuration, the conditions, and the window as one of them."""
+        """Return configuration and conditions by key, with the window as a condition."""
         window = {"window": steps_text(self.window)} if self.window else {}
         return {**self.configuration, **self.conditions, **window}
 
@@ -176,7 +176,7 @@ class AnalyzedRun:
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
 
     def invalid(self, reason: str) -> "AnalyzedRun":
-        """Return the run as invalid, without figures."""
+        """Return the run with the status ``invalid`` and ``reason``, without measurements."""
         log = replace(self.log, outcome=without_figures(self.outcome, reason)) if self.log else None
         bare = replace(self, log=log, status="invalid", reason=reason, step_times_s=(), step_time_s=None, figures=None)
         return replace(bare.with_figures({}, None), anomalies=None)
@@ -202,7 +202,7 @@ def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
 
 
 def without_figures(outcome: LogOutcome, reason: str) -> LogOutcome:
-    """Return the outcome of an invalid run, without its figures."""
+    """Return the outcome of an invalid run, without its measurements."""
     return replace(outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=())
 
 
@@ -232,7 +232,7 @@ class RunSet:
 
 
 def without_unmeasured(some: RunSet) -> RunSet:
-    """Return the set with runs that failed, are invalid, or do not measure the speed of steps as left out."""
+    """Move runs that failed, are invalid, or do not measure the speed of steps to ``left_out``."""
     runs = tuple(run for run in some.runs if exclusion_reason(run) is None)
     dropped = [ExcludedRun(run.id, reason) for run in some.runs if (reason := exclusion_reason(run))]
     return RunSet(some.title, runs, (*some.left_out, *dropped))

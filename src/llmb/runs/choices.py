@@ -150,7 +150,7 @@ class Choices(Record):
     """None for the default, one step for a resumed run, or the number that profiling or tracing needs."""
     window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
     seed: Annotated[int | None, _training(help="Seed of initial weights and data. Default: 1234.")] = None
-    label: Annotated[str | None, _training(basic=True, help="Name to find and compare runs by.", form=LABEL)] = None
+    label: Annotated[str | None, _training(basic=True, help="Name for finding and comparing runs.", form=LABEL)] = None
     peak_lr: Annotated[float | None, _training(flags=("--lr",), help="Peak learning rate.", above=0)] = None
     warmup_steps: Annotated[int | None, _training(help="Warm-up steps of the learning rate.", minimum=0)] = None
     document_tokens: Annotated[
@@ -229,7 +229,9 @@ class Choices(Record):
     resource_interval_s: Annotated[
         float,
         _training(
-            flags=("--resource-interval",), help="Seconds between these samples; longer in long runs.", minimum=0.01
+            flags=("--resource-interval",),
+            help="Seconds between samples of GPUs, CPU and memory; the interval grows in long runs.",
+            minimum=0.01,
         ),
     ] = DEFAULT_RESOURCE_INTERVAL_S
     parallelism: Parallelism = Parallelism()
@@ -267,7 +269,8 @@ class Choices(Record):
     checkpoint_dir: Annotated[
         str | None,
         _checkpoint(
-            help="Folder for this run's checkpoints, below which it gets its own. Default: the run folder.", folder=True
+            help="Folder below which this run saves checkpoints, in a subfolder of its own. Default: the run folder.",
+            folder=True,
         ),
     ] = None
     load_checkpoint: Annotated[
@@ -298,9 +301,9 @@ class Choices(Record):
     lora_targets: Annotated[
         LoraTargets | None,
         _fine_tuning(
-            help="Layers with adapters: 'qkv' query, key and value as one fused projection, 'qkv-split' each of them, "
-            "'qv' query and value, 'attention' also the output projection, 'all-linear' also feed-forward layers. "
-            "Default: that of the recipe."
+            help="Layers with adapters: 'qkv', query, key and value as one fused projection; 'qkv-split', each of "
+            "them; 'qv', query and value; 'attention', also the output projection; 'all-linear', also feed-forward "
+            "layers. Default: that of the recipe."
         ),
     ] = None
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Concludes the result of a run from the files that it left: its status with a reason, contradictions between its
-record, environment and steps, the window of its statistics, and its figures. Pure."""
+record, environment and steps, the window of its statistics, and its measurements. Pure."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,7 +88,7 @@ def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
 
 
 def no_measurement(plan: Plan, began: int | None = None) -> str | None:
-    """Return why figures of the window do not measure the run's speed; None if they do.
+    """Return why statistics of the window do not measure the run's speed; None if they do.
 
     ``began`` is the first step of the attempt that trained the window, if not that of the run.
     """
@@ -390,7 +390,7 @@ def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None,
 
 
 def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str, ...]:
-    """Describe steps that took longer than the run, which also includes start-up and checkpoints."""
+    """Describe step times that sum to more than the run's duration, which also includes start-up and checkpoints."""
     last = record.attempts[-1] if record.attempts else None
     began, ended = last.started_at if last else record.started_at, record.ended_at
     if not began or not ended:

@@ -163,7 +163,7 @@ def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object]
 
 def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
     """Create the run's own folder in the plan's directory for checkpoints, if there is one, and test it. Raises
-    FileExistsError if another run owns it, EnvironmentProblem if nothing can be written there.
+    FileExistsError if another run owns it, EnvironmentProblem if it is not writable.
     """
     if plan.checkpoint_dir is None:
         return

@@ -54,7 +54,7 @@ WRITE_ADVICE = {
 
 
 def log_name(folder: str) -> str:
-    """Return the log's name for a run folder with that name."""
+    """Return the name of the log in a run folder named ``folder``."""
     return f"log-{folder}.out"
 
 
@@ -222,7 +222,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError for a device, a pipe or a folder, which replacing would remove from the machine."""
+    """Raise OSError for a device, a pipe or a folder, which a file must not replace."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it exists and is not a regular file")
 
@@ -251,7 +251,7 @@ def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict"
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a name next to ``path`` to write to; the file replaces ``path`` at the end, and is removed after an error.
+    """Yield a temporary path; the file written there replaces ``path`` at the end, and is removed after an error.
 
     Raises EnvironmentProblem if it cannot be written.
     """

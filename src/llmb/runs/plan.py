@@ -194,7 +194,7 @@ class ComputePath(Record):
 
 
 class EnginePlan(Plan):
-    """The input of a worker of the engine or torchtitan. Software, machine and plan determine all results of a run."""
+    """The input of a worker of the engine or torchtitan. With software and machine, it determines a run's results."""
 
     emulate_fp8: bool = False
     recompute: Recompute
@@ -436,7 +436,7 @@ def _usual_mean(recipe: Recipe, training: Training) -> int | None:
 
 
 def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
-    """Yield warnings about unpublished numbers of GPUs. ``loads`` is set for programs with checkpoints of their own."""
+    """Yield warnings if checkpoints are published only for other scales. ``loads`` replaces ``plan.start`` if set."""
     published, scale = plan.recipe.checkpoint, plan.recipe.scale
     if published is None:
         return

@@ -73,7 +73,7 @@ class Profiling(Record):
     profile_gpu_metrics: Annotated[
         bool,
         _option(
-            help="Sample the first profiled rank's GPU with Nsight Systems, too; drivers may allow this only to root.",
+            help="Also sample the first profiled rank's GPU with Nsight Systems; drivers may allow this only to root.",
             envvar="ENABLE_GPU_METRICS",
         ),
     ] = False
@@ -86,7 +86,7 @@ class Profiling(Record):
     ] = False
 
     def steps_of(self, documented: DocumentProfile | None) -> int | None:
-        """Return the run's number of steps that profiling implies unless --steps is specified; None without any."""
+        """Return the number of steps that profiling implies if --steps is not specified; None if it implies none."""
         if self.nccl_trace:
             return NCCL_TRACE_STEPS
         if not self.profile or self.profile_stop_step is not None:

@@ -72,7 +72,7 @@ class Loss(Record):
 
 
 class Parameters(Record):
-    """Numbers of parameters; ``active`` counts only the experts that a token passes."""
+    """Numbers of parameters; ``active`` counts only the experts that process a token."""
 
     total: int
     active: int

@@ -25,7 +25,7 @@ class SourceVersion(NamedTuple):
     reason: str | None
 
     def text(self) -> str:
-        """Format for display."""
+        """Describe the version for display."""
         if self.commit is None:
             return f"commit unknown: {self.reason}"
         changes = {True: ", modified", False: "", None: ", perhaps modified"}[self.modified]

@@ -120,7 +120,7 @@ class Counters:
 
 
 def count_steps(steps: Sequence[Step]) -> Counters | None:
-    """Count the steps; None for a run without any."""
+    """Count the invalid and the skipped steps; return None for a run without steps."""
     if not steps:
         return None
     return Counters(
@@ -129,7 +129,7 @@ def count_steps(steps: Sequence[Step]) -> Counters | None:
 
 
 def step_to_json(step: Step) -> str:
-    """Return one line. JSON has no NaN: such a value becomes null, and ``not_finite`` keeps it as text."""
+    """Format a step as one line. JSON has no NaN: such a value becomes null, and ``not_finite`` has its text."""
     values: dict[str, Any] = asdict(step)
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     spoiled = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
@@ -163,7 +163,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Return every line as parsed by ``read``, which raises ValueError for an incomplete one: the last is omitted."""
+    """Parse every line with ``read``; omit an incomplete last line. Raises BrokenRecord for any other."""
     if not path.exists():
         return []
     records: list[Line] = []

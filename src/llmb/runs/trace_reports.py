@@ -127,7 +127,7 @@ def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
 
 
 def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
-    """Return the breakdown saved at the end of the run, if any. Raises BrokenRecord."""
+    """Return the breakdown saved at the end of the run, if any. Raises BrokenRecord if it is damaged."""
     return read_stored(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
 
 

@@ -117,7 +117,7 @@ def _from_head(head: bytes) -> dict[str, Value]:
 
 def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
     """Return the catalogue's type of a GPU, or the GPU's name if the catalogue lacks its variant. Return None for the
-    bare name of a chip in the catalogue, which has several variants."""
+    bare name of a chip, because the catalogue has several variants of it."""
     gpus, name, chip = _gpus(), gpu[0].decode(), gpu["chip"].decode()
     name += MIG.rstrip() if _SLICES.search(head) else ""
     is_bare = name.endswith(f" {chip}") and chip.lower() in gpus

@@ -340,7 +340,7 @@ class LoggedAttempt:
             self.laps.append(Lap(steps_s=steps_s, clock_s=clock_s, between_s=between_s, steps=steps))
 
     def _is_news(self, line: StepLine) -> bool:
-        """Return False for a step that was already logged, by this or another rank."""
+        """Return whether a step is new: neither this rank nor another has logged it."""
         before = self.ranks.get(line.rank)
         if len(self.ranks) < _MOST_RANKS or before is not None:
             self.ranks[line.rank] = line.step

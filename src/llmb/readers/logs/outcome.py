@@ -147,7 +147,7 @@ def _judged(log: RunLog, last: int) -> LogOutcome:
 
 
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
-    """Return the outcome of a run with steps in its window, which its first line may extend to earlier steps."""
+    """Return the outcome of a run with steps in its window, which begins earlier if a line covers earlier steps."""
     attempt, weights = log.attempt, log.attempt.weights
     if attempt.mean_of > 1 or weights:
         before = weights[0] - 1 if weights else 0

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of the output of NCCL and nccl-tests: collectives, bandwidths, and the used network."""
+"""Readers of the output of NCCL and nccl-tests: collectives, bandwidths, and the network in use."""

@@ -311,7 +311,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
             try:
                 reader.read(stream, _noted_steps(path))
             except OSError as error:
-                raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+                raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
             except _TooMany as error:
                 raise UsageError(
                     f"there are more than {MOST_HANDLES:,} communicators", where=str(path), do="pass fewer logs at once"
@@ -325,7 +325,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         try:
             yield from (text for _, text in whole_lines(stream))
         except OSError as error:
-            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def describe_unread(paths: Iterable[Path]) -> str | None:
@@ -348,7 +348,7 @@ def _quoted(line: bytes) -> str:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
-    """Return the offsets that ``--nccl-trace`` noted in the log: of each step's start and, with None, of its end."""
+    """Return offsets in the log, as noted by ``--nccl-trace``: each start with its step, each end with None."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []

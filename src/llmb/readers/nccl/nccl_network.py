@@ -273,7 +273,7 @@ class Channels(Record):
 
 
 class NodesNetwork(Record):
-    """The network of a group of nodes that are alike in it."""
+    """The network of a group of nodes that all have the same one."""
 
     nodes: tuple[str, ...]
     fabric: str | None
@@ -325,7 +325,7 @@ class Network(Record):
 
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
-    """Determine the network from chunks of complete lines of ``source``. ``ranks`` is their number, if known."""
+    """Determine the network from chunks of complete lines of ``source``. ``ranks`` is the run's total, if known."""
     facts = NetworkFacts()
     for text in texts:
         parse_lines(text, facts)

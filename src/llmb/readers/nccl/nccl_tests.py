@@ -126,7 +126,7 @@ def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
             with io.TextIOWrapper(io.BufferedReader(cast(io.RawIOBase, stream)), "utf-8", "replace") as text:
                 return list(_tables(source or path.name, iter(lambda: text.readline(LONGEST_LINE), "")))
         except OSError as error:
-            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _has_header(stream: BinaryIO) -> bool:
@@ -279,7 +279,7 @@ def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
 
 
 def _number(word: str) -> tuple[float | None, str | None]:
-    """Return the value, or its text if it is not finite. Raises ValueError if it is not a number."""
+    """Return the value, or None and its text if it is not finite. Raises ValueError if it is not a number."""
     value = float(word)
     return (value, None) if math.isfinite(value) else (None, word)
 

@@ -23,7 +23,7 @@ _PLAIN_TYPES = frozenset(
 
 
 class KernelName(NamedTuple):
-    """``function`` is the kernel's own name, ``namespace`` what precedes it (``a::b``).
+    """The parts of a kernel's name: ``function``, and the ``namespace`` that precedes it (``a::b``).
 
     ``argument`` is its first template argument that is a type, without arguments of its own: libraries such as CUTLASS
     have few kernel functions, whose argument shows what they compute. Missing parts are empty.

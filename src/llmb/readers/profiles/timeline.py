@@ -180,7 +180,7 @@ class Launches:
             self.early.add(identifier)
 
     def incomplete(self, steps: Mapping[int, Span]) -> tuple[set[int], list[str]]:
-        """Return the numbers of steps that lack too many kernels, and notes. ``steps`` are the steps on the host."""
+        """Return the numbers of steps that lack too many kernels, and notes. ``steps`` are ranges on the host."""
         launched, missing = sorted(self.starts), sorted(self.pending.values())
         left_out, notes = set(), {True: list[str](), False: list[str]()}
         for number, span in sorted(steps.items()) if missing else ():

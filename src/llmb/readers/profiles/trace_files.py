@@ -79,11 +79,11 @@ def read_traces(paths: Iterable[Path], *, unmarked: bool = False) -> Iterator[Ti
 
 
 def _is_sqlite(path: Path) -> bool:
-    with open_file(path, do=f"pass one of: {'; '.join(EXPECTED)}") as stream:
+    with open_file(path, do=f"pass a supported trace: {'; '.join(EXPECTED)}") as stream:
         try:
             return stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
         except OSError as error:
-            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _report(path: Path) -> UsageError:

@@ -42,7 +42,7 @@ MOST_NAMED, MOST_NODES = 3, 2
 
 
 class CounterRule(Record):
-    """The meaning of a rise of a counter with a name that matches one of ``keys``."""
+    """The meaning of a rise in any counter that matches one of ``keys``."""
 
     keys: tuple[str, ...]
     kind: str

@@ -154,7 +154,7 @@ class SettingsGroup(NamedTuple):
 
 
 def read_settings(files: SystemFiles, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> NodeSettings:
-    """Read all settings; never raise. Groups unreadable or not reached within ``limit_s`` are in ``missing``."""
+    """Read all settings; never raise. Groups that fail or are not reached within ``limit_s`` are in ``missing``."""
     values, missing = dict[str, str](), dict[str, str]()
     due_s = time.monotonic() + limit_s
     for group in GROUPS:

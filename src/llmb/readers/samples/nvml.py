@@ -46,7 +46,7 @@ class Nvml:
         self.unsupported: set[tuple[str, int]] = set()
 
     def read(self, run_pids: Collection[int] = ()) -> GpuSamples:
-        """Sample the GPUs; ``run_pids`` are the processes of the run."""
+        """Sample the GPUs; ``run_pids`` are the ids of the run's processes."""
         ask, nvml = self._ask, self.package
         reasons = "nvmlDeviceGetCurrentClocksEventReasons"
         if not hasattr(nvml, reasons):
@@ -85,7 +85,7 @@ class Nvml:
             raise OSError(errno.ENOTSUP, "NVML has no error counters")
 
     def _others(self, run_pids: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
-        """Return the other processes; None if not even the run's own are visible, as may be in a container."""
+        """Return the other processes; None if not even the run's own are visible, as can happen in a container."""
         processes = self.processes()
         if not any(pid in run_pids for pids in processes for pid in pids or ()):
             return (None,) * len(processes)

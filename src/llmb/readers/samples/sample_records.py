@@ -89,7 +89,7 @@ class GpuSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """``time_s`` is Unix time by the node's clock; ``gpus`` is None if none are sampled."""
+    """One sample of a node. ``time_s`` is Unix time by its clock; ``gpus`` is None if none are sampled."""
 
     __pydantic_config__ = FINITE
     time_s: float

@@ -80,7 +80,7 @@ class NodeSampler:
 
 
 def interval_after(samples: int, first_s: float) -> float:
-    """Return the seconds until the next sample, after ``samples`` samples at intervals that began at ``first_s``."""
+    """Return the seconds until the next sample, after ``samples`` samples; ``first_s`` is the first interval."""
     doubled: int = 1 << min(samples // SAMPLES_PER_INTERVAL, 32)
     return min(first_s * doubled, max(first_s, LONGEST_INTERVAL_S))
 

@@ -61,7 +61,7 @@ def read_samples(folder: Path) -> tuple[Sampled, ...]:
 
 
 def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
-    """Return the samples of an ended run, after a short wait for samplers that still write; Missing if unreadable."""
+    """Return the samples of an ended run. Waits briefly for samplers that are still writing."""
     until = time.monotonic() + LAST_COUNTERS_S
     try:
         samples = read_samples(folder)

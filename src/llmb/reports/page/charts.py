@@ -124,7 +124,7 @@ STRONGEST_PCT = (5.0, 50.0)
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Points of a series that are marked by a shape."""
+    """Points of a series that are marked with a shape."""
 
     label: str
     shape: str

@@ -139,7 +139,7 @@ class Contents:
 
     @property
     def counts(self) -> list[tuple[str, VerdictName, int]]:
-        """Return the symbol, the verdict and its number of recipes, the worst first."""
+        """Return each verdict with its symbol and its number of recipes, the worst first."""
         names = [section.verdict for section in self.sections]
         return [(SYMBOLS[name], name, names.count(name)) for name in WORST if name in names]
 

@@ -230,14 +230,14 @@ def _damage(path: Path, record: CheckpointRecord) -> Iterator[str]:
 
 
 class Verified(Record):
-    """The verification of the files of a loaded checkpoint, and its seconds; None for a save."""
+    """How the files of a loaded checkpoint were verified, and the seconds that it took; None for a save."""
 
     verification: Verification | None = None
     verify_s: float | None = None
 
 
 class RankTransfer(Record):
-    """The bytes that one rank wrote or read, and its seconds; a write ends when it is on disk."""
+    """The bytes that one rank wrote or read, and the seconds that it took. A write ends when the data is on disk."""
 
     rank: int
     size_bytes: int

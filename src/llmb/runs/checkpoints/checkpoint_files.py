@@ -84,7 +84,7 @@ def _remove_content(folder: Path) -> None:
 def check_free(target: Path) -> None:
     """Raise UsageError if ``target`` exists, unless it is an empty folder."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UsageError("this already exists", where=str(target), do="choose a new folder, or remove this one")
+        raise UsageError("the target already exists", where=str(target), do="choose a new folder, or remove this one")
 
 
 def flush_file(path: Path) -> None:

@@ -64,7 +64,7 @@ def read_nemo_folder(path: Path) -> WeightsFolder:
         raise UsageError(what, where=str(path), do=CONVERT)
     config = _parsed(path / MODEL_FILE).get("config")
     if not isinstance(config, dict):
-        raise UsageError("it has no model settings under 'config'", where=str(path / MODEL_FILE), do=CONVERT)
+        raise UsageError("the file has no model settings under 'config'", where=str(path / MODEL_FILE), do=CONVERT)
     files = sorted(str(file.relative_to(path)) for file in (path / WEIGHTS).glob("*.distcp"))
     whole = path.absolute()
     contexts = (whole / name for name in TOKENIZERS)
@@ -130,7 +130,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         (check_values if is_json else check_yaml)(text)
         content = json.loads(text) if is_json else yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"it cannot be read: {error}", where=str(path), do=CONVERT) from error
+        raise UsageError(f"the file cannot be read: {error}", where=str(path), do=CONVERT) from error
     if not isinstance(content, dict):
-        raise UsageError("it contains no settings", where=str(path), do=CONVERT)
+        raise UsageError("the file contains no settings", where=str(path), do=CONVERT)
     return content

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a model's ``config.json``, and finds the differences of another one. Pure."""
+"""Writes a model's ``config.json``, and finds how another one differs. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal

@@ -118,7 +118,7 @@ LOCAL_METADATA = Path(".cache", "huggingface", "download")
 
 
 def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the hub's SHA-256 of each file whose link in the hub's cache, or record of its download, contains it."""
+    """Return the hub's SHA-256 of files, as far as their links into the hub's cache or download records contain it."""
     checksums = {name: _linked(folder / name) or _recorded(folder, name) for name in names}
     return {name: checksum for name, checksum in checksums.items() if checksum}
 
@@ -126,7 +126,7 @@ def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
 def corrupt_files(folder: Path, checksums: dict[str, str], threads: int, on_block: Callable[[int], None]) -> list[str]:
     """Return the names of files with a checksum other than the hub's; call ``on_block`` with the bytes of each block.
 
-    Raises OSError.
+    Raises OSError if a file cannot be read.
     """
 
     ended = Event()

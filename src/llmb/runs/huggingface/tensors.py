@@ -220,7 +220,7 @@ def _problems(name: str, shape: Shape, available: Mapping[str, StoredTensor]) ->
     if stored.shape != shape:
         yield f"{name} has the shape {list(stored.shape)}; the model has {list(shape)}"
     if stored.dtype not in READABLE:
-        yield f"{name} is {stored.dtype}; supported are {', '.join(READABLE)}"
+        yield f"{name} is {stored.dtype}; supported: {', '.join(READABLE)}"
 
 
 SINGLE_FILE = "model.safetensors"

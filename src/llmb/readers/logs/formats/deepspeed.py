@@ -53,7 +53,7 @@ class DeepSpeedReader:
         self._begin(0)
 
     def _begin(self, batch: int) -> None:
-        """Reset the state for a run with global batch size ``batch``, which it logs first."""
+        """Reset the state for a run with global batch size ``batch``, which is logged first."""
         self.batch = batch
         self.done = 0
         """The last step read."""

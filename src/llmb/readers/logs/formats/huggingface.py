@@ -445,7 +445,7 @@ def _steps_error(seconds: float, per_s: float) -> float:
 
 
 def _steps_by_rate(seconds: float, steps_per_s: float) -> int:
-    """Return the number of steps from the rate; 0 if neither it is exact nor the step time within 0.2 %."""
+    """Return the number of steps from the rate; 0 unless it is exact or the step time is within 0.2 %."""
     is_exact = seconds * _RATE_ERROR < 0.5
     return round(seconds * steps_per_s) if is_exact or steps_per_s >= _RATE_ERROR / 0.002 else 0
 
