@@ -212,7 +212,7 @@ FORMS = {
 
 
 def exported_run(folder: RunFolder) -> ExportedRun:
-    """Read an ended run with its steps. Raises UsageError or EnvironmentProblem if it cannot be read."""
+    """Read an ended run with its steps. Raise UsageError or EnvironmentProblem if it cannot be read."""
     run = read_ended_run(folder)
     job = read_job_if_whole(folder)
     return ExportedRun(run, job.campaign if job else None, read_steps(folder.steps))
@@ -221,7 +221,7 @@ def exported_run(folder: RunFolder) -> ExportedRun:
 def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) -> list[Path]:
     """Write the runs of these folders below ``output``; existing files are replaced.
 
-    Runs are read one after the other, once for each file. Raises EnvironmentProblem if a library is not installed, or
+    Runs are read one after the other, once for each file. Raise EnvironmentProblem if a library is not installed, or
     if writing fails.
     """
     wanted = {name: FORMS[form].extra for form in formats for name in FORMS[form].libraries}

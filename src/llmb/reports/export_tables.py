@@ -146,7 +146,7 @@ def write_csv(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -
 
 
 def data_frame(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> "pandas.DataFrame":
-    """Return a data frame for a notebook. Raises EnvironmentProblem if pandas is not installed."""
+    """Return a data frame for a notebook. Raise EnvironmentProblem if pandas is not installed."""
     types = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
     found = list(rows_of(columns, iter(rows)))
     frame = frame_of(found, [column.header for column in columns])
@@ -154,7 +154,7 @@ def data_frame(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> "pandas.D
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas.DataFrame":
-    """Return a data frame of rows of plain values. Raises EnvironmentProblem if pandas is not installed."""
+    """Return a data frame of rows of plain values. Raise EnvironmentProblem if pandas is not installed."""
     if find_spec("pandas") is None:
         raise EnvironmentProblem("a data frame needs pandas, which is not installed", do="pip install pandas")
     import pandas

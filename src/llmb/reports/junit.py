@@ -52,7 +52,7 @@ class JunitCase(NamedTuple):
 
 
 def write_junit(path: Path | None, suite: str, cases: Callable[[], Iterable[JunitCase]]) -> None:
-    """Write the file, unless ``path`` is None. Raises EnvironmentProblem if it cannot be written."""
+    """Write the file, unless ``path`` is None. Raise EnvironmentProblem if it cannot be written."""
     if path is None:
         return
     try:

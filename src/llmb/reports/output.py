@@ -38,12 +38,12 @@ def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
-    """Print one strictly valid JSON document. Raises ValueError for a value that JSON cannot represent."""
+    """Print one strictly valid JSON document. Raise ValueError for a value that JSON cannot represent."""
     _write(json_text(document) + "\n")
 
 
 def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value, or a record)
-    """Format as JSON with an indent of 2. Raises ValueError for a non-finite number or a value that is not JSON."""
+    """Format as JSON with an indent of 2. Raise ValueError for a non-finite number or a value that is not JSON."""
     try:
         text = to_json(value, indent=2, ensure_ascii=True, inf_nan_mode="constants").decode()
     except PydanticSerializationError:  # also for text with half a surrogate pair, which JSON can express
@@ -89,7 +89,7 @@ def print_markdown(text: str) -> None:
 def _write(text: str, *, is_safe: bool = False) -> None:
     """Write text; on a terminal, escape control characters unless ``is_safe``.
 
-    Raises EnvironmentProblem if standard output cannot be written, such as a file on a full disk.
+    Raise EnvironmentProblem if standard output cannot be written, such as a file on a full disk.
     """
     try:
         text = text if is_safe or not sys.stdout.isatty() else printable_lines(text)

@@ -94,7 +94,7 @@ def try_backends(
 
 
 def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
-    """Select the fastest of the usable backends. Raises UsageError with all reasons if there is none."""
+    """Select the fastest of the usable backends. Raise UsageError with all reasons if there is none."""
     usable = able(trials)
     if not usable:
         reasons = "\n".join(f"  - {trial.backend}: {trial.problem}" for trial in trials)

@@ -146,7 +146,7 @@ def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
 def base_weights(plan: Plan) -> WeightsOrigin | None:
     """Return the frozen weights of a run with adapters; None for a run that trains all weights.
 
-    Raises UsageError if the checkpoint cannot be read.
+    Raise UsageError if the checkpoint cannot be read.
     """
     if plan.lora is None:
         return None

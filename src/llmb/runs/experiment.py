@@ -133,7 +133,7 @@ PROBE_BYTES = 4096
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
     """Create a new, empty folder of a run (``stamped_folder``), and its folder for checkpoints. ``name`` is that of the
-    experiment, by default for llmb's own engine. Raises EnvironmentProblem if a folder cannot be written.
+    experiment, by default for llmb's own engine. Raise EnvironmentProblem if a folder cannot be written.
     """
     prefix = name or experiment_name(plan)
     return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
@@ -141,7 +141,7 @@ def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> Run
 
 def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object] = lambda _run: None) -> RunFolder:
     """Create a new, empty folder ``<name>_<seconds>/<name>`` in ``parent``, for which ``claim`` raises no
-    FileExistsError. If several begin in the same second, the second gets ``-2`` after the seconds, and so on. Raises
+    FileExistsError. If several begin in the same second, the second gets ``-2`` after the seconds, and so on. Raise
     UsageError for another user's link, EnvironmentProblem if it cannot be written.
     """
     check_links(parent)
@@ -162,7 +162,7 @@ def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object]
 
 
 def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
-    """Create the run's own folder in the plan's directory for checkpoints, if there is one, and test it. Raises
+    """Create the run's own folder in the plan's directory for checkpoints, if there is one, and test it. Raise
     FileExistsError if another run owns it, EnvironmentProblem if it is not writable.
     """
     if plan.checkpoint_dir is None:
@@ -193,14 +193,14 @@ def release_checkpoints(run: RunFolder, plan: Plan) -> None:
 
 
 def probe(folder: Path) -> None:
-    """Write a small file to an existing folder, and remove it. Raises OSError if that fails."""
+    """Write a small file to an existing folder, and remove it. Raise OSError if that fails."""
     path = folder / f"{PROBE}-{os.getpid()}"
     probe_file(path)
     path.unlink(missing_ok=True)  # a process of another node with the same id may have removed it
 
 
 def probe_file(path: Path) -> None:
-    """Write a small file to disk. Raises OSError if that fails, and then leaves no file behind."""
+    """Write a small file to disk. Raise OSError if that fails, and then leaves no file behind."""
     try:
         with path.open("wb") as stream:
             stream.write(bytes(PROBE_BYTES))

@@ -155,7 +155,7 @@ class InstallRoot:
 
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     """Return $LLMB_INSTALL or $STAGE_PATH, or the nearest folder at or above ``start`` with a cluster_config.yaml,
-    or the user's default, or ~/.llmb, in this order. As in the reference scripts, an empty variable is unset. Raises
+    or the user's default, or ~/.llmb, in this order. As in the reference scripts, an empty variable is unset. Raise
     UsageError if the variables differ, if the defaults cannot be read, or if another user owns the folder.
     """
     texts = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
@@ -183,7 +183,7 @@ def user_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_root(path: Path) -> Path | None:
-    """Return the root of installation in the user's defaults; None without one. Raises UsageError if it is relative."""
+    """Return the root of installation in the user's defaults; None without one. Raise UsageError if it is relative."""
     from llmb.catalogue.data_files import read_data  # few users have such a file
 
     check_owner(path)
@@ -231,7 +231,7 @@ def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict"
     """Replace ``path`` atomically: readers see the old content or the new, never a part.
 
     A new file gets permissions by the umask, and its group from a folder with the setgid bit; a replaced file keeps its
-    permissions, so that other users keep their access. ``errors`` is as in ``open``. Raises OSError if writing fails.
+    permissions, so that other users keep their access. ``errors`` is as in ``open``. Raise OSError if writing fails.
     """
     check_regular(path)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
@@ -253,7 +253,7 @@ def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict"
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path; the file written there replaces ``path`` at the end, and is removed after an error.
 
-    Raises EnvironmentProblem if it cannot be written.
+    Raise EnvironmentProblem if it cannot be written.
     """
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
@@ -274,7 +274,7 @@ BEFORE = ".before"
 
 
 def write_newest(path: Path, text: str) -> None:
-    """Write ``text``, and keep an existing file as the only older version. Raises NotWritable if that fails."""
+    """Write ``text``, and keep an existing file as the only older version. Raise NotWritable if that fails."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -314,7 +314,7 @@ class BrokenRecord(EnvironmentProblem, ValueError):
 
 
 def read_stored(path: Path, shape: type[Shape]) -> Shape:
-    """Return the content of a JSON file. Raises BrokenRecord with the error's place, OSError if it cannot be read."""
+    """Return the content of a JSON file. Raise BrokenRecord with the error's place, OSError if it cannot be read."""
     text = read_regular(path, MOST_JSON_BYTES)
     try:
         check_values(text)

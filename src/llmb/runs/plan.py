@@ -250,7 +250,7 @@ def make_plan(
     not set and the recipe packs, from documents with the recipe's attention cost. The plan's recipe holds the
     statistics of the data.
 
-    Raises UsageError with all reasons why the run cannot be planned.
+    Raise UsageError with all reasons why the run cannot be planned.
     """
     saved, ready = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
     training = chosen_training(recipe, choices, saved)

@@ -265,7 +265,7 @@ def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialW
 
 
 def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
-    """Return the mean statistics of the packs for ``model``'s attention. Raises OSError or ValueError if unreadable."""
+    """Return the mean statistics of the packs for ``model``'s attention. Raise OSError or ValueError if unreadable."""
     chunked = model.chunked_attention
     squares = None
     if chunked and packed.longest_document > chunked.chunk_size:
@@ -324,7 +324,7 @@ def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHe
 
 
 def plan_training(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """Plan a run with files prepared below ``install``. Raises UsageError with all problems, else NotPrepared."""
+    """Plan a run with files prepared below ``install``. Raise UsageError with all problems, else NotPrepared."""
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
     search = search_inputs(catalogue, install, recipe, choices)
     inputs = search.inputs(checkpoint)
@@ -349,7 +349,7 @@ OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")
 def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
     """Return the arguments with which ``llmb run`` and ``submit`` train the same, without default values.
 
-    Profiles are not recorded again. Raises UsageError if the catalogue does not have the recipe.
+    Profiles are not recorded again. Raise UsageError if the catalogue does not have the recipe.
     """
     recipe, rank = plan.recipe, plan.recipe.pretended_rank
     request = _request(recipe)

@@ -113,7 +113,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
     """Return ``rank`` if it is set, one rank of every stage if ``all_stages``, or else those that may be the fullest.
 
-    Raises UsageError if both are requested, or if the layout has no such rank.
+    Raise UsageError if both are requested, or if the layout has no such rank.
     """
     if rank is None:
         return stage_ranks(layout) if all_stages else fullest_ranks(layout)

@@ -301,7 +301,7 @@ def _check_links(folder: RunFolder) -> None:
 
 
 def read_record(folder: RunFolder) -> RunRecord:
-    """Read the record. Raises BrokenRecord, or OSError if it is unreadable, or reached through another user's link."""
+    """Read the record. Raise BrokenRecord, or OSError if it is unreadable, or reached through another user's link."""
     _check_links(folder)
     return read_stored(folder.record, RunRecord)
 
@@ -351,7 +351,7 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRecord:
     """Prepare the run for its next start by ``job``, and write the record that the workers will read.
 
-    Raises InfrastructureError if the run has no retries left, OSError if nothing can be written.
+    Raise InfrastructureError if the run has no retries left, OSError if nothing can be written.
     """
     number = len(record.attempts) + 1
     if record.retries and number > record.retries + 1:

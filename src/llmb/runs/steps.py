@@ -140,7 +140,7 @@ def step_to_json(step: Step) -> str:
 
 
 def step_from_json(line: str | bytes) -> Step:
-    """Parse a step. Raises ValueError if the line is not a complete step."""
+    """Parse a step. Raise ValueError if the line is not a complete step."""
     if (b"not_finite" if isinstance(line, bytes) else "not_finite") not in line:  # type: ignore[operator]
         return _adapter().validate_json(line)  # in half the time
     values = from_json(line)
@@ -157,13 +157,13 @@ def _adapter() -> TypeAdapter[Step]:
 def read_steps(path: Path) -> list[Step]:
     """Return all complete steps; a last line truncated by a crash is omitted.
 
-    Raises BrokenRecord if any other line is not a step.
+    Raise BrokenRecord if any other line is not a step.
     """
     return read_lines(path, step_from_json)
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Parse every line with ``read``; omit an incomplete last line. Raises BrokenRecord for any other."""
+    """Parse every line with ``read``; omit an incomplete last line. Raise BrokenRecord for any other."""
     if not path.exists():
         return []
     records: list[Line] = []
@@ -270,7 +270,7 @@ class RankTimesFile:
 def read_rank_times(path: Path) -> list[RankTimes]:
     """Read the rank times in order of steps, each step once, from its last attempt. Empty without a file.
 
-    Raises BrokenRecord as ``read_steps`` does, OSError if the file cannot be read.
+    Raise BrokenRecord as ``read_steps`` does, OSError if the file cannot be read.
     """
     times: list[RankTimes] = []
     for line in read_lines(path, _rank_times_adapter().validate_json):

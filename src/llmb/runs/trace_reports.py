@@ -121,13 +121,13 @@ def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
 
 
 def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
-    """Write the breakdown of a step, if there is one, to the run folder. Raises OSError if that fails."""
+    """Write the breakdown of a step, if there is one, to the run folder. Raise OSError if that fails."""
     if profile and profile.breakdown:
         write_atomically(folder.breakdown, json.dumps(asdict(profile.breakdown), indent=2) + "\n")
 
 
 def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
-    """Return the breakdown saved at the end of the run, if any. Raises BrokenRecord if it is damaged."""
+    """Return the breakdown saved at the end of the run, if any. Raise BrokenRecord if it is damaged."""
     return read_stored(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
 
 

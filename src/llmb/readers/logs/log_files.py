@@ -69,7 +69,7 @@ class LogFiles:
 
 def find_logs(root: Path) -> LogFiles:
     """Find all ``*.out`` and ``*.out.gz`` files below ``root``; if ``root`` is a file, return it, whatever its name.
-    Raises UsageError if there is no such file.
+    Raise UsageError if there is no such file.
     """
     if root.is_file():
         return LogFiles((root,), root.stat().st_size, ())
@@ -97,7 +97,7 @@ def find_logs(root: Path) -> LogFiles:
 
 
 def find_all_logs(roots: Sequence[Path]) -> LogFiles:
-    """Find the logs below several folders, each file once. Raises UsageError if one of the folders has none."""
+    """Find the logs below several folders, each file once. Raise UsageError if one of the folders has none."""
     roots_files = [find_logs(root) for root in roots]
     if len(roots_files) == 1:
         return roots_files[0]

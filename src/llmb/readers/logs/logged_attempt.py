@@ -235,7 +235,7 @@ class LoggedAttempt:
         return self.last is not None and self.max_step > self.last - self.interval
 
     def resolve_window(self, last: int) -> Window:
-        """Return the window of a run whose last step is ``last``. Raises UsageError if the rule does not fit the run.
+        """Return the window of a run whose last step is ``last``. Raise UsageError if the rule does not fit the run.
 
         With rule ``auto``, the window is the whole run until ``settle`` is called.
         """

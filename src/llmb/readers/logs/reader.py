@@ -226,7 +226,7 @@ def read_log(
 
     If the log declares no last step, or a different one midway, the window moves, perhaps to earlier steps, and the
     log is read again. ``path`` may contain the experiment's name; ``documented`` is the window of the log's reference
-    document. Raises OSError if the stream cannot be read.
+    document. Raise OSError if the stream cannot be read.
     """
     log = _Pass(LoggedAttempt(rule, documented=documented)).read(PlainText(stream), chunk_bytes, path)
     if log.attempt.last != log.attempt.window_last:

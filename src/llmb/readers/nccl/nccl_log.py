@@ -217,7 +217,7 @@ def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
 
     A run's logs are those of ``--nccl-trace`` or, without any, NCCL's lines about the network.
 
-    Raises UsageError if a folder has none.
+    Raise UsageError if a folder has none.
     """
     files: list[Path] = []
     for path in paths:
@@ -301,7 +301,7 @@ def _coarse(call: Call) -> Call:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """Read ``paths``, each the log of one or more ranks, into one NcclLog, which is empty without NCCL's lines. Raises
+    """Read ``paths``, each the log of one or more ranks, into one NcclLog, which is empty without NCCL's lines. Raise
     UsageError if a file cannot be read.
     """
     log = NcclLog()
@@ -320,7 +320,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield chunks of complete lines. Raises UsageError if the file cannot be read."""
+    """Yield chunks of complete lines. Raise UsageError if the file cannot be read."""
     with open_file(path) as stream:
         try:
             yield from (text for _, text in whole_lines(stream))

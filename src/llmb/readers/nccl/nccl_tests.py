@@ -113,7 +113,7 @@ class _Header:
 def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
     """Return every table of the file; an empty list if it has none. ``source`` replaces the file's name in the tables.
 
-    Raises UsageError if the file cannot be read.
+    Raise UsageError if the file cannot be read.
     """
     with open_file(path) as stream:
         try:
@@ -263,7 +263,7 @@ def _row(header: _Header, line: str) -> TestRow | None:
 
 
 def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
-    """Return the results in ``words``; None if all are ``N/A``. Raises ValueError for a word that is not a number."""
+    """Return the results in ``words``; None if all are ``N/A``. Raise ValueError for a word that is not a number."""
     if set(words) == {"N/A"}:
         return None
     values: dict[str, float | None] = dict.fromkeys(_FIGURES.values())
@@ -279,7 +279,7 @@ def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
 
 
 def _number(word: str) -> tuple[float | None, str | None]:
-    """Return the value, or None and its text if it is not finite. Raises ValueError if it is not a number."""
+    """Return the value, or None and its text if it is not finite. Raise ValueError if it is not a number."""
     value = float(word)
     return (value, None) if math.isfinite(value) else (None, word)
 
@@ -322,7 +322,7 @@ def is_test_json(head: bytes) -> bool:
 
 
 def _json_table(source: str, content: bytes, where: str) -> TestTable:
-    """Parse the JSON output of one test. Raises UsageError if it is incomplete or invalid."""
+    """Parse the JSON output of one test. Raise UsageError if it is incomplete or invalid."""
     try:
         output = _JsonOutput.model_validate_json(content)
     except ValidationError as error:

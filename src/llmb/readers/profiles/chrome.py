@@ -47,7 +47,7 @@ class TraceFile:
     """Number of the current event, from 1; 0 before the first."""
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events. Raises UsageError if the file is not a trace, is truncated or cannot be read."""
+        """Yield the events. Raise UsageError if the file is not a trace, is truncated or cannot be read."""
         try:
             with io.BufferedReader(cast(io.RawIOBase, open_file(self.path))) as raw:
                 if raw.peek(2)[:2] == GZIP_MAGIC:
@@ -275,7 +275,7 @@ def _nanoseconds(microseconds: object) -> int | None:
 def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
     """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
-    Raises UsageError if the file is not a trace, or only of an unknown device. The timeline of a trace without steps
+    Raise UsageError if the file is not a trace, or only of an unknown device. The timeline of a trace without steps
     has no steps or, if ``unmarked``, the intervals between the optimizer's steps, or else a single step.
     """
     file = TraceFile(path)

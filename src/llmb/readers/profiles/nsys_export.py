@@ -65,7 +65,7 @@ class _Process:
 def read_nsys(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
     """Return one timeline per process, sorted by process identifier.
 
-    Raises UsageError if the file is not an export, or has no GPU kernels. The timeline of a process without steps has
+    Raise UsageError if the file is not an export, or has no GPU kernels. The timeline of a process without steps has
     no steps or, if ``unmarked``, a single one.
     """
     try:

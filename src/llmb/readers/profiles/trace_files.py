@@ -21,7 +21,7 @@ EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (ns
 def find_traces(paths: Iterable[Path]) -> list[Path]:
     """Return the files among ``paths`` and, for each folder, the traces of runs below it, or else those directly in it.
 
-    Raises UsageError if a folder has no trace.
+    Raise UsageError if a folder has no trace.
     """
     return [trace for path in paths for trace in (_in_folder(path) if path.is_dir() else [path])]
 
@@ -48,7 +48,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
     """Return one timeline per process. If ``unmarked``, and no step is marked, the optimizer's iterations or else the
-    whole trace count as steps, with a note. Raises UsageError if the file is not a trace, or has no training steps."""
+    whole trace count as steps, with a note. Raise UsageError if the file is not a trace, or has no training steps."""
     if path.name.endswith(REPORT_END):
         raise _report(path)
     is_nsys = _is_sqlite(path)

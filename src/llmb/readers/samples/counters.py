@@ -194,7 +194,7 @@ AREAS: Mapping[str, Callable[[Path], Counters]] = {
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:
-    """List the paths that match. Raises OSError for an unreadable folder, FileNotFoundError for an empty one."""
+    """List the paths that match. Raise OSError for an unreadable folder, FileNotFoundError for an empty one."""
     if not any(folder.iterdir()):
         raise FileNotFoundError(folder)
     return sorted(folder.glob(pattern))

@@ -69,7 +69,7 @@ class Nvml:
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
 
     def counters(self) -> Iterator[tuple[str, int]]:
-        """Yield counters that should not rise, as ``index/name``, without unsupported ones. Raises OSError if no GPU
+        """Yield counters that should not rise, as ``index/name``, without unsupported ones. Raise OSError if no GPU
         has any.
         """
         nvml, reported = self.package, False

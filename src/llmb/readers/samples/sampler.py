@@ -86,14 +86,14 @@ def interval_after(samples: int, first_s: float) -> float:
 
 
 def keep_settings(file: Path) -> None:
-    """Write the settings of this node and the job's variables to ``file``. Raises OSError if that fails."""
+    """Write the settings of this node and the job's variables to ``file``. Raise OSError if that fails."""
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(read_settings(SystemFiles(), os.environ).model_dump_json())
     unfinished.replace(file)
 
 
 def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
-    """Append samples to ``file`` until ``pipe`` closes or the worker ends. Raises OSError if writing fails."""
+    """Append samples to ``file`` until ``pipe`` closes or the worker ends. Raise OSError if writing fails."""
     file.parent.mkdir(exist_ok=True)
     output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     # What an earlier sampler was writing when it was killed stays on a line of its own.

@@ -55,13 +55,13 @@ class Sampled:
 def read_samples(folder: Path) -> tuple[Sampled, ...]:
     """Return the output of all samplers of a run; a restarted run has several per node. Empty without a folder.
 
-    Lines truncated by a crash or a full disk are omitted. Raises OSError if a file cannot be read.
+    Lines truncated by a crash or a full disk are omitted. Raise OSError if a file cannot be read.
     """
     return tuple(sampled for file in sorted(folder.glob("*.jsonl")) for sampled in _read_file(file))
 
 
 def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
-    """Return the samples of an ended run. Waits briefly for samplers that are still writing."""
+    """Return the samples of an ended run. Wait briefly for samplers that are still writing."""
     until = time.monotonic() + LAST_COUNTERS_S
     try:
         samples = read_samples(folder)

@@ -37,7 +37,7 @@ OFFLINE = (
 
 
 def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
-    """Render the page; ``shown`` makes a string displayable. Raises EnvironmentProblem if a library is missing."""
+    """Render the page; ``shown`` makes a string displayable. Raise EnvironmentProblem if a library is missing."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
@@ -72,7 +72,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
 
 
 def page_pdf(html: str) -> bytes:
-    """Return the page in its print layout. Raises EnvironmentProblem if no browser can print it."""
+    """Return the page in its print layout. Raise EnvironmentProblem if no browser can print it."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     do = "pass --format html, and print the page from a browser"
     if browser is None:

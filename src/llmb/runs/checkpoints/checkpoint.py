@@ -142,7 +142,7 @@ def checkpoint_name(step: int, consumed_samples: int) -> str:
 def read_checkpoint(path: Path) -> SavedCheckpoint:
     """Return the checkpoint at ``path``, the folder above ``weights``.
 
-    Raises UsageError if there is none, if it is incomplete, or if it is not a checkpoint of llmb.
+    Raise UsageError if there is none, if it is incomplete, or if it is not a checkpoint of llmb.
     """
     try:
         record = read_checkpoint_record(path)
@@ -192,7 +192,7 @@ def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) ->
 
 
 def read_checkpoint_record(path: Path) -> CheckpointRecord:
-    """Read the record without checking the files. Raises UsageError, or OSError if it cannot be read."""
+    """Read the record without checking the files. Raise UsageError, or OSError if it cannot be read."""
     check_links(path)
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="pass a folder that contains 'weights'")
@@ -284,7 +284,7 @@ def checkpoint_time(
 
 
 def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
-    """Append ``time`` to the file ``path``. Raises OSError if it cannot be written."""
+    """Append ``time`` to the file ``path``. Raise OSError if it cannot be written."""
     with path.open("a") as stream:
         stream.write(time.model_dump_json() + "\n")
 
@@ -292,7 +292,7 @@ def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
 def read_checkpoint_times(path: Path) -> list[CheckpointTime]:
     """Return the times in all complete lines; omit a last line that was truncated by a crash.
 
-    Raises OSError if the file cannot be read, ValueError if any other line is not complete.
+    Raise OSError if the file cannot be read, ValueError if any other line is not complete.
     """
     times = []
     lines = read_regular(path, MOST_JSON_BYTES).splitlines()

@@ -34,7 +34,7 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
     """Yield a folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
 
     Leftovers of a killed attempt at the same target are removed first. ``is_worth_keeping`` prevents both removals.
-    Raises UsageError if ``target`` exists or is being written, EnvironmentProblem if writing fails.
+    Raise UsageError if ``target`` exists or is being written, EnvironmentProblem if writing fails.
     """
     check_links(target.parent)
     check_free(target)
@@ -119,7 +119,7 @@ class ChecksumWriter(io.BufferedWriter):
 
 
 def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
-    """Return a file's checksum; call ``on_block`` after every 4 MiB. Raises OSError if the file is unreadable."""
+    """Return a file's checksum; call ``on_block`` after every 4 MiB. Raise OSError if the file is unreadable."""
     crc = 0
     with path.open("rb", buffering=0) as stream:
         block = bytearray(BLOCK)

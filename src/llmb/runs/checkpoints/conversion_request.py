@@ -39,7 +39,7 @@ class FinishedFile(Record):
 
 
 def finished_files(folder: Path) -> list[FinishedFile]:
-    """Return the finished files in ``folder``, which an import keeps. Raises OSError, or ValueError if damaged."""
+    """Return the finished files in ``folder``, which an import keeps. Raise OSError, or ValueError if damaged."""
     records = [FinishedFile.model_validate_json(path.read_bytes()) for path in (folder / IMPORTED).glob("*.distcp")]
     places = {record.name: folder / WEIGHTS / record.name for record in records}
     return [one for one in records if places[one.name].is_file() and places[one.name].stat().st_size == one.bytes]

@@ -158,7 +158,7 @@ def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def map_arrays(folder: Path) -> PackedArrays:
-    """Map the arrays in ``folder``. Raises OSError or ValueError if one is missing or is not an array."""
+    """Map the arrays in ``folder``. Raise OSError or ValueError if one is missing or is not an array."""
     import numpy as np
 
     return PackedArrays(*(np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS))

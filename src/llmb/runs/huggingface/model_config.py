@@ -31,7 +31,7 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
     """Return the ``config.json`` of a model with weights stored in ``dtype``.
 
     Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
-    Special tokens are null: a run has no tokenizer. Raises UsageError for a model that the
+    Special tokens are null: a run has no tokenizer. Raise UsageError for a model that the
     format cannot express.
     """
     form = format_of(model)

@@ -32,7 +32,7 @@ class WeightsFolder:
 
 
 def read_folder(path: Path) -> WeightsFolder:
-    """Read the configuration and the index. Raises UsageError if the folder cannot be imported."""
+    """Read the configuration and the index. Raise UsageError if the folder cannot be imported."""
     if not path.is_dir():
         problem = "it is a file" if path.exists() else "there is no such folder"
         raise UsageError(
@@ -98,7 +98,7 @@ def _no_weights(path: Path) -> UsageError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises UsageError if there is no such file, or if it holds something else."""
+    """Read a JSON object. Raise UsageError if there is no such file, or if it holds something else."""
     try:
         text = read_regular(path, MOST_JSON_BYTES)
         check_values(text)
@@ -126,7 +126,7 @@ def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
 def corrupt_files(folder: Path, checksums: dict[str, str], threads: int, on_block: Callable[[int], None]) -> list[str]:
     """Return the names of files with a checksum other than the hub's; call ``on_block`` with the bytes of each block.
 
-    Raises OSError if a file cannot be read.
+    Raise OSError if a file cannot be read.
     """
 
     ended = Event()

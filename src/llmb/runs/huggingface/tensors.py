@@ -91,7 +91,7 @@ def common_settings() -> CommonSettings:
 
 
 def format_of(model: Model) -> WeightsFormat:
-    """Return a model's format. Raises UsageError if none fits, with the model's differences from the nearest one."""
+    """Return a model's format. Raise UsageError if none fits, with the model's differences from the nearest one."""
     problems = {form.model_class: list(obstacles(model, form)) for form in weights_formats()}
     fitting = next((form for form in weights_formats() if not problems[form.model_class]), None)
     if fitting is None:
@@ -230,7 +230,7 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as 5GB, in decimal units. Raises UsageError for any other text."""
+    """Return the bytes of a size such as 5GB, in decimal units. Raise UsageError for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)", text.strip(), re.IGNORECASE)
     size = round(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
