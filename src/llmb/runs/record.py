@@ -307,7 +307,7 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
-    """Read a run's job; None if it was not submitted or its client was killed. Raises as ``read_record`` does."""
+    """Read a run's job; None if it was not submitted or its client was killed. Raise as ``read_record`` does."""
     _check_links(folder)
     return read_stored(folder.job, SubmittedJob) if folder.job.exists() else None
 
