@@ -133,7 +133,7 @@ class RunPrediction(Shown):
         title = f"{lacks}PREDICTED {self.prediction.plan.recipe.title()}"
         memory, step = [_memory_row(self.memory)], [*_metrics(self)]
         rows = chain(memory, step) if lacks else chain(step, memory)
-        yield rows_table(title, ("metric", "self", "note"), chain(rows, _further_rows(self)), right=("self",))
+        yield rows_table(title, ("metric", "predicted", "note"), chain(rows, _further_rows(self)), right=("predicted",))
         yield waterfall("Where the step goes", self.prediction.terms)
         if curve := self.curve:
             columns = [
