@@ -242,7 +242,7 @@ def test_a_pickle_with_the_name_of_a_safetensors_file_is_not_read(models, tmp_pa
 def test_a_tensor_in_two_files_is_refused(tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
         save_file({"x": torch.ones(2)}, tmp_path / name)
-    with pytest.raises(UsageError, match=r"x is in a\.safetensors and in b\.safetensors"):
+    with pytest.raises(UsageError, match=r"x is in two files: a\.safetensors and b\.safetensors"):
         open_files(tmp_path, ["a.safetensors", "b.safetensors"])
 
 

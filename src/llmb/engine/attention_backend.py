@@ -284,7 +284,7 @@ def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float
 
 
 def forget_memory(device: torch.device) -> None:
-    """Free the GPU memory that the trials leave cached, and reset the peak."""
+    """Free the GPU memory that the trials leave cached, and reset the peak statistics."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

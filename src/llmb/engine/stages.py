@@ -83,7 +83,7 @@ def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> li
 
 
 class Exchange(NamedTuple):
-    """The ranks that hold the same parameters: of everything but routed experts, and of routed experts."""
+    """The ranks that hold the same parameters. experts: of routed experts. dense: of everything else."""
 
     dense: Peers
     experts: Peers

@@ -42,7 +42,7 @@ Span = tuple[Moment, Moment]
 
 
 class LayerSeconds(NamedTuple):
-    """Forward times of a rank in a step. layer_s: mean per layer. outside_s: before the first, and between layers."""
+    """A rank's forward times in a step, in seconds. layer_s: mean per layer. outside_s: before and between layers."""
 
     layer_s: float
     outside_s: float
@@ -161,7 +161,7 @@ class PendingStep:
 
 
 class RankStep(NamedTuple):
-    """One rank's values of a step, to exchange with others. loss: 0 if ``has_loss`` is 0. The last are ``Figures``."""
+    """A rank's values of a step, to exchange with others. loss: 0 if ``has_loss`` is 0. The last four: ``Figures``."""
 
     has_loss: float
     loss: float

@@ -85,7 +85,7 @@ def missing_names(names: Iterable[str]) -> Iterator[str]:
 
 
 def resolve_name(name: str) -> object:
-    """Return the object of a name with dots. Raise ImportError or AttributeError if there is none."""
+    """Return the object with a dotted name; raise ImportError or AttributeError if there is none."""
     first, *rest = name.split(".")
     path = first
     owner: object = import_module(first)

@@ -59,7 +59,7 @@ class Collectives(NamedTuple):
 
 
 def pending_collectives(*, saving: bool) -> Collectives:
-    """Return this rank's collectives; those that save a checkpoint only if ``saving``: if training waits for it."""
+    """Return this rank's collectives; those of a checkpoint count only with ``saving``: training waits for them."""
     waits: list[Wait] = []
     begun: dict[str, int] = {}
     dumps: list[Callable[[bool, bool], bytes]] = [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation of runs: an installation, data and checkpoints."""
+"""Prepares a machine or a cluster for runs: installs llmb, and prepares data and checkpoints."""

@@ -92,7 +92,7 @@ def test_the_samples_fill_the_packs_of_the_tiny_recipe(small: Path, tmp_path: Pa
 
 
 def test_other_sizes_and_an_existing_folder_are_refused(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="small files are made for size tiny only"):
+    with pytest.raises(UsageError, match="small files are only available for size tiny"):
         write_small_files(Catalogue(), WORKLOADS[0], "70b", tmp_path / "a")
     with pytest.raises(UsageError, match="already exists"):
         write_small_files(Catalogue(), WORKLOADS[0], "tiny", small)

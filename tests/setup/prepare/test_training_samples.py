@@ -124,7 +124,7 @@ def test_of_two_versions_none_is_guessed(tmp_path: Path) -> None:
 
 def test_a_folder_without_training_samples_and_a_source_that_does_not_exist(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").touch()
-    with pytest.raises(UsageError, match="no file of training samples"):
+    with pytest.raises(UsageError, match="no file with training samples"):
         split_files(tmp_path)
     with pytest.raises(UsageError, match="no such file"):
         split_files(tmp_path / "absent")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts compiled blocks, as graphs, and operators without running them: FLOPs of products and attention, bytes and
-groups of collectives, and memory.
+"""Counts compiled blocks and single operators without running them: FLOPs of products and attention, bytes and groups
+of collectives, and memory.
 
-torch counts its own products (``flop_registry``), but not the engine's, and ignores that attention is causal, so that
-it computes only half.
+torch counts its own products (``flop_registry``), but not the engine's, and ignores that a causal mask halves the work
+of attention.
 
 torch traces and partitions blocks as for Inductor, so that the same tensors are saved for the backward pass. A call of
 a graph then creates the results, and counts the memory that the graph needs: Inductor fuses operators if it can, so
@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Return the layout's dimensions by torch's names of their groups; if several share a group, the first."""
+    """Map torch's names of groups to dimensions of the layout; a group of several dimensions maps to the first."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -110,7 +110,7 @@ def group_names(ranks: Ranks) -> dict[str, str]:
 
 
 def shown_group(name: str, names: Mapping[str, str]) -> str:
-    """Return the name of a group in the layout, or else its description."""
+    """Return the layout's name for a group, or else its description."""
     return names.get(name) or str(group_of(name).group_desc)
 
 
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, 0 if it multiplies no matrices; raise NotImplementedError for an unknown llmb one."""
+    """Return an operator's FLOPs, 0 without a product; raise NotImplementedError for llmb's own uncounted ones."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -153,7 +153,7 @@ def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """Return the FLOPs of span attention. query: [batch, queries, heads, head_dim]. numbers: of ``TokenSpan``."""
+    """Return the FLOPs of span attention. query: [batch, queries, heads, head_dim]. numbers: of each ``TokenSpan``."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):
@@ -272,7 +272,7 @@ def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBacken
 
 
 def is_in_kernel(node: fx.Node) -> bool:
-    """Return True if the innermost function that called the operator is of ``engine.kernels``."""
+    """Return True if the innermost function that called the operator is in ``engine.kernels``."""
     *_, innermost = [line for line in (node.meta.get("stack_trace") or "").splitlines() if "File " in line] or [""]
     return KERNELS in innermost
 
@@ -381,7 +381,7 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Return the largest growth of memory in use, in bytes; results stay, arguments without other references are freed.
+    """Return the largest growth of memory in use, in bytes, if arguments without other owners are freed after use.
 
     within: the peak bytes of operators that consist of several steps.
     """
@@ -405,7 +405,7 @@ def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
 
 
 def is_stored(node: fx.Node) -> bool:
-    """Return True if the node's result takes memory, or would as a result of the graph."""
+    """Return True if the node's result is stored in memory, instead of fused into the nodes that read it."""
     if node.op != "call_function":
         return True
     if node.meta.get(FUSED) or is_view(node) or node.target is operator.getitem or not is_call(node):

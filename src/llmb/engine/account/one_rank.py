@@ -73,7 +73,7 @@ class _Storage:
 
 
 class LiveBytes:
-    """Counts the bytes of every storage from ``add`` until it is freed, by owner, which is any name."""
+    """Counts the bytes of every storage from ``add`` until it is freed, by owner, an arbitrary name."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -100,7 +100,7 @@ class LiveBytes:
             self._grow(owner, entry.bytes)
 
     def resize(self, storage: torch.UntypedStorage) -> bool:
-        """Update the size of a storage, if FSDP has resized it, which dispatches no operator; return True if so."""
+        """Update the size of a storage, which FSDP resizes without an operator; return True if it has changed."""
         entry = self._known.get(storage._cdata)
         if entry is None or entry.bytes == storage.nbytes():
             return False
@@ -166,7 +166,7 @@ class Ledger(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Return True: torch permits compiled code only under such modes."""
+        """Return True, so that compiled code can run under this mode."""
         return True
 
     def begin(self) -> None:
@@ -290,7 +290,7 @@ class Ledger(TorchDispatchMode):
 
 
 def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Tensor:  # noqa: ANN401 (as torch declares it)
-    """Return an empty result of the right shape: for fp32, torch's CPU product cannot infer it."""
+    """Return an empty result of the right shape, which torch cannot infer for fp32."""
     groups = (len(offs),) if right.ndim == 2 else ()
     return left.new_empty((*groups, left.shape[0], right.shape[-1]))
 
@@ -355,7 +355,7 @@ class Counts(NamedTuple):
 def account_of(
     plan: EnginePlan, stages: Sequence[TrainedStage], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
-    """Count a step of this rank with ``ledger``, which follows ``stages``; extrapolate it if ``extends``."""
+    """Count a step with ``ledger``, which follows ``stages``. extends: extrapolate from fewer micro-batches."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
         ledger.memory.give(local_tensor(each.detach()), "optimizer")
@@ -406,7 +406,7 @@ def counted(ledger: Ledger, ranks: Ranks) -> Counts:
 
 
 def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
-    """Count one rank of the plan without starting the others; return also the ledger, with the last counted step.
+    """Count one rank of the plan without starting the others; return the counts, and the ledger of the last step.
 
     This works once per process, as ``lone_rank`` does.
     """

@@ -146,7 +146,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Read the tensors in ``each`` in place, then round the parameters; return all tensors, and the time."""
+    """Read into the tensors of ``each``, then round the parameters; return all tensors, and the time."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
@@ -162,7 +162,7 @@ def load_state(
 
 
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
-    """Read the tensors in ``each`` in place; return them all by name. A collective.
+    """Read into the tensors of ``each``; return all of them by name. A collective.
 
     For tensors in ``places``, only the elements there are read.
 

@@ -59,7 +59,7 @@ class ChecksummedWrite(WriteResult):
 
 
 class ChecksumFileSystem(FileSystem):
-    """Writes files to disk, and has the checksum of each once it is written."""
+    """Writes files to disk, and records the checksum of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Writer(FileSystemWriter):
         self.checksums: dict[str, str] = {}
 
     def storage_meta(self) -> StorageMeta:
-        """Return metadata without the folder, the type of which has different names in versions of Python."""
+        """Return metadata without the folder: versions of Python pickle its type under different names."""
         return StorageMeta(save_id=self.save_id)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], ba
     """Write the record of the checkpoint that all ranks wrote, and rename its folder.
 
     ``checksums`` are those of the files in ``weights``, by name; ``base`` is the origin of the weights that adapters
-    adapt. All files must be on disk. Raise OSError if files of other ranks are not visible here, for example.
+    adapt. All files must be on disk. Raise OSError if that fails, or if files of other ranks are not visible here.
     """
     partial = partial_path(path)
     sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
@@ -249,8 +249,8 @@ class Saver:
     """Saves the checkpoints of a plan. Every rank has one, and calls it after the same steps.
 
     An asynchronous checkpoint is copied to host memory while training waits, and then written by a thread; the ranks
-    synchronize through separate process groups, which never interfere with the collectives of training. The first
-    checkpoint determines what each rank writes, also for the next ones.
+    synchronize through separate process groups, which never interfere with the collectives of training. The
+    writes of each rank are planned for the first checkpoint, and reused for the next ones.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class Saver:
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """Plan the writes of each rank, of shared values only one; for 512 ranks with 170,000 pieces it takes 10 s."""
+        """Plan the writes of each rank; one rank writes shared values. 170,000 pieces on 512 ranks take 10 s."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

@@ -32,7 +32,7 @@ KINDS = {"tokens": np.uint32, "answers": np.bool_, "documents": np.int64, "packs
 
 @dataclass(frozen=True, slots=True)
 class SyntheticData:
-    """Random tokens: uniform, or Zipf-distributed, whose frequencies a model can learn.
+    """Random tokens: uniform, or Zipf-distributed with frequencies that a model can learn.
 
     With ``document_tokens`` each sequence is packed from documents of that many tokens on average.
     """
@@ -133,7 +133,7 @@ class PackedData:
         return shuffled(place, self.packs, f"{self.seed} {epoch}")
 
     def longest_document(self) -> int:
-        """Return the most tokens in a document, or in the padding of a pack; this reads the bounds of all."""
+        """Return the largest number of tokens in a document, or in the padding of a pack, from the bounds of all."""
         documents, packs = self.arrays.documents, self.arrays.packs
         filled = np.diff(documents[packs]) - np.diff(packs)
         return int(max((np.diff(documents) - 1).max(), self.seq_len - filled.min()))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of the engine's own: pure functions of tensors, each with an eager reference."""
+"""The engine's own operations: pure functions of tensors, each with an eager reference."""

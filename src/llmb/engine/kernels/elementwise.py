@@ -68,7 +68,7 @@ def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor,
 
 
 def transpose(values: Tensor) -> Tensor:
-    """Return an FP8 matrix with rows and columns exchanged, contiguous."""
+    """Return the contiguous transpose of an FP8 matrix."""
     if has_kernel(values):
         # Another copy of the values is written, by rows, which takes less time than copies whose stores are scattered.
         return cast_both_ways(values, torch.ones((), device=values.device), values.dtype)[1]
@@ -84,7 +84,7 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
 
 
 def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) -> Tensor:
-    """Return the gradient of the inputs of ``activate`` from that of its result, rounded as by torch's autograd."""
+    """Return the gradient of the inputs of ``activate`` from that of its result, rounded as in torch's autograd."""
     if activation == "squared-relu":
         positive = functional.relu(inputs)
         to_input: Tensor = torch.ops.aten.threshold_backward(gradient * (2.0 * positive), positive, 0)
@@ -125,7 +125,7 @@ class Heads(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """cos and sin: [seq, pairs] or [batch, seq, pairs], fp32.
+    """The rotation of pairs. cos, sin: [seq, pairs] or [batch, seq, pairs], fp32.
 
     A pair is elements (i, i + pairs) of a head, or (2i, 2i + 1) when ``interleaved``.
     """

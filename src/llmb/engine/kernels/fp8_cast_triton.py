@@ -140,7 +140,7 @@ def activation_gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast gradients of an activation. columns: of ``gradient``; with "swiglu" all other rows have twice as many."""
+    """Cast gradients of activations. columns: of ``gradient``; with "swiglu", source and results have twice as many."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     source += top * source_row + left
     values += top * values_row + left
@@ -252,7 +252,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement ``elementwise.cast_activation_gradient``. inputs and results: as the gradient, or twice as wide."""
+    """Implement ``elementwise.cast_activation_gradient``. inputs and results: like ``gradient``, or twice as wide."""
     source, gradient_rows = _rows_contiguous(inputs), _rows_contiguous(gradient)
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = gradient_rows.shape

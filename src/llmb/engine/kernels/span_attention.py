@@ -32,7 +32,7 @@ class TokenSpan(NamedTuple):
 
 
 class SpanPart(NamedTuple):
-    """Queries and the keys that they attend to: causally, or all to all."""
+    """Queries and the keys that they attend to: causally, or each query to all of them."""
 
     queries: slice
     keys: slice
@@ -99,7 +99,7 @@ def _spans(numbers: Sequence[int]) -> list[TokenSpan]:
 
 
 def _parts(span: TokenSpan) -> Iterator[SpanPart]:
-    """Yield the square, in which every query sees a key, and the rectangle before it, if there is one."""
+    """Yield the causal square of queries and their own keys, and the rectangle of earlier keys, if any."""
     queries = slice(span.query, span.query + span.length)
     yield SpanPart(queries, slice(span.own_key, span.own_key + span.length), causal=True)
     if span.key < span.own_key:

@@ -80,7 +80,7 @@ class TokenKeys:
         self.value: Tensor | None = None
 
     def set(self, samples: range, positions: Tensor, seq_len: int) -> None:
-        """Set the keys. samples: their numbers in the training run. positions: of this rank in a sequence, [seq]."""
+        """Set the keys. samples: the numbers of the samples. positions: of this rank's tokens in a sequence, [seq]."""
         numbers = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(-1) * seq_len + positions
         keys = mixed(numbers) + (numbers >> 32)
         if self.value is None or self.value.shape != keys.shape:

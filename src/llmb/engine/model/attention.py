@@ -205,8 +205,8 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 class SegmentOptions(NamedTuple):
-    """Options of attention by segments. longest: an upper bound of the tokens of a segment, for which a GPU starts
-    work. window: see ``Reach``. scale: see ``attend``."""
+    """Options of attention by segments. longest: an upper bound of a segment's tokens, for which kernels are launched.
+    window: see ``Reach``. scale: see ``attend``."""
 
     longest: int
     window: int | None = None
@@ -233,7 +233,7 @@ def attend_segments(
 
 
 def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
-    """Run variable-length flash attention, its causal mask aligned at the last query and key of a segment."""
+    """Run variable-length flash attention with a causal mask that is aligned at a segment's last query and key."""
     lengths = (segments.queries, segments.keys, options.longest, options.longest)
     # torch 2.11 has no grouped heads here, nor an option for them.
     kernel = varlen_attn if query.shape[1] == key.shape[1] else partial(varlen_attn, enable_gqa=True)
@@ -393,7 +393,7 @@ class Attention(nn.Module):
         return self.q_bias(query), self.k_bias(key), self.v_bias(value)
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys with their positions, and values: [batch, seq, heads, head_dim] each."""
+        """Return queries and keys with positions applied, and values: [batch, seq, heads, head_dim] each."""
         query, key, value = self.projected(hidden)
         value = value.contiguous()  # a view would keep queries and keys for the backward pass, from before the rotation
         if self.q_norm is not None and self.k_norm is not None:

@@ -13,7 +13,7 @@ from llmb.engine.model.linear import Joined, Linear, local_shard
 
 
 class Replicated(nn.Module):
-    """A layer without matrices. same_tokens: True if tensor-parallel ranks with replicas of it see the same tokens."""
+    """A layer without matrices. same_tokens: True if tensor-parallel ranks with replicas process the same tokens."""
 
     same_tokens: bool = False
 
@@ -87,7 +87,7 @@ class GatedMLP(nn.Module):
 
 
 class SquaredReluMLP(nn.Module):
-    """Two matrices with a squared ReLU between them (So et al., 2021)."""
+    """A feed-forward layer of two matrices with a squared ReLU between them (So et al., 2021)."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, *, bias: bool = False) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ With sequence parallelism (Korthikanti et al., 2022, section 4.2.2) the input of
 sequence, and only the shard is saved for the backward pass. That gathers the sequence again while it computes the
 input's gradient, then reduces and scatters this gradient while it computes those of the weights. Compiled code treats
 such a backward pass as one operator. Otherwise the compiler would save the gathered sequence, and might move products
-out of the time in which a collective runs.
+to where they do not overlap with a collective.
 
 Two kinds of products are implemented elsewhere. FP8 products (``precision.fp8_layers``) have different operands: casts
 with scales, in both memory layouts. Products of routed experts (``moe``, in FP8 ``precision.experts``) have a matrix
@@ -313,8 +313,8 @@ class Joined:
     def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
         """Return the outputs of the layers, in order; views of one tensor if multiplied as one.
 
-        Each is [..., outputs] or, with ``head_dim``, [..., heads, head_dim]. If heads were split off later, the
-        compiler would copy their gradients before the backward pass multiplies them.
+        Each is [..., outputs] or, with ``head_dim``, [..., heads, head_dim]. If outputs were split into heads later,
+        the compiler would copy the heads' gradients before the backward pass multiplies them.
         """
         if self.weight is not None:
             return self.adapted(self.split(self.multiply(hidden), head_dim), hidden)

@@ -143,7 +143,7 @@ class Experts(nn.Module):
 
 
 def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = False) -> Tensor:
-    """Return the rows permuted by ``order``, of which ``inverse`` is the inverse.
+    """Return the rows permuted by ``order``, of which ``inverse`` is the inverse permutation.
 
     The gradient is permuted by ``inverse``. Autograd would instead add each of its rows to a row of zeros.
 
@@ -226,7 +226,7 @@ class MoELayer(nn.Module):
     def capacity(self, choices: int) -> int | None:
         """Return the number of rows of each expert for this rank's ``choices``, as Megatron-LM's ``get_capacity`` does.
 
-        Return None without a capacity: then no token is dropped, and nothing is padded.
+        Return None if there is no capacity: then no token is dropped, and nothing is padded.
         """
         if self.capacity_factor is None:
             return None

@@ -110,7 +110,7 @@ class SpanAttention(CausalAttention):
         return torch.cat(outputs, dim=1)
 
     def masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Return attention with a mask, for each part of the queries without the keys after its last query."""
+        """Return masked attention, computed for each part of the queries without the keys after its last query."""
         parts = zip(query.chunk(len(self.ranges), 1), mask.chunk(len(self.ranges), 2), self.ranges, strict=True)
         outputs = [
             self._attend(part, key[:, : own.stop], value[:, : own.stop], of_part[..., : own.stop])

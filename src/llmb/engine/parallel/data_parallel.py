@@ -75,7 +75,7 @@ def compute_dtype(dtype: Dtype) -> torch.dtype:
 
 
 def precision_policy(plan: EnginePlan) -> MixedPrecisionPolicy:
-    """Return FSDP's policy: masters in fp32, blocks compute in bf16, gradients are reduced in ``grad_reduce_dtype``.
+    """Return FSDP's policy: fp32 masters, computation in bf16, reduction of gradients in ``grad_reduce_dtype``.
 
     Gradients are summed in that dtype over micro-batches as well as over ranks. Inputs are not cast: hidden states have
     the dtype of parameters, and the tables of rotary angles stay in fp32.

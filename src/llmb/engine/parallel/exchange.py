@@ -275,7 +275,7 @@ def await_updates(buckets: Iterable[Bucket]) -> None:
 
 
 def enter(unit: Unit, reduction: Reduction, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Run before the forward pass of the unit's module; for a block, also mark the end of its backward pass."""
+    """Await updates before the forward pass of a unit's module; for a block, also mark the end of its backward pass."""
     await_updates(unit.buckets)
     return (BlockEntry.apply(inputs[0], unit, reduction), *inputs[1:]) if unit.buckets[0].layer else inputs
 
@@ -307,7 +307,7 @@ def split_flat(flat: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
 
 
 def sizes_of(parameters: Iterable[nn.Parameter]) -> list[int]:
-    """Return the number of elements in the local shard of each parameter."""
+    """Return the numbers of elements in the parameters' local shards."""
     return [local_tensor(parameter.detach()).numel() for parameter in parameters]
 
 

@@ -32,7 +32,7 @@ def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
-    """Return the places of the ranks of ``mesh`` in the round-robin choice of experts; any places with a capacity."""
+    """Return the ranks' places in the round-robin choice of experts; arbitrary ones if experts have a capacity."""
     own = router.place if isinstance(router, BalancedRouter) else mesh.get_rank()
     return mesh.mesh.cpu() - (mesh.get_rank() - own)
 
@@ -56,7 +56,7 @@ class Dispatch(NamedTuple):
     host_counts: list[int]
 
     def send(self, rows: Tensor) -> Tensor:
-        """Send rows in the order of experts; return those for this rank's experts, in their order."""
+        """Send this rank's rows, ordered by expert; return all ranks' rows for this rank's experts, in their order."""
         arrived = all_to_all(rows, self.sent, self.received, self.ep)
         if self.etp.size > 1:  # shards are uneven, so each rank sends its own to all
             copies = [len(arrived)] * self.etp.size
@@ -120,7 +120,7 @@ class ParallelExperts(Experts):
 
 
 def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> Dispatch:
-    """Plan from the number of each rank's rows for each expert, [etp, ep, experts]; wait for the device."""
+    """Plan the exchange from each rank's number of rows per expert, [etp, ep, experts]; wait for the device."""
     # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
     blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
     mine = blocks[:, :, ep.rank]

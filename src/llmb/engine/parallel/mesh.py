@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrangement of ranks in device meshes."""
+"""Arranges ranks in device meshes, and creates their process groups."""
 
 import math
 import os

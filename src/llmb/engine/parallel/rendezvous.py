@@ -147,7 +147,7 @@ Answer = TypeVar("Answer")
 
 
 def gloo_backend() -> str:
-    """Register the backend for communication through hosts, and return its name, as in the record of a run."""
+    """Register the backend for communication through hosts, and return its name, which a run's record contains."""
     # As torch's own: a process that is bound to a GPU asks each of its groups for the backend of that device.
     dist.Backend.register_backend(GLOO, _one_thread, extended_api=True, devices=["cpu", "cuda"])
     return GLOO
@@ -271,7 +271,7 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
 
 @cache
 def _devices(interfaces: str) -> list[Any]:
-    """Return a device for each of ``interfaces``, separated by commas; torch's default device without any."""
+    """Return a device for each of ``interfaces``, separated by commas, or torch's default device if there are none."""
     gloo: Any = dist.ProcessGroupGloo
     named = [gloo.create_device(interface=name) for name in interfaces.split(",") if name]
     return named or [gloo.create_default_device()]

@@ -47,7 +47,7 @@ PER_HEAD = ("q_norm", "k_norm")
 
 
 class Boundary(NamedTuple):
-    """The transitions into and out of sharded layers, between which a rank may hold only its shard of the sequence.
+    """Transitions into and out of layers sharded by features; elsewhere a rank may hold only its shard of a sequence.
 
     With sequence parallelism: Korthikanti et al., 2022, section 4.2. Without: Shoeybi et al., 2019, section 3.
     """
@@ -168,5 +168,5 @@ def _enter(boundary: Boundary, _layer: nn.Module, inputs: tuple[Any, ...]) -> tu
 
 
 def _leave(boundary: Boundary, _layer: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Reduce the output of a layer whose inputs are sharded, so that each rank has a partial sum."""
+    """Reduce the output of a layer whose inputs are sharded: each rank's output is a partial sum."""
     return boundary.leave(output)

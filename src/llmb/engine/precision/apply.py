@@ -70,7 +70,7 @@ def check_device(device: torch.device) -> None:
     if capability < CAPABILITY:
         version = ".".join(map(str, capability))
         raise EnvironmentProblem(
-            f"{torch.cuda.get_device_name(device)} does not support FP8: compute capability {version}, 8.9 is required",
+            f"{torch.cuda.get_device_name(device)} does not support FP8: its compute capability {version} is below 8.9",
             do="train with --dtype bf16, or add --emulate-fp8",
         )
 

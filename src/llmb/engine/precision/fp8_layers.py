@@ -162,7 +162,7 @@ def load_saved(ctx: Fp8Context) -> Saved:
 
 
 def backward(ctx: Fp8Context, saved: Saved, gradient: Cast) -> Gradients:
-    """Return dx = dy w and dw = dy^T x for all arguments of the product; ``gradient`` is dy in FP8."""
+    """Return the gradients of all arguments of the product: dx = dy w, dw = dy^T x. gradient: dy in FP8."""
     kind, rows, transposed = ctx.kind, saved.rows, gradient.transposed
     (scale, inverse), factor, _ = saved.factors
     has_gradient, _ = needed_gradients(ctx)
@@ -232,7 +232,7 @@ def _shard_gradients(
     size: int,
     rank: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``shard`` and of the weights, see ``model.linear``. values: of the output's gradient."""
+    """Return the gradients of ``shard`` and of the weights, see ``model.linear``. values, transposed: of dy in FP8."""
 
     def to_input() -> Tensor:
         return torch.unflatten(gradient_product(values, inverse, weight, weight_inverse, dtype), 0, (batch, -1))

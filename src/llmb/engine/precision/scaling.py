@@ -135,7 +135,7 @@ def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductD
 
 
 def _padded(matrix: Tensor, *, rows: int = 0) -> Tensor:
-    """Zero-pad the number of columns, and of ``rows`` if it is passed, to multiples of ``ALIGNED``."""
+    """Zero-pad the columns, and the rows if ``rows`` is their number, to multiples of ``ALIGNED``."""
     missing = (-matrix.shape[1] % ALIGNED, -rows % ALIGNED)
     if not any(missing):
         return matrix

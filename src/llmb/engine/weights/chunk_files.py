@@ -203,7 +203,7 @@ class FileWriter:
     source: ChunkSource
 
     def __call__(self, file: WeightFile) -> FinishedFile:
-        """Write a file and return once it is on disk; raise UsageError for unusable chunks, or OSError."""
+        """Write a file and return once it is on disk; raise UsageError for an unusable chunk, OSError on failure."""
         path, places = self.folder / file.name, []
         path.unlink(missing_ok=True)  # a process of a killed import may still be writing it
         with ChecksumWriter(path) as stream:
@@ -226,7 +226,7 @@ def _save(values: Tensor, stream: ChecksumWriter) -> None:
 def metadata_of(
     parameters: Mapping[str, Parameter], files: Iterable[WeightFile], finished: Mapping[str, FinishedFile]
 ) -> Metadata:
-    """Return the index of chunks for torch.distributed.checkpoint; the same bytes for every folder and attempt."""
+    """Return the index of chunks for torch.distributed.checkpoint; it is identical for every folder and attempt."""
     places = {
         chunk: _StorageInfo(file.name, offset, length)
         for file in files

@@ -101,7 +101,7 @@ class LowRank(NamedTuple):
     b: Tensor
 
     def delta(self, lora: Lora) -> Tensor:
-        """Return the summand of the layer's weight, [outputs, inputs] fp32."""
+        """Return what the adapter adds to the layer's weight, [outputs, inputs] fp32."""
         return self.b @ self.a * lora.scale
 
 
@@ -179,7 +179,7 @@ def read_tensors(
 
 
 def stored_parts(name: str, tensor: Tensor, form: WeightsFormat) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that form a parameter at Hugging Face, with their names."""
+    """Yield the tensors that form a parameter in Hugging Face's format, with their names."""
     stored = stored_tensors(name, tuple(tensor.shape), form)
     matrices = len(matrices_of_expert(name, form))
     if matrices:
@@ -220,7 +220,7 @@ def export_adapters(job: AdapterExportJob) -> None:
 
 
 def import_adapters(job: AdapterImportJob) -> ImportedWeights:
-    """Write the checkpoint's ``weights`` from peft's file; return the targets that its layers imply.
+    """Write the checkpoint's ``weights`` from peft's file; the layers in the file determine the targets.
 
     Raise UsageError if the file does not hold adapters of rank ``job.rank`` for a supported set of targets.
     """

@@ -78,7 +78,7 @@ def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
     for file in names:
         for name, tensor in _read_header(folder, file).items():
             if name in stored:
-                raise UsageError(f"{name} is in {stored[name].file} and in {file}")
+                raise UsageError(f"{name} is in two files: {stored[name].file} and {file}")
             stored[name] = tensor
     return SafetensorsFiles(folder, stored)
 
@@ -106,7 +106,7 @@ NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesS
 
 
 class NemoTensor(NamedTuple):
-    """The name of the tensor that contains a parameter, and the part of the tensor that the parameter is."""
+    """The name of the tensor that contains a parameter, and the parameter's part of it."""
 
     name: str
     part: Part
@@ -133,7 +133,7 @@ VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 class NemoSource(NamedTuple):
-    """The place of a parameter: tensor ``name``, at ``layer`` of its first dimension if that is one of layers."""
+    """Where a parameter is stored: in tensor ``name``, at index ``layer`` if the tensor stacks all layers."""
 
     name: str
     layer: int | None
@@ -273,7 +273,7 @@ def _read_metadata(path: Path) -> Metadata:
     except BROKEN_PICKLE as error:
         raise UsageError(f"the metadata cannot be read: {error}", where=str(path), do=CONVERT) from error
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise UsageError("it contains no checkpoint metadata", where=str(path), do=CONVERT)
+        raise UsageError("the file contains no checkpoint metadata", where=str(path), do=CONVERT)
     return metadata
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a root of installation: answers, environment, images, folders, preparation; can be repeated and resumed."""
+"""Creates a root of installation: environment, images, folders, preparations. It can be repeated and resumed."""

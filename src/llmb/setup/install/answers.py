@@ -95,16 +95,16 @@ class Answers(Record):
     container_runtime: Annotated[Runtime | None, _software(help="Container runtime. Default: none.")] = None
     image: Annotated[str | None, _software(help="Container image: a file, or a name in a registry.")] = None
     image_folder: Annotated[
-        str | None, _software(help="Folder for images. Default: images in the installation.", folder=True)
+        str | None, _software(help="Folder for images. Default: 'images' in the installation.", folder=True)
     ] = None
     prepare: Annotated[
         Where | None, _data(help="Prepare data and checkpoints of fine-tunings: here, in a job, or not.")
     ] = None
     dataset_source: Annotated[
-        str | None, _data(help="Folder or file with the dataset, instead of the hub.", folder=True)
+        str | None, _data(help="Folder or file with the dataset. Default: the hub.", folder=True)
     ] = None
     checkpoint_source: Annotated[
-        str | None, _data(help="Folder of the Hugging Face model, instead of the hub.", folder=True)
+        str | None, _data(help="Folder of the Hugging Face model. Default: the hub.", folder=True)
     ] = None
     size: Annotated[str | None, _data(help="Model size to prepare. Default: all documented sizes.")] = None
 

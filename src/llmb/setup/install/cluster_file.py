@@ -60,7 +60,7 @@ def write_answers(path: Path, answers: Answers) -> None:
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """Convert ``data`` of the headless file ``path`` to answers, by name; raise UsageError for unsupported keys."""
     if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
-        raise UsageError(f"old keys: {', '.join(old)}", where=str(path), do="rename them")
+        raise UsageError(f"the file has old keys: {', '.join(old)}", where=str(path), do="rename them")
     slurm = data.get("slurm") or {}
     if not isinstance(slurm, dict):
         raise UsageError("slurm must be a mapping", where=str(path))

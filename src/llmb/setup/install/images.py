@@ -98,7 +98,7 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Import an image unless it exists. Raise UsageError, EnvironmentProblem if it fails, or UserInterrupt."""
+    """Import an image unless it exists. Raise UsageError for an invalid source, EnvironmentProblem or UserInterrupt."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()

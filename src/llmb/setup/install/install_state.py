@@ -38,7 +38,7 @@ class InstalledItem(Record):
 
 
 class InstallState(Record):
-    """``.llmb/install_state.json``."""
+    """The content of ``.llmb/install_state.json``."""
 
     schema_version: int = SCHEMA_VERSION
     root: str
@@ -102,7 +102,7 @@ def digest(text: str) -> str:
 
 
 class Journal:
-    """The state of an installation while the one process that holds its lock changes it."""
+    """The state of an installation, which only the process that holds the lock may change."""
 
     def __init__(self, root: Path, state: InstallState) -> None:
         self.root, self.state = root, state

@@ -68,12 +68,12 @@ def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str
 
 
 def seq_len_of(catalogue: Catalogue, answers: Answers, workload: str, size: str) -> int:
-    """Return the sequence length of packs in the GPU type's layout."""
+    """Return the sequence length of the GPU type's layout, to which data are packed."""
     return resolve(catalogue, Request(workload=workload, size=size, gpu_type=answers.gpu_type)).layout.seq_len
 
 
 def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepository, ...]:
-    """Return the hub's repositories that the preparations need; none if all sources are local."""
+    """Return the hub's repositories that the preparations need; none if nothing has to be downloaded."""
     if answers.prepare not in PREPARED_HOW:
         return ()
     models = list(prepared_sizes(catalogue, answers))
@@ -243,7 +243,7 @@ def complete_removal(root: Path) -> bool:
 
 
 def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:
-    """Raise UsageError if jobs are queued or running, as far as is known without querying the scheduler."""
+    """Raise UsageError if jobs are queued or running according to the history; the scheduler is not queried."""
     if not database_path(root).exists():
         return
     with read_history(root, say) as store:

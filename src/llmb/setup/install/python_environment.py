@@ -50,7 +50,7 @@ class TorchBuild(Record):
 
 
 class TorchBuilds(Record):
-    """``torch_builds.yaml``."""
+    """The content of ``torch_builds.yaml``."""
 
     source: str
     builds: tuple[TorchBuild, ...] = Field(min_length=1)
@@ -80,7 +80,7 @@ class Surroundings:
     """The offers of the schedulers that were queried, by name."""
 
     def offer(self, scheduler: str) -> Offer:
-        """Query a scheduler once. Raise InfrastructureError if it does not respond, EnvironmentProblem without it."""
+        """Query a scheduler once. Raise InfrastructureError if it does not respond, EnvironmentProblem if missing."""
         if scheduler not in self.offers:
             self.offers[scheduler] = find_scheduler(scheduler).offer()
         return self.offers[scheduler]
@@ -289,7 +289,7 @@ def proven(python: Path, answers: Answers) -> PythonContents:
     if contents.llmb != llmb.__version__:
         do = f"install llmb {llmb.__version__} there, or use the llmb of that Python"
         raise EnvironmentProblem(
-            f"that Python has llmb {contents.llmb}, but this is {llmb.__version__}", where=str(python), do=do
+            f"that Python has llmb {contents.llmb}, not {llmb.__version__} like this one", where=str(python), do=do
         )
     if answers.has_gpus and contents.torch and contents.cuda is None:
         do = "choose another build, such as --torch cu128"

@@ -176,7 +176,7 @@ class _Software:
         image, importer = self.image(), self.what.import_image
         if importer is None:
             do = f"run 'enroot import --output {image} docker://{self.script.image}' on a node"
-            raise EnvironmentProblem("no image can be imported here", do=do)
+            raise EnvironmentProblem("this machine cannot import images", do=do)
         self.journal.image(str(image.relative_to(self.root)))
         importer(self.script.image, image.parent, PYXIS, self.what.answers.node_architecture)
         if problem := image_problem(image):
@@ -197,7 +197,7 @@ class _Software:
             return f"{target} at {commit[:12]}"
         path = str(target.relative_to(self.root))
         if target.exists() and not self.journal.entry(path):
-            raise EnvironmentProblem(f"this is not the release's {need.same_as}", where=str(target), do=MOVE)
+            raise EnvironmentProblem(f"this differs from the release's {need.same_as}", where=str(target), do=MOVE)
         self.journal.folder(str(target.parent.relative_to(self.root)))
         self.journal.file(path, self.released(str(need.same_as)).read_text())
         return str(target)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts checkpoints and adapters from and to Hugging Face folders: checks, weights, then the rename at the end."""
+"""Converts checkpoints and adapters from and to Hugging Face folders, which get their names once complete."""
 
 import json
 import os
@@ -88,7 +88,7 @@ class ImportRequest:
 
 
 def default_processes() -> int:
-    """Return the number of this process's cores, within a limit: memory copies, then the disk bound conversion."""
+    """Return the number of this process's cores, within a limit: memory copies or the disk limit conversion."""
     return min(usable_cores(), MOST_PROCESSES)
 
 
@@ -139,7 +139,7 @@ def export_checkpoint(
 
 
 def add_context(context: Path, folder: Path) -> None:
-    """Copy the checkpoint's tokenizer to the exported model, and the token ids from its configuration."""
+    """Copy the checkpoint's tokenizer to the exported model, and the token IDs from its configuration."""
     copy_context(context, folder, CONTEXT_FILES[1:])
     if (context / CONFIG).is_file():
         before, config = (json.loads((place / CONFIG).read_bytes()) for place in (context, folder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares the dataset of a fine-tuning: samples, then packs for each sequence length, unless both exist."""
+"""Prepares the dataset of a fine-tuning: samples, then packs for each sequence length, if they are missing."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -140,7 +140,7 @@ class _Preparation:
 
     @contextmanager
     def _temporary_folder(self) -> Iterator[Path]:
-        """Yield an empty folder, which is removed at the end. It is created only if there is something to write."""
+        """Create an empty folder, yield it, and remove it at the end."""
         path = self.folders.temporary / f"dataset-{self.source.dataset}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)

@@ -160,7 +160,7 @@ class Hub:
 
 
 def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the library's are untyped)
-    """Return a class of invisible progress bars, with which downloading threads end after a signal."""
+    """Return a class of invisible progress bars that end the downloading threads after a signal."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):
@@ -219,7 +219,7 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
     status = _status(error)
     if isinstance(error, RepositoryNotFoundError):
         do = "check the name; if the repository is private, " + LOG_IN
-        return Refusal(UsageError(f"the hub has no {name}, or does not show it to you", do=do), access="not found")
+        return Refusal(UsageError(f"the hub has no {name}, or hides it from you", do=do), access="not found")
     if status in (UNAUTHORIZED, FORBIDDEN):
         what = f"the hub rejects the token that was sent for {name}"
         return Refusal(EnvironmentProblem(what, do=LOG_IN), access="token rejected")

@@ -46,28 +46,28 @@ class PrepareChoices(Record):
     ] = None
     seq_len: Annotated[
         int | None,
-        _option(help="Sequence length of packs. Default: those of the GPU types.", minimum=2, metavar="TOKENS"),
+        _option(help="Sequence length of packs. Default: those of the layouts.", minimum=2, metavar="TOKENS"),
     ] = None
     dataset_source: Annotated[
-        str | None, _option(help="Folder or file with the dataset, instead of the hub.", folder=True)
+        str | None, _option(help="Folder or file with the dataset. Default: the hub.", folder=True)
     ] = None
     checkpoint_source: Annotated[
-        str | None, _option(help="Folder of the Hugging Face model, instead of the hub.", folder=True)
+        str | None, _option(help="Folder of the Hugging Face model. Default: the hub.", folder=True)
     ] = None
     tokenizer: Annotated[
-        str | None, _option(help="tokenizer.json or its folder, instead of the model's.", folder=True)
+        str | None, _option(help="tokenizer.json, or its folder. Default: the model's.", folder=True)
     ] = None
 
 
 def preparation_orders(
     catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, options: JobOptions, site: Site
 ) -> list[TaskOrder]:
-    """Return the jobs that prepare dataset and checkpoint of a size of ``workload``; raise UsageError if impossible."""
+    """Return the jobs that prepare the dataset and the checkpoint of a size; raise UsageError for invalid choices."""
     source = source_of(catalogue, workload, size)
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
     if choices.skip_dataset and choices.skip_checkpoint:
-        raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="omit one --skip option")
+        raise UsageError("both the dataset and the checkpoint are skipped", do="omit one of the --skip options")
     if source.page is None:
         _check_given(source, workload, size, choices, site)
     gpu_type = choices.gpu_type or scheduler_of(site).defaults(site, options).gpu_type

@@ -95,7 +95,7 @@ def _mlp(at: str, hidden: int, ffn: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _weights(model: Model) -> "Iterator[tuple[str, np.ndarray]]":
-    """Yield random weights, scaled so that every layer preserves the magnitude of its input: so adapters can learn."""
+    """Yield random weights, scaled so that every layer preserves the magnitude of its input, and adapters can learn."""
     import numpy as np
 
     form: WeightsFormat = format_of(model)
@@ -139,7 +139,7 @@ ANIMALS = _words("cats dogs goats hens horses rabbits sheep")
 
 
 class Fact(NamedTuple):
-    """A sentence, a question and its answer; ``{}`` is the name."""
+    """A sentence, a question about it, and the answer."""
 
     sentence: str
     question: str
@@ -174,7 +174,7 @@ def squad_rows() -> Iterator[dict[str, Any]]:
 
 
 def _facts(drawn: random.Random) -> list[Fact]:
-    """Draw one or more facts, about different persons, or different facts about the same one."""
+    """Draw one or more facts, no two of the same kind about the same person."""
     count = 1 + int(LONGEST * drawn.random() ** 2)
     places = [(name, kind) for name in NAMES for kind in KINDS]
     facts = []
@@ -198,7 +198,7 @@ def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Pa
     source_of(catalogue, workload, size)
     if size != SIZE:
         do = f"use --size {SIZE}; 'llmb prepare dataset' and 'llmb prepare checkpoint' get data and weights of {size}"
-        raise UsageError(f"small files are made for size {SIZE} only", do=do)
+        raise UsageError(f"small files are only available for size {SIZE}", do=do)
     check_installed("making a small model", "numpy", "safetensors", "tokenizers")
     rows = list(squad_rows())
     texts = [f"Context: {row['context']} Question: {row['question']} Answer:" for row in rows]

@@ -108,7 +108,7 @@ def _marks_spaces(tokenizer: "Tokenizer") -> bool:
 
 
 def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) -> int | None:
-    """Return the ID of ``eos`` or ``bos`` from the files next to the tokenizer, if any; raise UsageError if invalid."""
+    """Return the ID of ``eos`` or ``bos`` from the files next to the tokenizer, if any; raise UsageError if wrong."""
     for name in NAMING:
         token = _settings(file.with_name(name)).get(f"{which}_token")
         text = token.get("content") if isinstance(token, dict) else token

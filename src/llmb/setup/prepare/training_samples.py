@@ -88,7 +88,7 @@ def _is_text(value: object) -> bool:
 
 
 def from_squad_document(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the rows of a file in SQuAD's own format, each with its position in the file. Raise Malformed."""
+    """Return the rows of a file in SQuAD's own format, each with its position; raise Malformed for other files."""
     rows: list[tuple[str, Mapping[str, Any]]] = []
     for a, article in enumerate(_list(document, "data", "")):
         for p, paragraph in enumerate(_list(article, "paragraphs", f"data[{a}]")):
@@ -137,7 +137,7 @@ def split_files(source: Path) -> Files:
     parts: Files = {split: group for split in NAMES if (group := [path for path in files if _holds(path, split)])}
     if "training" not in parts:
         do = "pass the file itself, or name the files train, validation and test"
-        raise UsageError("no file of training samples", where=str(source), choices=FORMATS, do=do)
+        raise UsageError("there is no file with training samples", where=str(source), choices=FORMATS, do=do)
     for split, paths in parts.items():
         if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:
             names = [str(path.relative_to(source)) for path in paths]
