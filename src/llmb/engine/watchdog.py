@@ -59,7 +59,7 @@ class Collectives(NamedTuple):
 
 
 def pending_collectives(*, saving: bool) -> Collectives:
-    """Return this rank's collectives; those of a checkpoint count only with ``saving``: training waits for them."""
+    """Return this rank's collectives; those that save a checkpoint count only if training waits for it (``saving``)."""
     waits: list[Wait] = []
     begun: dict[str, int] = {}
     dumps: list[Callable[[bool, bool], bytes]] = [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]

@@ -107,7 +107,7 @@ def test_results_are_removed_only_if_asked(here: Install, call: Install, root: P
 def test_removing_without_a_terminal_needs_yes(here: Install, call: Install, root: Path) -> None:
     here(*LLAMA)
     before = tree(root)
-    with pytest.raises(UsageError, match="without a terminal"):
+    with pytest.raises(UsageError, match="there is no terminal"):
         call(root, "--remove")
     assert "cluster_config.yaml" in call(root, "--remove", "--dry-run").stdout
     assert tree(root) == before

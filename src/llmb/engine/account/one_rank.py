@@ -319,7 +319,7 @@ HOST = torch.device("cpu")
 
 
 class SameBatches:
-    """Micro-batches of the right shape, all values 0: each sequence is one document."""
+    """Micro-batches of the right shape with all values 0; each sequence is a single document."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout, self.device = layout, device

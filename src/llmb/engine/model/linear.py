@@ -325,7 +325,7 @@ class Joined:
 
     @property
     def group(self) -> Group | None:
-        """See ``Linear``."""
+        """The ranks whose shards of the sequence are gathered for the product; None if the input is whole."""
         return self.layers[0].group
 
     def adapted(self, products: Iterable[Tensor], hidden: object) -> tuple[Tensor, ...]:

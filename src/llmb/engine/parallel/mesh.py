@@ -98,7 +98,7 @@ Parts = tuple[tuple[int, ...], ...]
 
 
 class Groups:
-    """Process groups. Equal ones are created once, because each has a communicator that takes GPU memory.
+    """Creates process groups, equal ones only once, because each has a communicator that takes GPU memory.
 
     So all dimensions with one rank share a group.
     """

@@ -414,7 +414,7 @@ class Fp8Joined(Joined):
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """See ``Fp8Matrix``."""
+        """Cast the gathered weights of all layers for all products until ``kept`` is reset."""
         if self.kept is not None:
             return
         weights = [local_shard(layer.weight) for layer in self.layers]

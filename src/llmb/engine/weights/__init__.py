@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that converts weights, in bounded memory: the only part of conversion that imports torch."""
+"""Converts weights in bounded memory; this is the only part of conversion that imports torch."""

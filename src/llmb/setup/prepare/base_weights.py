@@ -24,7 +24,7 @@ PUBLISHED_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequest:
-    """The model to prepare, and how."""
+    """The model to prepare, its source, and the resources to use."""
 
     workload: str
     size: str

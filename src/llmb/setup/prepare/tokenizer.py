@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's tokenizer: its files, its special tokens, and samples as tokens."""
+"""A model's tokenizer: its files, its special tokens, and the encoding of samples."""
 
 import hashlib
 import json

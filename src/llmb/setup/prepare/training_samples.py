@@ -141,7 +141,9 @@ def split_files(source: Path) -> Files:
     for split, paths in parts.items():
         if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:
             names = [str(path.relative_to(source)) for path in paths]
-            raise UsageError(f"several files of {split} samples", where=str(source), choices=names, do="pass one")
+            raise UsageError(
+                f"several files of {split} samples", where=str(source), choices=names, do="pass one of these files"
+            )
     return parts
 
 
