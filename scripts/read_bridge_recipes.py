@@ -168,12 +168,13 @@ class Script:
         variant = {} if self.is_flat else {"config_variant": "v2"}
         return int(self.utils.get_workload_base_config(family, recipe, gpu, dtype, task, **variant).num_gpus)
 
-    def configuration(self, family: str, recipe: str, task: str, gpu: str, dtype: str, gpus: int) -> Any:
+    def configuration(self, **arguments: str | int) -> Any:
         """Return what the script would train with."""
-        self.device = GPUS[gpu]
-        words = {"model_family_name": family, "model_recipe_name": recipe, "task": task, "gpu": gpu,
-                 "compute_dtype": dtype, "num_gpus": str(gpus)}  # fmt: skip
-        sys.argv = ["run_script.py", *chain.from_iterable((f"--{name}", word) for name, word in words.items())]
+        return self.configured([*chain.from_iterable((f"--{name}", str(value)) for name, value in arguments.items())])
+
+    def configured(self, words: Sequence[str]) -> Any:
+        self.device = GPUS[words[words.index("--gpu") + 1]]
+        sys.argv = ["run_script.py", *words]
         self.script.main()
         return self.trained.pop()
 
@@ -243,7 +244,8 @@ def rows_of(root: Path, version: str, models: Sequence[tuple[str, str]]) -> Iter
         for family, gpu, dtype, gpus in listed(root, recipe, task):
             try:
                 usual = script.usual_gpus(family, recipe, task, gpu, DTYPES[dtype])
-                made = script.configuration(family, recipe, task, gpu, DTYPES[dtype], gpus or usual)
+                names = {"model_family_name": family, "model_recipe_name": recipe, "task": task, "gpu": gpu}
+                made = script.configuration(**names, compute_dtype=DTYPES[dtype], num_gpus=gpus or usual)
                 variables = script.variables(family, recipe, task, gpu, DTYPES[dtype])
             except (ValueError, AssertionError, AttributeError, TypeError, SystemExit) as error:
                 print(f"{version} {recipe} {task} {gpu} {dtype} {gpus}: {error!r}", file=sys.stderr)

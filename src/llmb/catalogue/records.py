@@ -557,7 +557,10 @@ class Recipe(Record):
 
     def _problem_without(self, *parts: str) -> str | None:
         lacks = (*(() if self.dtype in ENGINE_DTYPES else (self.dtype.value,)), *parts)
-        programs = "Megatron-Bridge and the reference suite train this recipe, and llmb judges their logs"
+        trains = (
+            "Megatron-Bridge and the reference suite train this recipe, the former by '--framework megatron_bridge'"
+        )
+        programs = f"{trains}, and llmb judges their logs"
         return f"llmb's engine has no {' and no '.join(lacks)}: {programs}" if lacks else None
 
     @property

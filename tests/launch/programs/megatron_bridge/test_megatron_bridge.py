@@ -18,6 +18,7 @@ from slurm_values import CATALOGUE, INSTALL, PYTHON, folder_of, job_of, script_o
 
 from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
+from llmb.catalogue.bridge_figures import PublishedFigure
 from llmb.catalogue.records import Lora
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.cli.main import app, exit_code_of
@@ -26,7 +27,7 @@ from llmb.jobs.order import Order, make_order
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions, JobOptions
 from llmb.launch.jobspec.spec import write_spec
 from llmb.launch.programs.conclude import stored_run
-from llmb.launch.programs.megatron_bridge.command import BridgeVersion, bridge_data
+from llmb.launch.programs.megatron_bridge.versions import BridgeVersion, bridge_data
 from llmb.launch.programs.port import requested_container
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.site.site import Site
@@ -102,6 +103,20 @@ CASES["qwen3-8b-16-h100"] = lambda: order_of(
     Choices(steps=8),
     image="/images/bridge-0.6.sqsh",
 )
+PUBLISHED = {
+    "gpt-oss-120b-64-h100": ("pretrain_gpt_oss", "120b", "bf16", "h100", 64),
+    "qwen3-235b-mxfp8-256-b200": ("pretrain_qwen3", "235b", "mxfp8", "b200", 256),
+    "405b-nvfp4-256-gb200": ("pretrain_llama3.1", "405b", "nvfp4", "gb200", 256),
+    "deepseek-v3-mxfp8-256-gb300": ("pretrain_deepseek-v3", "671b", "mxfp8", "gb300", 256),
+}
+"""Rows of Megatron-Bridge's tables, the newest of each."""
+
+
+def published(workload: str, size: str, dtype: str, gpu_type: str, scale: int, **more: object) -> Request:
+    return Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=scale, **more)
+
+
+CASES |= {name: lambda row=row: order_of(published(*row)) for name, row in PUBLISHED.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -149,16 +164,17 @@ def test_the_framework_needs_a_container_whose_image_may_be_the_users_own() -> N
     order = order_of(Request(**LORA, gpu_type="b200", scale=8), image="/images/nemo.sqsh")
     assert "--container-image=/images/nemo.sqsh" in worker_step(job_of(order))
     plain = order_of(Request(**LORA, gpu_type="b200", scale=8))
-    assert f"--container-image={bridge_data().images['pyxis']}" in worker_step(job_of(plain))
+    assert f"--container-image={bridge_data().images['pyxis']}26.04.01" in worker_step(job_of(plain))
 
 
 @pytest.mark.parametrize(
     ("image", "refused"),
     [
         ("nvcr.io#nvidia/nemo:25.09.00", "25.09"),
-        ("/images/nvidia+nemo+25.04.01.sqsh", "25.04"),
+        ("/images/nvidia+nemo+25.04.01.sqsh", "25.04.01"),
         ("/images/nvidia+nemo+24.09.sqsh", "24.09"),
-        ("nvcr.io/nvidia/nemo:26.02.01", "26.02"),
+        ("nvcr.io/nvidia/nemo:26.02.01", "26.02.01"),
+        ("nvcr.io/nvidia/nemo:26.10", "26.10"),
         ("/images/nvidia+nemo+26.04.01.sqsh", None),
         ("/images/our-nemo.sqsh", None),
     ],
@@ -174,7 +190,8 @@ def test_an_image_of_the_reference_suites_own_scripts_is_refused_before_it_is_qu
         UsageError, match=f"NeMo {refused} has no version of megatron_bridge that llmb supports"
     ) as caught:
         order_of(request, image=image)
-    assert caught.value.do == "choose an image of NeMo 26.04 or later, or omit --image"
+    supported = "choose an image of NeMo 26.04 and 26.06 and 26.08, which have 0.4, 0.5 and 0.6, or omit --image"
+    assert caught.value.do == supported
 
 
 def test_an_image_for_the_engine_needs_a_container_too() -> None:
@@ -219,16 +236,122 @@ def test_each_versions_own_parser_takes_the_arguments(
         text, *more = process_words(order := make(), info)
         command = ["bash", "-c", text, *more]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        if "qwen3" in name and not version.library:
-            assert (
-                done.stderr == "llmb: this image has megatron_bridge 0.4, and llmb supports 0.5 and 0.6 for qwen3_8b\n"
-            )
+        if f"{version.version}) " not in text:
+            needs_other = r"this job needs 0\.\d for \w+|llmb supports 0\.5 and 0\.6 for qwen3_8b"
+            this = f"llmb: this image has megatron_bridge {version.version}"
+            assert re.fullmatch(f"{re.escape(this)}, and ({needs_other})\n", done.stderr)
             continue
         assert done.returncode == 0, done.stderr
         task, gpus, gbs, rest = json.loads(done.stdout)
         assert task == version.tasks.get(tuned := "lora" if "lora" in name else "pretrain", tuned)
         assert (gpus, gbs) == (order.plan.recipe.scale, order.plan.recipe.layout.gbs)
         assert all("=" in word and not word.startswith("-") for word in rest), "overrides are for the configuration"
+
+
+# The script's own configuration for the words of each job, one line of JSON for each.
+CONFIGURE = """import json, sys
+from pathlib import Path
+from read_bridge_recipes import Script, cells
+script = Script(Path(sys.argv[1]))
+for words in json.load(sys.stdin):
+    print(json.dumps(cells(script.configured(words))))
+"""
+
+
+def runnable() -> list[PublishedFigure]:
+    """The rows of the tables whose models are described, of releases with a supported version."""
+    rows = [figure for figure in CATALOGUE.bridge.figures if figure.workload in CATALOGUE.workloads]
+    return [figure for figure in rows if figure.expectation.release != "mb-25.09"]
+
+
+def request_of(figure: PublishedFigure) -> Request:
+    release, overrides = figure.expectation.release, Overrides(gbs=figure.sizes["gbs"])
+    row = (figure.workload, figure.size, figure.dtype, figure.gpu_type or "", figure.gpus)
+    return published(*row, release=release, overrides=overrides)
+
+
+def test_every_published_row_is_a_job_with_the_scripts_own_recipe() -> None:
+    assert len(runnable()) == 113
+    for figure in runnable():
+        order, release = order_of(request_of(figure)), figure.expectation.release.removeprefix("mb-")
+        words = words_of(order)
+        assert f"--container-image=nvcr.io#nvidia/nemo:{release}" in words
+        assert order.plan.documented_software == f"Megatron-Bridge {release}"
+        assert {word for word in words if word.endswith("_size")} == {"--global_batch_size"}
+        assert not [word for word in words if word.startswith("model.")]
+
+
+@pytest.mark.parametrize(("release", "tag"), CATALOGUE.bridge.file.versions.items())
+def test_the_script_configures_the_layout_of_every_published_row(
+    tmp_path: Path, needs: Callable[[str, bool, str], None], release: str, tag: str
+) -> None:
+    clone = os.environ.get(REPOSITORY, "")
+    needs("bridge", bool(clone), f"{REPOSITORY} names no clone of https://github.com/NVIDIA-NeMo/Megatron-Bridge")
+    archive = f"git -C {shlex.quote(clone)} archive {tag} scripts src/megatron/bridge | tar x -C {tmp_path}"
+    subprocess.run(["bash", "-c", archive], check=True)
+    rows = [figure for figure in runnable() if figure.expectation.release == f"mb-{release}"]
+    version = next(one for one in bridge_data().versions if release.startswith(one.nemo))
+    commands = []
+    for figure in rows:
+        words = words_of(order_of(request_of(figure)))
+        given = words[words.index("--model_family_name") :]
+        commands.append([version.tasks.get(word, word) for word in given])
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4] / "scripts")}
+    command = [sys.executable, "-c", CONFIGURE, str(tmp_path)]
+    done = subprocess.run(command, env=environ, input=json.dumps(commands), capture_output=True, text=True, check=True)
+    configured = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for figure, cells in zip(rows, configured, strict=True):
+        sizes = {name: cells[name] or 1 for name in ("tp", "pp", "cp", "vp", "mbs", "gbs")}
+        assert sizes == {name: figure.sizes.get(name, 1) for name in sizes}, figure.title
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "image", "told"),
+    [
+        (
+            ("pretrain_deepseek-v3", "671b", "mxfp8", "gb300", 256),
+            {"overrides": Overrides(tp=2)},
+            "nvcr.io#nvidia/nemo:26.06",
+            r"of deepseek_v3 than its own, TP 1, PP 2, VP 8, CP 1, EP 32, ETP 1: only NeMo 26\.08 trains that",
+        ),
+        (
+            ("pretrain_deepseek-v3", "671b", "mxfp8", "b300", 256),
+            {},
+            "nvcr.io#nvidia/nemo:26.08",
+            "PP 8 and VP 1: its recipe names the layers of its stages, TP 1, PP 8, VP 2",
+        ),
+        (
+            ("pretrain_qwen3", "30b", "mxfp8", "gb300", 8),
+            {"overrides": Overrides(layers=12)},
+            None,
+            "--layers 12: its recipes of models with experts have all layers",
+        ),
+        (
+            ("sft_llama3", "70b", "fp8", "b200", 1),
+            {},
+            "/images/nvidia+nemo+26.06.01.sqsh",
+            r"NeMo 26\.06\.01 has no sft of llama3_70b for b200 in fp8; it has h100 in bf16, fp8; gb200 in",
+        ),
+    ],
+)
+def test_what_the_script_of_an_image_has_not_is_refused_by_name(
+    row: tuple[str, str, str, str, int], more: dict[str, object], image: str | None, told: str
+) -> None:
+    with pytest.raises(UsageError, match=told) as caught:
+        order_of(published(*row, **more), image=image)
+    own = "use llmb's own engine" if "sft" in row[0] else "see why llmb's own engine cannot either"
+    assert caught.value.do == f"omit --framework to {own}"
+
+
+def test_only_what_differs_from_the_scripts_recipe_is_passed() -> None:
+    row = ("pretrain_qwen3", "30b", "mxfp8", "gb300", 16)
+    order = order_of(published(*row, overrides=Overrides(ep=16, seq_len=8192, gbs=1024)))
+    words = words_of(order)
+    sizes = {word: words[words.index(word) + 1] for word in words if word.endswith(("_size", "_length"))}
+    ours = {"--expert_model_parallel_size": "16", "--global_batch_size": "1024", "--seq_length": "8192"}
+    assert sizes == ours
+    assert [word for word in words if word.startswith("model.")] == ["model.seq_length=8192"]
+    assert order.plan.documented_software is None
 
 
 def test_qwen3_is_of_the_library_of_newer_versions() -> None:
@@ -462,7 +585,7 @@ def test_advice_on_lora_leads_somewhere() -> None:
     site = Site(install=INSTALL, config=cluster_schema()())
     with pytest.raises(UsageError) as caught:
         order_of(tiny)
-    assert caught.value.do == "omit --framework: the engine is llmb's own"
+    assert caught.value.do == "omit --framework to use llmb's own engine"
     assert make_order(CATALOGUE, tiny, Choices(synthetic=True), JobOptions(), site).plan.lora == RECIPE_LORA
     assert order_of(Request(**LORA, gpu_type="b200", scale=8)).plan.lora == RECIPE_LORA
 
@@ -600,6 +723,18 @@ def test_the_window_is_that_of_the_frameworks_own_parsers(tmp_path: Path) -> Non
     assert result.step_time_s
     assert (result.step_time_s.count, result.step_time_s.mean) == (10, pytest.approx(3.0395))
     assert (order.plan.window.first, order.plan.window.last) == (35, 44)
+
+
+def test_a_run_of_the_published_recipe_differs_from_its_figure_in_nothing(tmp_path: Path) -> None:
+    names = ("workload", "size", "dtype", "gpu_type", "scale")
+    row = dict(zip(names, PUBLISHED["deepseek-v3-mxfp8-256-gb300"], strict=True))
+    order, folder = concluded(tmp_path, "", **row)
+    step_ms = 1000 * order.plan.recipe.expectations[0].step_time_s
+    folder.log.write_text(re.sub(r"(?<=: )3\d+", lambda time: f"{step_ms + int(time[0]) % 5:.0f}", iterations(50)))
+    verdict = finish_job(folder, 0, "").verdict
+    assert verdict
+    assert verdict.verdict == "pass", verdict.sentence
+    assert [one.key for one in verdict.conditions if one.effect != "noted"] == []
 
 
 @pytest.mark.parametrize(("seconds", "verdict", "code"), [(4, "pass", 0), (5, "regressed", 5)])

@@ -8,170 +8,24 @@ later ``rajpurkar/squad``) with the library ``datasets``, whose content it then 
 That would contact the hub, unless the working folder holds a folder of this name, which ``datasets`` prefers.
 """
 
-import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-
-from pydantic import Field
 
 from llmb.base.errors import UsageError, itemized
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.data_files import read_file
-from llmb.catalogue.records import Dtype, Recipe, Record
+from llmb.catalogue.records import Dtype, Layout, Recipe
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.catalogue.window import resolve_window
 from llmb.launch.jobspec.spec import RUN_FOLDER, Word
+from llmb.launch.programs.megatron_bridge.versions import Script, bridge_data, bridge_recipe, script_of, script_problems
 from llmb.readers.profiles import NSYS_FOLDER
 from llmb.readers.profiles.trace_files import REPORT_END
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.checkpoints.prepared_data import prepared_folders
-from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
+from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import GPU_METRICS, NSYS, RECORDING, report_name
-
-DATA = Path(__file__).with_name("megatron_bridge.yaml")
-_NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d)(?!\d)")
-"""NeMo versions in its own image names, and in those of files that the reference suite's installer makes."""
-
-
-class BridgeRecipe(Record):
-    """A recipe of the script, with its equivalent in the catalogue."""
-
-    workload: str
-    size: str
-    family: str
-    recipe: str
-    task: str
-    library: bool = False
-    """It is in the framework's library of models, which are not tuned for a GPU, nor for another dtype than bf16."""
-
-
-class BridgeVariables(Record):
-    """Variables of some recipes; an empty list holds for all."""
-
-    recipes: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
-    dtypes: tuple[Dtype, ...] = ()
-    gpu_types: tuple[str, ...] = ()
-    cuts_layers: bool | None = None
-    """True if layers or sequences are cut, by TP or CP."""
-    variables: dict[str, str]
-
-
-class BridgeVersion(Record):
-    """The differences of a supported version from the first one."""
-
-    version: str
-    """The major and minor version."""
-    tag: str
-    """The tag at which its argument parser was read, in its repository."""
-    script: str | None = None
-    tasks: dict[str, str] = Field(default_factory=dict)
-    """Other names of tasks."""
-    sets_variables: bool = False
-    """True if the script sets the variables of its recipes itself, unless they are set."""
-    keeps: tuple[str, ...] = ()
-    """Variables that its launcher sets nevertheless."""
-    library: bool = True
-    """True if overrides of the configuration apply to recipes of its library, too."""
-
-
-class BridgeFile(Record):
-    """``megatron_bridge.yaml``."""
-
-    framework: str
-    release: str
-    versions: tuple[BridgeVersion, ...]
-    oldest_nemo: str
-    """The first NeMo image with a supported version."""
-    package_info: str
-    """The path of the version in the container."""
-    images: dict[str, str]
-    script: str
-    library_script: str
-    gpu_types: tuple[str, ...]
-    recipes: tuple[BridgeRecipe, ...]
-    dtypes: dict[Dtype, str]
-    fp8_recipe: Fp8Recipe
-    """The name in llmb's engine for the framework's FP8 scaling."""
-    gpus_per_numa_node: dict[str, int]
-    variables: tuple[BridgeVariables, ...]
-
-
-@cache
-def bridge_data() -> BridgeFile:
-    return read_file(DATA, BridgeFile)
-
-
-def bridge_recipe(recipe: Recipe) -> BridgeRecipe | None:
-    key = (recipe.workload, recipe.size)
-    return next((item for item in bridge_data().recipes if (item.workload, item.size) == key), None)
-
-
-def script_of(data: BridgeFile, recipe: BridgeRecipe) -> str:
-    return data.library_script if recipe.library else data.script
-
-
-def version_check(data: BridgeFile, entry: BridgeRecipe, variables: Mapping[str, str]) -> str:
-    """Shell text that adapts the arguments to the version in the container, or ends the job for an unsupported one."""
-    read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
-    name = "${found:-of an unknown version}"
-    fitting = fitting_versions(data, entry)
-    why = f"llmb: this image has {data.framework} {name}, and llmb supports {versions_text(fitting)} for {entry.recipe}"
-    script = script_of(data, entry)
-    cases = "".join(f"{one.version}) {_adapted(script, one, variables)};; " for one in fitting)
-    return (
-        f"found=; while read -r name _ value; do {read}; done <{data.package_info}; "
-        f'case "$found" in {cases}*) echo "{why}" >&2; exit 2;; esac'
-    )
-
-
-def fitting_versions(data: BridgeFile, recipe: BridgeRecipe) -> tuple[BridgeVersion, ...]:
-    return tuple(one for one in data.versions if one.library or not recipe.library)
-
-
-def versions_text(versions: Sequence[BridgeVersion]) -> str:
-    *most, last = (one.version for one in versions)
-    return f"{', '.join(most)} and {last}"
-
-
-def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) -> str:
-    """Return shell text that renames the arguments for ``version``, and leaves to it the variables that it sets."""
-    renamed = {f"--task {ours}": theirs for ours, theirs in version.tasks.items()}
-    cases = f'"python {script}") word={version.script};; ' if version.script else ""
-    cases += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())
-    adapt = (
-        f'words=(); before=; for word; do own=$word; case "$before $word" in {cases}esac; words+=("$word"); '
-        'before=$own; done; set -- "${words[@]}"'
-    )
-    pairs = [shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in version.keeps]
-    leave = (
-        f"for pair in {' '.join(pairs)}; do name=${{pair%%=*}}; "
-        'if [ "${!name-}" = "${pair#*=}" ]; then unset "$name"; fi; done'
-    )
-    return "; ".join([adapt] * bool(cases) + [leave] * version.sets_variables) or ":"
-
-
-def check_image(image: str | None, recipe: Recipe) -> None:
-    """Raise UsageError for an image whose name has no supported version; others are checked when they run.
-
-    None is the image of the first version.
-    """
-    data, entry = bridge_data(), bridge_recipe(recipe)
-    if image is None:
-        if entry and entry.library:
-            versions = versions_text(fitting_versions(data, entry))
-            what = f"{entry.recipe} needs {data.framework} {versions}, but the default image has {data.release}"
-            raise UsageError(what, do="choose an image that has one of them with --image")
-        return
-    match = _NEMO.search(image)
-    if match and match.group(1) < data.oldest_nemo:
-        what = f"image {image}: NeMo {match.group(1)} has no version of {data.framework} that llmb supports"
-        raise UsageError(what, do=f"choose an image of NeMo {data.oldest_nemo} or later, or omit --image")
-
 
 PACKED = "squad_packed"
 CONTEXT = "context"
@@ -234,6 +88,18 @@ SUPPORTED = frozenset(
         "synthetic",
     }
 )
+SIZES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "mbs": "micro_batch_size",
+    "gbs": "global_batch_size",
+    "seq_len": "seq_length",
+}
+"""Arguments of the script by the name of the size."""
 LIBRARY_WARMUP = 10
 """The parser's default number of warm-up steps; a run needs more."""
 TENSORBOARD = "tensorboard"
@@ -246,7 +112,13 @@ MOCK = Origin(
 
 
 def bridge_plan(
-    catalogue: Catalogue, recipe: Recipe, choices: Choices, origin: Origin = MOCK, *, packed: bool = False
+    catalogue: Catalogue,
+    recipe: Recipe,
+    choices: Choices,
+    image: str | None,
+    origin: Origin = MOCK,
+    *,
+    packed: bool = False,
 ) -> Plan:
     """Return the script's plan, with weights and data of ``origin``; ``packed`` if that is SQuAD in packed sequences.
 
@@ -256,10 +128,11 @@ def bridge_plan(
     steps = choices.steps_of(recipe, resumes=False)
     recorded = ("cuda", steps, 0, recipe.scale, recipe.documented_profile)
     profiling = choices.profiling.problems(*recorded)
-    problems = [*_recipe_problems(catalogue, recipe), *_choice_problems(choices), *profiling]
+    of_script = script_problems(catalogue, recipe, image)
+    problems = [*_recipe_problems(catalogue, recipe), *of_script, *_choice_problems(choices), *profiling]
     if problems:
-        what = f"{data.framework} {data.release} cannot run this:{itemized(problems)}"
-        raise UsageError(what, do="omit --framework: the engine is llmb's own")
+        own = "use llmb's own engine" if recipe.engine_problem is None else "see why llmb's own engine cannot either"
+        raise UsageError(f"{data.framework} cannot run this:{itemized(problems)}", do=f"omit --framework to {own}")
     profile = choices.profiling.settled(*recorded)
     return Plan(
         recipe=recipe if packed else recipe.model_copy(update={"packing": None}),
@@ -279,20 +152,18 @@ def bridge_plan(
 
 
 def bridge_command(
-    plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str], squad: Squad | None = None
+    script: Script, plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str], squad: Squad | None = None
 ) -> list[Word]:
     """Return the interpreter, script and arguments of one process per GPU, bound to the memory next to its GPU.
 
     ``extra`` are arguments of the script by name; they replace those that follow from the recipe. Without ``squad``
     the script gets its mock data.
     """
-    data, recipe, entry = bridge_data(), plan.recipe, bridge_recipe(plan.recipe)
-    assert entry is not None, "bridge_plan rejects other recipes"
-    per_numa = data.gpus_per_numa_node[recipe.gpu_type]
+    data, entry = bridge_data(), script.entry
+    per_numa = data.gpus_per_numa_node[plan.recipe.gpu_type]
     bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
-    arguments = {**dict(_arguments(plan, choices, save_dir)), **dict(squad.arguments() if squad else ())}
-    checked = version_check(data, entry, bridge_variables(recipe))
-    text = "; ".join(filter(None, (checked, nsys_prefix(plan), ENTER_FOLDER if squad else "", bind)))
+    arguments = {**dict(_arguments(script, plan, choices, save_dir)), **dict(squad.arguments() if squad else ())}
+    text = "; ".join(filter(None, (script.version_check(), nsys_prefix(plan), ENTER_FOLDER if squad else "", bind)))
     words: list[Word] = ["bash", "-c", text, "llmb-bind", *_report_folder(plan)]
     if squad:
         words += [RUN_FOLDER.model_copy(update={"after": f"/{WORKING_FOLDER}"}), str(squad.training)]
@@ -301,7 +172,7 @@ def bridge_command(
         words.extend((f"--{name}", value))
     words.extend(["--use_recipes"] * entry.library)
     words.extend(("--save_config_filepath", RUN_FOLDER.model_copy(update={"after": "/ConfigContainer.yaml"})))
-    return [*words, *_overrides(plan, choices), *_profiling(plan)]
+    return [*words, *_overrides(script, plan, choices), *_profiling(plan)]
 
 
 def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str]) -> Origin:
@@ -342,27 +213,9 @@ def _report_folder(plan: Plan) -> Iterator[Word]:
         yield RUN_FOLDER.model_copy(update={"after": f"/{NSYS_FOLDER}"})
 
 
-def bridge_variables(recipe: Recipe) -> dict[str, str]:
-    """Return the variables that the framework's own launcher sets for this recipe."""
-    variables, entries = dict[str, str](), bridge_recipe(recipe)
-    cuts = recipe.layout.tp > 1 or recipe.layout.cp > 1
-    for entry in bridge_data().variables:
-        pairs = (
-            (entry.recipes, entries.recipe if entries else ""),
-            (entry.tasks, entries.task if entries else ""),
-            (entry.dtypes, recipe.dtype),
-            (entry.gpu_types, recipe.gpu_type),
-        )
-        if all(not allowed or value in allowed for allowed, value in pairs) and entry.cuts_layers in (None, cuts):
-            variables.update(entry.variables)
-    return variables
-
-
-def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[str, str]]:
+def _arguments(script: Script, plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[str, str]]:
     """Yield the names and values of arguments, as argument_parser.py defines them."""
-    data, recipe, layout = bridge_data(), plan.recipe, plan.recipe.layout
-    entry = bridge_recipe(recipe)
-    assert entry is not None, "bridge_plan rejects other recipes"
+    data, recipe, layout, entry = bridge_data(), plan.recipe, plan.recipe.layout, script.entry
     yield "model_family_name", entry.family
     yield "model_recipe_name", entry.recipe
     yield "task", entry.task
@@ -370,13 +223,7 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
     yield "compute_dtype", data.dtypes[recipe.dtype]
     yield "num_gpus", str(layout.gpus)
     yield "max_steps", str(plan.steps)
-    yield "tensor_model_parallel_size", str(layout.tp)
-    yield "pipeline_model_parallel_size", str(layout.pp)
-    yield "virtual_pipeline_model_parallel_size", str(layout.vp) if layout.vp > 1 else "None"
-    yield "context_parallel_size", str(layout.cp)
-    yield "micro_batch_size", str(layout.mbs)
-    yield "global_batch_size", str(layout.gbs)
-    yield "seq_length", str(layout.seq_len)
+    yield from _sizes(script, layout)
     yield "data", "mock"
     if entry.library:
         yield "wandb_experiment_name", "llmb"  # part of a path, without which the script fails
@@ -385,13 +232,37 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
         yield "save_interval", str(choices.checkpoint_interval or plan.steps)
 
 
-def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
+def _sizes(script: Script, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Yield the arguments for the batch and for the sizes that the script's recipe, if it is known, does not have.
+
+    A size that is passed also replaces variables and the stages that a recipe names, even if the recipe has it.
+    """
+    base = script.base.sizes if script.base else {"ep": layout.ep, "etp": layout.etp}
+    for name, argument in SIZES.items():
+        size, own = getattr(layout, name), base.get(name, 1 if script.base else None)
+        if name == "gbs" or size != own:
+            yield argument, "None" if name == "vp" and size == 1 else str(size)
+
+
+def _overrides(script: Script, plan: Plan, choices: Choices) -> Iterator[str]:
     """Yield overrides of the framework's configuration that its script has no argument for."""
-    layout, entry = plan.recipe.layout, bridge_recipe(plan.recipe)
+    if script.base is None:
+        yield from _layout_overrides(plan.recipe.layout)
+    elif plan.recipe.layout.seq_len != script.base.seq:
+        yield f"model.seq_length={plan.recipe.layout.seq_len}"
+    if script.entry.library:
+        yield from _library_overrides(plan, choices)
+    if choices.seed is not None:
+        yield f"rng.seed={choices.seed}"
+    if choices.peak_lr is not None:
+        yield f"optimizer.lr={choices.peak_lr}"
+    if choices.warmup_steps is not None:
+        yield f"scheduler.lr_warmup_iters={choices.warmup_steps}"
+
+
+def _layout_overrides(layout: Layout) -> Iterator[str]:
     yield f"model.seq_length={layout.seq_len}"
     yield f"model.num_layers={layout.layers}"
-    if entry and entry.library:
-        yield from _library_overrides(plan, choices)
     if layout.counts_embedding_and_loss and layout.pp > 1 and not layout.has_custom_split:
         yield "model.account_for_embedding_in_pipeline_split=true"
         yield "model.account_for_loss_in_pipeline_split=true"
@@ -399,12 +270,6 @@ def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
         yield f"model.num_layers_in_first_pipeline_stage={layout.first_stage_layers}"
     if layout.last_stage_layers is not None:
         yield f"model.num_layers_in_last_pipeline_stage={layout.last_stage_layers}"
-    if choices.seed is not None:
-        yield f"rng.seed={choices.seed}"
-    if choices.peak_lr is not None:
-        yield f"optimizer.lr={choices.peak_lr}"
-    if choices.warmup_steps is not None:
-        yield f"scheduler.lr_warmup_iters={choices.warmup_steps}"
 
 
 def _library_overrides(plan: Plan, choices: Choices) -> Iterator[str]:

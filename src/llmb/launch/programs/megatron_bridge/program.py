@@ -2,6 +2,7 @@
 """Megatron-Bridge behind the port of programs."""
 
 from llmb.base.errors import UsageError
+from llmb.catalogue.bridge_figures import is_bridge
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
@@ -16,14 +17,12 @@ from llmb.launch.programs.foreign_log import (
 from llmb.launch.programs.megatron_bridge.command import (
     OFFLINE,
     bridge_command,
-    bridge_data,
     bridge_origin,
     bridge_plan,
-    bridge_variables,
-    check_image,
     prepared_squad,
     trains_packed,
 )
+from llmb.launch.programs.megatron_bridge.versions import bridge_data, check_image, nemo_of, script_for
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
 from llmb.prediction.prediction import predicted_step
@@ -59,23 +58,29 @@ class MegatronBridge(Program):
     ) -> Plan:
         squad = None if choices.synthetic else prepared_squad(catalogue, recipe, site.install)
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
-        plan = bridge_plan(catalogue, recipe, choices, origin, packed=packed)
+        plan = bridge_plan(catalogue, recipe, choices, options.image, origin, packed=packed)
         check_image(options.image, recipe)
         usual = None if recipe.engine_problem else make_plan(recipe, Choices(), device="cuda")
-        return plan.model_copy(update={"predicted": usual and predicted_step(catalogue, usual)})
+        # The default image is that of the recipe's release if it has the recipe.
+        script, document = script_for(catalogue, recipe, options.image), recipe.document
+        unchanged = script.own and not options.image and not options.arguments and recipe.expectations
+        documented = document.framework if document and unchanged and is_bridge(document.release) else None
+        predicted = usual and predicted_step(catalogue, usual)
+        return plan.model_copy(update={"predicted": predicted, "documented_software": documented})
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
         save_dir = str(folder.checkpoints_of(plan))
         squad = prepared_squad(Catalogue(), plan.recipe, request.site.install)
         used = squad if squad and plan.origin.data.path == str(squad.root) else None
+        script, arguments = script_for(Catalogue(), plan.recipe, request.options.image), request.options.arguments
         return ProgramWork(
-            command=tuple(bridge_command(plan, request.choices, save_dir, request.options.arguments, used)),
+            command=tuple(bridge_command(script, plan, request.choices, save_dir, arguments, used)),
             start="task-per-gpu",
-            container=bridge_container(request.options, request.site.config.container),
+            container=bridge_container(plan.recipe, request.options, request.site.config.container),
             control_in_container=False,
-            variables=VariableLayer(self.name, {**bridge_variables(plan.recipe), **(OFFLINE if used else {})}),
+            variables=VariableLayer(self.name, {**script.variables, **(OFFLINE if used else {})}),
             recipe_variables=False,
-            title=f", with {self.name} {bridge_data().release}",
+            title=f", with {self.name} {script.tag or bridge_data().versions[0].tag}",
         )
 
     def started(self, plan: Plan) -> Plan:
@@ -98,10 +103,10 @@ class MegatronBridge(Program):
         return result_of_log(plan, outcome, end, FORMAT, profile, contradiction, samples_beside(folder), nodes)
 
 
-def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:
-    """Return the settings with the requested image, or else the framework's. Raises UsageError without containers."""
+def bridge_container(recipe: Recipe, options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:
+    """Return the settings with the requested image, or else the default one. Raises UsageError without containers."""
     if settings.runtime == "none":
         do = "set 'container: {runtime: pyxis, image: ...}' (or apptainer) in cluster_config.yaml"
         raise UsageError(f"{MegatronBridge.name} runs in a container, but this cluster has none", do=do)
-    image = options.image or bridge_data().images[settings.runtime]
+    image = options.image or f"{bridge_data().images[settings.runtime]}{nemo_of(recipe, None)}"
     return settings.model_copy(update={"image": image, "mounts": (*settings.mounts, *options.mounts)})

@@ -15,14 +15,14 @@
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge
 
 unset SLURM_JWT  # the submitter's token, which the job does not need
+export CUDA_DEVICE_MAX_CONNECTIONS=1  # megatron_bridge
+export NCCL_NVLS_ENABLE=0  # megatron_bridge
+export NVTE_BWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export NVTE_FWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export TOKENIZERS_PARALLELISM=False  # megatron_bridge
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
 export TORCH_NCCL_HIGH_PRIORITY=1  # megatron_bridge
 export TRANSFORMERS_OFFLINE=1  # megatron_bridge
-export TOKENIZERS_PARALLELISM=False  # megatron_bridge
-export NCCL_NVLS_ENABLE=0  # megatron_bridge
-export NVTE_FWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
-export NVTE_BWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
-export CUDA_DEVICE_MAX_CONNECTIONS=1  # megatron_bridge
 llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 8))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"
 
@@ -85,16 +85,12 @@ srun --nodes=128 --ntasks=1024 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bi
     --container-writable sh -c \
     'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"; export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE" TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"; exec "$@"' \
     llmb-task bash -c \
-    'found=; while read -r name _ value; do case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac; done </opt/Megatron-Bridge/src/megatron/bridge/package_info.py; case "$found" in 0.4) :;; 0.5) :;; 0.6) words=(); before=; for word; do own=$word; case "$before $word" in "python /opt/Megatron-Bridge/scripts/performance/run_script.py") word=/opt/Megatron-Bridge/scripts/performance/bootstrap.py;; "--task lora") word=peft;; esac; words+=("$word"); before=$own; done; set -- "${words[@]}"; for pair in TORCH_NCCL_AVOID_RECORD_STREAMS=1 TORCH_NCCL_HIGH_PRIORITY=1 NCCL_NVLS_ENABLE=0 NVTE_FWD_LAYERNORM_SM_MARGIN=16 NVTE_BWD_LAYERNORM_SM_MARGIN=16 CUDA_DEVICE_MAX_CONNECTIONS=1; do name=${pair%%=*}; if [ "${!name-}" = "${pair#*=}" ]; then unset "$name"; fi; done;; *) echo "llmb: this image has megatron_bridge ${found:-of an unknown version}, and llmb supports 0.4, 0.5 and 0.6 for llama31_405b" >&2; exit 2;; esac; exec numactl --cpunodebind=$((LOCAL_RANK/4)) --membind=$((LOCAL_RANK/4)) "$@"' \
+    'found=; while read -r name _ value; do case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac; done </opt/Megatron-Bridge/src/megatron/bridge/package_info.py; case "$found" in 0.4) :;; *) echo "llmb: this image has megatron_bridge ${found:-of an unknown version}, and this job needs 0.4 for llama31_405b" >&2; exit 2;; esac; exec numactl --cpunodebind=$((LOCAL_RANK/4)) --membind=$((LOCAL_RANK/4)) "$@"' \
     llmb-bind python /opt/Megatron-Bridge/scripts/performance/run_script.py --model_family_name llama \
     --model_recipe_name llama31_405b --task pretrain --gpu h100 --compute_dtype fp8_cs --num_gpus 1024 --max_steps \
-    50 --tensor_model_parallel_size 8 --pipeline_model_parallel_size 8 --virtual_pipeline_model_parallel_size 8 \
-    --context_parallel_size 2 --micro_batch_size 1 --global_batch_size 512 --seq_length 8192 --data mock \
-    --save_dir \
+    50 --global_batch_size 512 --data mock --save_dir \
     /lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge/checkpoints \
-    --save_interval 50 --save_config_filepath "$llmb_folder"/ConfigContainer.yaml model.seq_length=8192 \
-    model.num_layers=126 model.account_for_embedding_in_pipeline_split=true \
-    model.account_for_loss_in_pipeline_split=true rng.seed=7
+    --save_interval 50 --save_config_filepath "$llmb_folder"/ConfigContainer.yaml rng.seed=7
 llmb_exit_code=$?
 if [ -n "${llmb_sampler:-}" ]; then
     exec {llmb_sampled}>&-

@@ -1,0 +1,126 @@
+#!/bin/bash
+# pretrain_llama3.1 405b nvfp4 on 256 x gb200, by llmb, with megatron_bridge v0.5.0
+#SBATCH --nodes=64
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --job-name=pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge
+#SBATCH --time=00:30:00
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --segment=16
+#SBATCH --no-requeue
+#SBATCH --account=research
+#SBATCH --partition=batch
+#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge_1700000000/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge/sbatch_pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge.out
+#SBATCH --open-mode=append
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge_1700000000/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge
+
+unset SLURM_JWT  # the submitter's token, which the job does not need
+export CUDA_DEVICE_MAX_CONNECTIONS=32  # megatron_bridge
+export NCCL_GRAPH_REGISTER=0  # megatron_bridge
+export NCCL_NET_GDR_C2C=1  # megatron_bridge
+export NCCL_NET_GDR_LEVEL=PHB  # megatron_bridge
+export NCCL_NVLS_ENABLE=0  # megatron_bridge
+export NCCL_P2P_NET_CHUNKSIZE=2097152  # megatron_bridge
+export NVTE_BWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export NVTE_FWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export NVTE_USE_FAST_MATH=1  # megatron_bridge
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # megatron_bridge
+export TOKENIZERS_PARALLELISM=False  # megatron_bridge
+export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
+export TORCH_NCCL_HIGH_PRIORITY=1  # megatron_bridge
+export TRANSFORMERS_OFFLINE=1  # megatron_bridge
+llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 4))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"
+
+set -uo pipefail
+llmb_exit_code=1
+llmb_signal=
+llmb_workers=
+llmb_woken=
+
+# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+llmb_leave() {
+    local code=$? file="$llmb_folder/job_end.json"
+    trap - EXIT
+    printf '{"job_id": "%s", "restarts": %d, "exit_code": %d, "signal": "%s", "ended_at": "%s"}\n' \
+        "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$code" "$llmb_signal" "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)" \
+        >"$file.$$" && mv -f "$file.$$" "$file"
+    exit "$code"
+}
+
+# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+llmb_end() {
+    llmb_signal=$1
+    llmb_woken=1
+    if [ "$1" != TERM ] && [ -n "$llmb_workers" ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID"
+    fi
+}
+
+llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge_1700000000/pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge
+llmb_python=/lustre/bench/venv/bin/python
+trap llmb_leave EXIT
+trap 'llmb_end TERM' TERM
+trap 'llmb_end USR1' USR1
+
+# The first node as Slurm reaches it: its name need not be known to the others.
+llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+MASTER_ADDR="${llmb_known:-$llmb_address}"
+export MASTER_ADDR
+# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
+    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
+done
+export MASTER_PORT
+LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export LLMB_STORE_ID
+
+"$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
+[ -z "$llmb_signal" ] || exit 143
+
+{
+trap : TERM  # Slurm ends the steps; this waits for their end
+# The samplers end with the pipe to them. The run goes on without those that do not start.
+exec {llmb_sampled}> >(exec srun --nodes=64 --ntasks=64 --ntasks-per-node=1 --cpu-bind=none --overlap --mem=0 bash -c \
+    'exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
+    llmb-sampler "$llmb_python" "$llmb_folder" >/dev/null 2>&1) && llmb_sampler=$! &&
+srun --nodes=64 --ntasks=256 --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=none \
+    '--container-image=nvcr.io#nvidia/nemo:26.06' \
+    --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench --no-container-mount-home \
+    --container-writable sh -c \
+    'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"; export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE" TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"; exec "$@"' \
+    llmb-task bash -c \
+    'found=; while read -r name _ value; do case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac; done </opt/Megatron-Bridge/src/megatron/bridge/package_info.py; case "$found" in 0.5) :;; *) echo "llmb: this image has megatron_bridge ${found:-of an unknown version}, and this job needs 0.5 for llama31_405b" >&2; exit 2;; esac; exec numactl --cpunodebind=$((LOCAL_RANK/2)) --membind=$((LOCAL_RANK/2)) "$@"' \
+    llmb-bind python /opt/Megatron-Bridge/scripts/performance/run_script.py --model_family_name llama \
+    --model_recipe_name llama31_405b --task pretrain --gpu gb200 --compute_dtype nvfp4 --num_gpus 256 --max_steps \
+    50 --global_batch_size 1536 --data mock --save_config_filepath "$llmb_folder"/ConfigContainer.yaml
+llmb_exit_code=$?
+if [ -n "${llmb_sampler:-}" ]; then
+    exec {llmb_sampled}>&-
+    for ((llmb_try = 0; llmb_try < 20; llmb_try++)); do
+        kill -0 "$llmb_sampler" 2>/dev/null || break
+        sleep 0.5
+    done
+    kill "$llmb_sampler" 2>/dev/null  # a node whose driver hangs holds up no job
+fi
+exit $llmb_exit_code
+} \
+    >>"$llmb_folder"/log-pretrain_llama3.1_405b_nvfp4_gpus256_tp4_pp16_cp1_vp8_ep1_mbs1_gbs1536_gb200_megatron_bridge.out 2>&1 </dev/null &
+llmb_workers=$!
+while :; do
+    llmb_woken=
+    wait "$llmb_workers"
+    llmb_exit_code=$?
+    # A signal ends 'wait' before the workers have ended.
+    [ -n "$llmb_woken" ] || break
+done
+# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
+    sleep 3 &
+    wait "$!"
+fi
+
+"$llmb_python" -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+exit "$llmb_exit_code"
