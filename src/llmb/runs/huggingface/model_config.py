@@ -93,7 +93,7 @@ def unknown_keys(model: Model, config: Config) -> Iterator[str]:
     """
     form = format_of(model)
     common = {key for ignored in common_settings().ignored for key in ignored.keys}
-    keys = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.compared, *form.unused}
+    keys = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.renamed, *form.compared, *form.unused}
     keys |= set(LAYER_LISTS) if form.lists_layers else set()
     if config.get("model_type") == form.multimodal_type:
         levels = [(config, {TIED, *form.multimodal_keys}), (config.get("text_config") or {}, keys)]
@@ -158,7 +158,8 @@ def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
     the version decides which of the two counts.
     """
     set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
-    values = {**SILENT_EVERYWHERE, **form.silent, **set_values}
+    renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}
+    values = {**SILENT_EVERYWHERE, **form.silent, **renamed, **set_values}
     heads = _count(values, "num_attention_heads")
     if not form.lists_layers and _has_full_attention(values):
         del values["layer_types"]  # as if not specified

@@ -51,6 +51,7 @@ class WeightsFormat(Record):
     settings: dict[str, str]
     constants: dict[str, Any] = Field(default_factory=dict)
     silent: dict[str, Any]
+    renamed: dict[str, str] = Field(default_factory=dict)
     compared: tuple[str, ...]
     unused: tuple[str, ...] = ()
     multimodal_keys: tuple[str, ...] = ()
