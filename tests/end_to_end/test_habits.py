@@ -183,8 +183,8 @@ def test_the_complete_help_goes_through_a_pipe() -> None:
     ("words", "place", "offered"),
     [
         ("llmb run -w pretrain_q", 3, {"pretrain_qwen3"}),
-        ("llmb run pretrain_qwen3 ", 3, {"0.6b", "8b", "30b", "235b", "tiny"}),
-        ("llmb run -w pretrain_qwen3 -s ", 5, {"0.6b", "8b", "30b", "235b", "tiny"}),
+        ("llmb run pretrain_qwen3 ", 3, {"0.6b", "8b", "30b", "235b", "tiny", "tiny-moe"}),
+        ("llmb run -w pretrain_qwen3 -s ", 5, {"0.6b", "8b", "30b", "235b", "tiny", "tiny-moe"}),
         ("llmb show --dtype ", 3, {"fp32", "bf16", "fp8", "mxfp8", "nvfp4"}),
         ("llmb submit --gpu-type g", 3, {"gb200", "gb300"}),
         ("llmb pa", 1, {"parse"}),

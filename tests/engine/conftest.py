@@ -78,12 +78,21 @@ MODELS = {
             "ffn_hidden_size": 96,
         }
     ),
+    "qwen3-moe": LLAMA.model_copy(
+        update={
+            "qk_norm": "rmsnorm",
+            "norm_eps": 1e-6,
+            "moe": MixtureOfExperts(
+                router="softmax-weighted-outputs", experts=24, top_k=8, ffn_hidden_size=48, interleave=1
+            ),
+        }
+    ),
 }
 FAMILIES = ("llama3.1", "llama3", "nemotron4", "llama4-maverick", "qwen3", "mixtral")
 
 
-for family in FAMILIES:
-    MODELS[f"{family} tiny"] = Catalogue().models[(family, "tiny")]
+for family, size in (*((family, "tiny") for family in FAMILIES), ("qwen3", "tiny-moe")):
+    MODELS[f"{family} {size}"] = Catalogue().models[(family, size)]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,6 +22,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from llmb.catalogue.catalogue import Catalogue
@@ -34,10 +36,11 @@ from llmb.setup.prepare.base_weights import CheckpointRequest, prepare_checkpoin
 
 ALL = [
     *("llama", "llama-scaled", "nemotron4", "llama4", "qwen2", "qwen3", "qwen3-tied", "mixtral"),
-    *("llama-biased", "nemotron4-biased"),
+    *("qwen3-moe", "llama-biased", "nemotron4-biased"),
 ]
 TINY = [(f"{name} tiny", 128) for name in ("llama3.1", "llama3", "nemotron4", "llama4-maverick", "qwen3", "mixtral")]
-TOLERANCE = 2e-5
+TINY.append(("qwen3 tiny-moe", 128))
+TOLERANCE = 1e-5
 
 
 def hugging_face(model) -> nn.Module:
@@ -79,6 +82,10 @@ def hugging_face(model) -> nn.Module:
             )
         )
     common |= {"intermediate_size": model.ffn_hidden_size, "rms_norm_eps": model.norm_eps}
+    if model.moe and model.qk_norm:
+        experts = {"num_experts": model.moe.experts, "num_experts_per_tok": model.moe.top_k}
+        experts |= {"moe_intermediate_size": model.moe.ffn_hidden_size, "norm_topk_prob": True}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts, rope_parameters=rope))
     if model.moe:
         experts = {"num_local_experts": model.moe.experts, "num_experts_per_tok": model.moe.top_k}
         return MixtralForCausalLM(MixtralConfig(**common, **experts, rope_parameters=rope))

@@ -30,7 +30,7 @@ from llmb.runs.checkpoints.conversion_request import IMPORTED, ExportJob, Import
 from llmb.runs.huggingface.tensors import format_of
 
 FILE = "model.safetensors"
-NAMES = ["llama", "nemotron4", "nemotron4-biased", "llama4", "qwen2", "qwen3", "qwen3-tied", "mixtral"]
+NAMES = ["llama", "nemotron4", "nemotron4-biased", "llama4", "qwen2", "qwen3", "qwen3-tied", "qwen3-moe", "mixtral"]
 
 
 def values(model, dtype=torch.float32):
@@ -134,7 +134,7 @@ def test_bf16_rounds_each_weight_to_the_nearest(models, name, tmp_path, monkeypa
     assert_same(found, hugging_face(models[name], expected, torch.bfloat16))
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3-tied", "mixtral", "llama-biased", "nemotron4-biased"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-tied", "qwen3-moe", "mixtral", "llama-biased", "nemotron4-biased"])
 def test_what_is_exported_computes_the_same_in_transformers(models, name, tmp_path, randomised):
     ours = randomised(models[name])
     weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}

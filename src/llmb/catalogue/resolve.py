@@ -272,6 +272,11 @@ def sizes_of(workload: WorkloadFile) -> list[str]:
     return list(dict.fromkeys(table.size for table in workload.layouts))
 
 
+def is_tiny(size: str) -> bool:
+    """Return True for sizes that train on a laptop: ``tiny``, and variants such as ``tiny-moe``."""
+    return size.partition("-")[0] == "tiny"
+
+
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
     """Return the GPU types that a size runs on: those of its layouts, then those that borrow one."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))

@@ -16,7 +16,7 @@ from llmb.base.errors import EnvironmentProblem, UsageError, UserInterrupt, unkn
 from llmb.base.options import build, options_of
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
-from llmb.catalogue.resolve import find_workload, sizes_of
+from llmb.catalogue.resolve import find_workload, is_tiny, sizes_of
 from llmb.cli.checkpoint import MaxFileSize, Processes
 from llmb.cli.common import CommandGroup, DryRun, Json, Yes
 from llmb.cli.progress import ByteProgress, CountProgress
@@ -82,7 +82,6 @@ Size = Annotated[
     str | None, typer.Option("-s", "--size", help="Model size, such as 70b, if the workload's name has none.")
 ]
 
-TINY = "tiny"
 QUESTION = "Hugging Face token (neither shown nor stored; Enter for none): "
 STORED = "the token is used by this command only; 'hf auth login' stores one for all commands"
 
@@ -117,7 +116,7 @@ def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str
     if size or own_size:
         return [model_of(catalogue, name, size)]
     found = find_workload(catalogue, workload)
-    return [(workload, size) for size in found.sources if size != TINY] or [(workload, sizes_of(found)[0])]
+    return [(workload, size) for size in found.sources if not is_tiny(size)] or [(workload, sizes_of(found)[0])]
 
 
 def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[RepositoryAccess]:
@@ -208,7 +207,7 @@ def _orders(
     for note in reading.notes:
         say(f"note: {note}")
     found = {**values, **reading.options, **given}
-    only = [size for size in find_workload(catalogue, workload).sources if size != "tiny"]
+    only = [size for size in find_workload(catalogue, workload).sources if not is_tiny(size)]
     size = found.get("size") or own_size or (only[0] if len(only) == 1 else None)
     workload, size = model_of(catalogue, workload, size)
     site = read_cluster_site(catalogue, install_here(), environ)

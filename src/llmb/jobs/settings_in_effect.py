@@ -9,7 +9,7 @@ from typing import Any, Literal
 from llmb.base.secrets import HIDDEN, holds_secret
 from llmb.catalogue.catalogue import Catalogue, JobDefaults, find_fabric, job_defaults
 from llmb.catalogue.data_files import compose_file, line_in
-from llmb.catalogue.resolve import CPU, Request, find_workload, resolve, sizes_of
+from llmb.catalogue.resolve import CPU, Request, find_workload, is_tiny, resolve, sizes_of
 from llmb.launch.scheduler_lookup import cluster_schema, scheduler_of, user_schema
 from llmb.launch.site.cluster_config import (
     ClusterConfig,
@@ -25,7 +25,6 @@ from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
 
 SourceKind = Literal["option", "shell", "user", "cluster", "catalogue", "llmb"]
 Value = str | int | float | bool | list[Any] | None
-TINY = "tiny"
 CATALOGUE: SourceKind = "catalogue"
 
 
@@ -156,7 +155,7 @@ def _variables(
 def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> tuple[str, JobDefaults]:
     """Return the size, by default the first one of the workload, and the job settings of its recipe."""
     sizes = sizes_of(find_workload(catalogue, workload))
-    chosen = size or next(name for name in sizes if (name == TINY) == (gpu_type == CPU))
+    chosen = size or next(name for name in sizes if is_tiny(name) == (gpu_type == CPU))
     recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))
     return chosen, job_defaults(catalogue, recipe)
 

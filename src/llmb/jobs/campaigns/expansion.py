@@ -13,7 +13,16 @@ from llmb.base.options import WORD, Option, convert, limit_problems, options_of
 from llmb.base.shown_text import listed
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
-from llmb.catalogue.resolve import CPU, Request, ScaleChoices, find_workload, gpu_types_of, listed_scales, sizes_of
+from llmb.catalogue.resolve import (
+    CPU,
+    Request,
+    ScaleChoices,
+    find_workload,
+    gpu_types_of,
+    is_tiny,
+    listed_scales,
+    sizes_of,
+)
 from llmb.launch.documents.variables import LaunchVariable
 
 Values = tuple[str, ...]
@@ -224,7 +233,6 @@ class Draft:
         )
 
 
-TINY = "tiny"
 MOST_JOBS = 10_000
 MOST_RECIPES = 3
 """The maximum number of recipes to name in one line of a report."""
@@ -335,7 +343,7 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the selected sizes, by default those of the GPU type; ``tiny`` only on a CPU."""
+    """Yield the selected sizes, by default those of the GPU type; tiny ones only on a CPU."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     workloads: list[tuple[str, str | None]] = models or [(name, None) for name in catalogue.workloads]
     every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))
@@ -348,7 +356,7 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
             is_named = size == own_size if own_size else size in selection.sizes
             selected = is_named and size in (selection.sizes or (size,))
             fits = gpu_type in (None, *gpu_types_of(workload, size)) and catalogue.is_trainable(workload, size)
-            if selected or (not own_size and not selection.sizes and fits and (size == TINY) == (gpu_type == CPU)):
+            if selected or (not own_size and not selection.sizes and fits and is_tiny(size) == (gpu_type == CPU)):
                 yield name, size
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from llmb.base.errors import EnvironmentProblem, UsageError, pip_install
 from llmb.base.trust import STATE_FOLDER, WORKLOADS, check_inside
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.resolve import Request, gpu_types_of, resolve
+from llmb.catalogue.resolve import Request, gpu_types_of, is_tiny, resolve
 from llmb.jobs.history import database_path, read_history
 from llmb.jobs.job import LIVE
 from llmb.jobs.store import Filter
@@ -39,8 +39,6 @@ from llmb.setup.prepare.verify import verify_prepared
 IMAGES = "images"
 
 PREPARED_HOW = ("here", "job")
-TINY = "tiny"
-"""A size that is prepared only on request."""
 
 ImportImage = Callable[[str, Path, str, str | None], Path]
 """Imports an image, from its name, the folder for its file, the runtime and the nodes' architecture; returns the
@@ -58,11 +56,12 @@ class InstallStep:
 
 
 def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str, str]]:
-    """Yield the workloads and sizes to prepare: documented ones that the GPU type can train, or the explicit size."""
+    """Yield the workloads and sizes to prepare: documented ones that the GPU type can train, or the explicit size, the
+    only way to a tiny one."""
     for name in answers.workloads:
         workload = catalogue.workloads.get(name)
         for size in workload.sources if workload else ():
-            is_chosen = size == answers.size if answers.size else size != TINY
+            is_chosen = size == answers.size if answers.size else not is_tiny(size)
             if workload and is_chosen and answers.gpu_type in (None, *gpu_types_of(workload, size)):
                 yield name, size
 
