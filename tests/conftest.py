@@ -156,13 +156,15 @@ def llmb_program(forked_python: str) -> Run:
 
 @pytest.fixture(scope="session")
 def tiny_plan() -> Callable[..., Plan]:
-    """Plans of ``tiny`` models on CPU processes."""
+    """Plans of ``tiny`` models, or of the size that follows the workload's name, on CPU processes."""
     catalogue = Catalogue()
 
     def plan(workload: str = "pretrain_llama3.1", scale: int = 2, steps: int = 50, **options: object) -> Plan:
         overrides = Overrides(**options.pop("overrides", {}))
         dtype = options.pop("dtype", None)
-        request = Request(workload=workload, size="tiny", gpu_type="cpu", scale=scale, dtype=dtype, overrides=overrides)
+        name, _, size = workload.partition(" ")
+        sizes = {"size": size or "tiny", "gpu_type": "cpu", "scale": scale, "dtype": dtype}
+        request = Request(workload=name, **sizes, overrides=overrides)
         checkpoint = options.pop("checkpoint", None)
         choices = Choices(steps=steps, **options)
         return make_plan(resolve(catalogue, request), choices, device="cpu", checkpoint=checkpoint)

@@ -11,10 +11,11 @@ import torch
 from llmb.runs.choices import DpSharding, Parallelism
 from llmb.runs.plan import Plan, Start
 
-LLAMA, NEMOTRON, MAVERICK, LORA = (
+LLAMA, NEMOTRON, MAVERICK, QWEN_MOE, LORA = (
     "pretrain_llama3.1",
     "pretrain_nemotron4",
     "finetune_llama4-maverick",
+    "pretrain_qwen3 tiny-moe",
     "finetune_llama3",
 )
 SIZES = {"gbs": 4, "seq_len": 64, "layers": 2}
@@ -45,7 +46,7 @@ class Case(NamedTuple):
 
 
 def experts(ranks: int, sizes: dict[str, int | bool], **fields: Any) -> Case:
-    return Case(ranks, sizes, workload=MAVERICK, choices=(("capacity_factor", 0),), **fields)
+    return Case(ranks, sizes, **{"workload": MAVERICK, "choices": (("capacity_factor", 0),), **fields})
 
 
 KINDS = {
@@ -79,6 +80,10 @@ COMBINED = {
     "PP2 x EP2": experts(4, {"pp": 2, "ep": 2, "layers": 4}),
     "DP2 x TP2 x PP2 x VP2, optimizer": Case(8, {"tp": 2, "pp": 2, "vp": 2, "layers": 4}),
     "TP2 x PP2 x CP2": Case(8, {"tp": 2, "pp": 2, "cp": 2}),
+    "Qwen3, EP2": experts(2, {"ep": 2}, workload=QWEN_MOE),
+    "Qwen3, TP2 x EP4": experts(4, {"tp": 2, "ep": 4}, workload=QWEN_MOE),
+    "Qwen3, PP2 x EP2 x VP2": experts(4, {"pp": 2, "ep": 2, "vp": 2, "layers": 4}, workload=QWEN_MOE),
+    "Qwen3, CP2 x EP2": experts(4, {"cp": 2, "ep": 2}, workload=QWEN_MOE),
     "Nemotron4, TP2 + SP": Case(2, {"tp": 2}, workload=NEMOTRON),
     "LoRA, TP2 + SP": Case(2, {"tp": 2}, workload=LORA),
 }
