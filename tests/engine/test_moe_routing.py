@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
 from llmb.engine.model.moe import SCORES, BalancedRouter, Router, balanced_counts
-from llmb.engine.timing import summary
+from llmb.engine.timing import by_layer, summary
 
 
 def router(experts: int, top_k: int, kind: RouterName = "sigmoid-scaled-inputs") -> Router:
@@ -62,3 +62,10 @@ def test_a_free_router_takes_the_largest_logits() -> None:
 def test_load_is_that_of_the_worst_layer_and_leaves_dense_layers_out() -> None:
     load = summary(torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [0, 6, 1, 1]]), torch.tensor([0, 1, 3]))
     assert load.tolist() == [pytest.approx(3.0), 1, 0.25]
+
+
+def test_load_by_layer_is_that_of_experts_and_of_ranks() -> None:
+    """The last layer has no token in this rank's count; in the second, all ranks compute as many rows."""
+    counts = torch.tensor([[0, 6, 1, 1], [2, 2, 2, 2], [0, 0, 0, 0]])
+    rows = torch.tensor([[2 * 6, 8], [0, 0], [0, 0]])
+    assert by_layer(counts, rows).tolist() == [[3.0, 1.0, 0.0], [1.5, 1.0, 1.0]]

@@ -424,10 +424,7 @@ def bf16_alone(tiny_plan: MakePlan, train_plans: Callable[..., list[dict[str, An
 @pytest.mark.measured
 @pytest.mark.parametrize("name", ["EP2", "EP2 x ETP2", "TP2 x EP4", "PP2 x EP2 x VP2", "CP2 x EP2"])
 def test_chosen_experts_train_in_bf16_as_on_one_process(
-    name: str,
-    tiny_plan: MakePlan,
-    train_plans: Callable[..., list[dict[str, Any]]],
-    bf16_alone: dict[str, Any],
+    name: str, tiny_plan: MakePlan, train_plans: Callable[..., list[dict[str, Any]]], bf16_alone: dict[str, Any]
 ) -> None:
     """Rounding sends single tokens to another of their nearly equal experts."""
     (found,) = train_plans([fp8_plan(tiny_plan, QWEN_MOE, LAYOUTS[name], "bf16")])

@@ -10,8 +10,8 @@ from verdict_samples import run_with_times
 
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
 from llmb.runs.result import Condition, Reference
-from llmb.runs.steps import Step
-from llmb.verdict.causes import Evidence, ReferenceEvidence, Throttle, Work, cause_rules
+from llmb.runs.steps import ExpertLoad, Step
+from llmb.verdict.causes import Evidence, ExpertWork, ReferenceEvidence, Throttle, Work, cause_rules
 from llmb.verdict.explain_run import Explanation, explain_evidence
 
 WORDS = {
@@ -108,6 +108,39 @@ def test_what_the_steps_show_is_a_cause_with_its_share(values: dict[str, Any], c
     assert found.share_pct == pytest.approx(100 * share_s)
     assert found.in_step == (cause != "logging")
     assert "{" not in found.confirm
+
+
+UNEVEN = ExpertLoad(max_over_mean=3.0, idle_experts=0, layers_rank_max_over_mean=(1.5, 1.0))
+EXPERTS = ExpertWork(flops_share=0.8, rows=1000, exchanged_bytes=4 * 2 * 256, passes=3)
+
+
+def test_ranks_wait_for_the_one_whose_experts_have_the_most_rows() -> None:
+    """Of a forward pass of 1.2 s, evenly loaded experts would take 0.8 s; the others wait 0.2 s, three times a step."""
+    work = replace(WORK, experts=EXPERTS, layer_passes=120)
+    (found,) = explained(evidence(work, expert_load=UNEVEN)).causes
+    assert (found.name, found.bound) == ("expert_imbalance", "about")
+    assert found.share_s == pytest.approx(3 * 1.2 * 0.2 / 1.2)
+    assert found.evidence[:2] == (
+        "the fullest rank computes 1.25 times as many rows of experts as the mean, up to 1.5 times in a layer",
+        "that is 250 rows more in each layer and micro-batch, and 0.512 MB more to receive and to send back",
+    )
+    even = replace(UNEVEN, layers_rank_max_over_mean=(1.0, 1.0))
+    assert names(explained(evidence(work, expert_load=even))) == []
+    assert names(explained(evidence(expert_load=UNEVEN))) == []
+    (unknown,) = explained(evidence(work)).not_known
+    assert (unknown.name, unknown.reason) == (
+        "expert_imbalance",
+        "the rows of experts that each rank computes were not recorded",
+    )
+
+
+def test_routing_that_differs_from_the_reference_is_the_load_of_experts() -> None:
+    """The part that is measured is not suspected again."""
+    work, routed = replace(WORK, experts=EXPERTS, layer_passes=120), differs("expert_rows", "as routed", "even")
+    suspected = explained(evidence(), reference(routed)).causes
+    assert [(cause.name, cause.share_s) for cause in suspected] == [("expert_imbalance", pytest.approx(0.5))]
+    (measured,) = explained(evidence(work, expert_load=UNEVEN), reference(routed)).causes
+    assert measured.share_s == pytest.approx(0.6)
 
 
 def test_causes_are_in_the_order_of_their_shares() -> None:

@@ -178,6 +178,15 @@ def _layer_weights(model: Model, layer: int) -> int:
     return _attention_matrices(model) + matrices * features
 
 
+def routed_share(model: Model, seq_len: int) -> float:
+    """Return the fraction of the FLOPs of all layers that routed experts compute, with causal attention."""
+    head = model.hidden_size * model.vocab_size
+    layers = model_flops(model, seq_len, causal=True) / (PASSES * 2 * seq_len) - head
+    routed = model.moe.top_k * model.moe.ffn_hidden_size if model.moe else 0
+    number = sum(map(model.is_moe_layer, range(model.layers)))
+    return MATRICES[model.mlp] * model.hidden_size * routed * number / layers
+
+
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
     """Return the number of position pairs that a layer compares in a sequence, without subtracting the causal half.
 

@@ -89,13 +89,16 @@ class ExpertLoadCounter:
 
     def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
         model, self.alone = stages[0].model, ranks.alone
-        experts = model.moe.experts if model.moe else 0
-        # The last column counts the dropped tokens of all experts.
-        self.columns = torch.zeros(model.layers, experts + 1, dtype=torch.int64, device=ranks.device)
+        self.experts = model.moe.experts if model.moe else 0
+        numbers = [number for number in range(model.layers) if model.is_moe_layer(number)]
+        self.layers = torch.tensor(numbers, dtype=torch.int64, device=ranks.device)
+        # After those of the experts: tokens that are dropped, rows of the fullest rank times the ranks, of all ranks.
+        self.columns = torch.zeros(model.layers, self.experts + 3, dtype=torch.int64, device=ranks.device)
         self.total = torch.zeros_like(self.columns)
         for stage in stages:
             for number, layer in stage.moe_layers().items():
                 layer.router.register_forward_hook(partial(self._count, number, layer))
+                layer.experts.on_rows = partial(self._count_rows, number)
 
     def _count(
         self, number: int, layer: MoELayer, _router: Router, _inputs: object, choice: tuple[Tensor, Tensor]
@@ -103,31 +106,38 @@ class ExpertLoadCounter:
         """Add the choices of this rank's tokens; with recomputation each counts twice."""
         _, chosen = choice
         counts = count_choices(chosen, layer.moe.experts)
-        self.columns[number, :-1] += counts
+        self.columns[number, : self.experts] += counts
         capacity = layer.capacity(chosen.numel())
         if capacity is not None:
-            self.columns[number, -1] += (counts - capacity).clamp(min=0).sum()
+            self.columns[number, -3] += (counts - capacity).clamp(min=0).sum()
+
+    def _count_rows(self, number: int, rows: Tensor) -> None:
+        self.columns[number, -2] += rows.amax() * len(rows)
+        self.columns[number, -1] += rows.sum()
 
     def of_step(self) -> Tensor | None:
-        """Return the ``summary`` of the load since the last call, over all ranks; None for a model without experts or
-        a rank that is alone."""
-        if self.columns.shape[1] == 1:
+        """Return the ``summary`` of the load since the last call, over all ranks, and ``by_layer`` of the layers with
+        experts; None for a model without experts or a rank that is alone."""
+        if not self.experts:
             return None
         dist.all_reduce(self.columns)
         self.total += self.columns
-        load = summary(self.columns[:, :-1], self.columns[:, -1])
+        counts, further = self.columns[:, : self.experts], self.columns[:, self.experts :]
+        layers = by_layer(counts[self.layers], further[self.layers, 1:])
+        load = torch.cat((summary(counts, further[:, 0]), layers.flatten()))
         self.columns.zero_()
         return None if self.alone else load
 
     def write(self, path: Path) -> None:
         """Write each expert's fraction of the choices in its layer, over all steps so far, as JSON to ``path``."""
-        counts = self.total[:, :-1]
+        counts = self.total[:, : self.experts]
         shares = {number: (row.double() / row.sum()).tolist() for number, row in enumerate(counts) if row.any()}
         write_atomically(path, json.dumps({"share_of_tokens": shares}) + "\n")
 
 
 def summary(counts: Tensor, dropped: Tensor) -> Tensor:
-    """Return the fields of ``ExpertLoad``, [3] fp64. counts: tokens per expert, [layers, experts]. dropped: [layers].
+    """Return the first fields of ``ExpertLoad``, [3] fp64. counts: tokens per expert, [layers, experts]. dropped:
+    [layers].
 
     Layers without tokens are ignored. The result stays on the device.
     """
@@ -137,6 +147,31 @@ def summary(counts: Tensor, dropped: Tensor) -> Tensor:
     idle_experts = ((counts == 0) & used.unsqueeze(-1)).sum()
     dropped_share = dropped.sum().double() / counts.sum().clamp(min=1)
     return torch.stack((max_over_mean, idle_experts.double(), dropped_share))
+
+
+def by_layer(counts: Tensor, rows: Tensor) -> Tensor:
+    """Return the load of the busiest expert and of the fullest rank of each layer over the mean, [2, layers] fp64.
+
+    counts: tokens per expert, [layers, experts]. rows: those of the fullest rank times the number of ranks, and of all
+    ranks, [layers, 2]; zeros if all compute as many. The result stays on the device.
+    """
+    experts = counts.amax(-1) / counts.double().mean(-1).clamp(min=1 / counts.shape[1])
+    return torch.stack((experts, (rows[:, 0] / rows[:, 1].double().clamp(min=1)).where(rows[:, 1] > 0, 1.0)))
+
+
+def expert_load(values: Sequence[float]) -> ExpertLoad | None:
+    """Return the load that ``of_step`` returned; None without values."""
+    if not values:
+        return None
+    max_over_mean, idle_experts, dropped_share, *layers = values
+    rounded = tuple(round(each, 4) for each in layers)
+    return ExpertLoad(
+        max_over_mean=max_over_mean,
+        idle_experts=int(idle_experts),
+        dropped_share=dropped_share,
+        layers_max_over_mean=rounded[: len(rounded) // 2],
+        layers_rank_max_over_mean=rounded[len(rounded) // 2 :],
+    )
 
 
 @dataclass(slots=True)
@@ -213,9 +248,8 @@ class StepReader:
     def end(self, loss: Tensor | None, norm: Tensor, data: StepData, fp8: Tensor | None = None) -> None:
         """End a queued step. loss: this rank's, if any. norm: of gradients, 0-d fp64. fp8: ``fp8_counts``, [2]."""
         load = self.load.of_step()
-        parts = [torch.zeros_like(norm) if loss is None else loss, norm]
-        parts += [value for values in (load, fp8) if values is not None for value in values]
-        values = torch.stack(parts).to("cpu", non_blocking=True)
+        parts = [torch.stack((torch.zeros_like(norm) if loss is None else loss, norm)), load, fp8]
+        values = torch.cat([part for part in parts if part is not None]).to("cpu", non_blocking=True)
         ended, used = Moment(self.ranks.device), memory(self.ranks.device)
         of_host = (data.figures, data.wait_s, self.pause_s, self.layers.spans)
         self.pending.append(
@@ -276,9 +310,7 @@ class StepReader:
             slowest_rank=first + times.index(max(times)),
             saving=pending.saving,
             profiled=self.plan.slows_down(pending.number),
-            expert_load=ExpertLoad(max_over_mean=load[0], idle_experts=int(load[1]), dropped_share=load[2])
-            if load
-            else None,
+            expert_load=expert_load(load),
             fp8=Fp8Counts(saturated_tensors=int(fp8[0]), not_finite_tensors=int(fp8[1])) if fp8 else None,
         )
         return CompleteStep(step, pending.memory, layer_times)

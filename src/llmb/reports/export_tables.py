@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from llmb.base.errors import EnvironmentProblem
 from llmb.catalogue.records import PARALLEL, Convention, Window
@@ -115,7 +115,7 @@ def _of_step(kind: type, prefix: str = "") -> Iterator[Column[StepRow]]:
         plain = next(one for one in get_args(hint) if one is not type(None)) if isinstance(hint, UnionType) else hint
         if plain in (ExpertLoad, Fp8Counts):
             yield from _of_step(plain, f"{field.name}.")
-        else:
+        elif get_origin(plain) is not tuple:  # of layers, which a table has no columns for
             path = f"{prefix}{field.name}"
             yield from _columns(plain, "", f"{path.replace('.', '_')}: 1.{path}")
 

@@ -255,6 +255,10 @@ def _engine_rows(result: Result) -> Iterator[Row]:
     if load := result.expert_load:
         chosen = "forced to balance" if load.forced else "as the routers chose"
         yield "busiest expert / mean", number(load.max_over_mean), "", f"tokens per step, worst layer; {chosen}"
+        if load.rank_max_over_mean is not None and load.layers:
+            worst = max(load.layers, key=lambda each: each.rank_max_over_mean)
+            note = f"rows of experts, mean of the layers; {number(worst.rank_max_over_mean)} in layer {worst.layer}"
+            yield "fullest rank / mean", number(load.rank_max_over_mean), "", note
         yield "experts without tokens", number(load.idle_experts), "", "all layers, mean of the steps"
         if load.capacity_factor is not None:
             limit = f"beyond capacity {load.capacity_factor:g} of an expert; every expert computes as many rows"

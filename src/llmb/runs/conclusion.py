@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import pairwise, starmap
 from statistics import fmean
 from typing import Any
 
@@ -30,11 +30,13 @@ from llmb.runs.folder import read_or_missing
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord
 from llmb.runs.result import (
+    NO_EXPERTS,
     NO_SAMPLES,
     NOT_SAMPLED,
     NOT_SUCCESSFUL,
     ExpertLoadReport,
     Fp8Report,
+    LayerLoad,
     Loss,
     Parameters,
     PretendedRank,
@@ -159,6 +161,7 @@ def _pretended(plan: Plan, result: Result) -> Result:
         attention_backend=result.attention_backend,
         error_at_end=result.error_at_end,
         reasons=dict.fromkeys(NOT_OF_ONE_RANK, why.reason),
+        expert_load=why if plan.recipe.model.moe else NO_EXPERTS,
         resources=why,
         other_work=result.other_work,
         machine=result.machine,
@@ -194,7 +197,7 @@ def _conclude(evidence: RunEvidence) -> Result:
         measurement_reason=no_measurement(plan, evidence.began) if statistics else None,
         checkpoint=evidence.checkpoint,
         profile=evidence.profile,
-        expert_load=_expert_load(plan, inside) if statistics else None,
+        expert_load=_expert_load(plan, inside) if statistics else statistics,
         counters=count_steps(steps),
         attention_backend=attention.backend if attention else None,
         untried=evidence.environment and evidence.environment.untried,
@@ -256,11 +259,20 @@ def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | No
     return describe([step.step_time_s for step in inside if not step.profiled])
 
 
-def _expert_load(plan: EnginePlan, steps: Sequence[Step]) -> ExpertLoadReport | None:
-    loads = [step.expert_load for step in steps if step.expert_load]
+def _expert_load(plan: EnginePlan, steps: Sequence[Step]) -> ExpertLoadReport | Missing:
+    loads, model = [step.expert_load for step in steps if step.expert_load], plan.recipe.model
+    if model.moe is None:
+        return NO_EXPERTS
     if not loads:
-        return None
+        return Missing("the steps of the window do not have it")
+    numbers = [layer for layer in range(model.layers) if model.is_moe_layer(layer)]
+    # Steps that an older version recorded have no layers.
+    detailed = [load for load in loads if load.layers_max_over_mean] or loads
+    experts = [fmean(layer) for layer in zip(*(load.layers_max_over_mean for load in detailed), strict=False)]
+    ranks = [fmean(layer) for layer in zip(*(load.layers_rank_max_over_mean for load in detailed), strict=False)]
     return ExpertLoadReport(
+        rank_max_over_mean=fmean(ranks) if ranks else None,
+        layers=tuple(starmap(LayerLoad, zip(numbers, experts, ranks, strict=False))),
         max_over_mean=fmean(load.max_over_mean for load in loads),
         idle_experts=fmean(load.idle_experts for load in loads),
         forced=plan.force_load_balancing,

@@ -24,6 +24,7 @@ NOT_SUCCESSFUL = Missing("the run was not successful")
 """The reason for the missing figures of such a run."""
 NOT_SAMPLED = Missing("the run was not sampled")
 NO_SAMPLES = Missing("the run folder has no samples")
+NO_EXPERTS = Missing("the model has no experts")
 VerdictName = Literal["pass", "regressed", "improved", "inconclusive", "invalid", "not comparable"]
 ReferenceKind = Literal["published", "baseline", "expectation", "prediction"]
 Effect = Literal["prevents", "weakens", "noted"]
@@ -39,6 +40,17 @@ Faults = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class LayerLoad:
+    """The balance of one layer with experts, numbered from 0; means over the steps of the window."""
+
+    layer: int
+    max_over_mean: float
+    """Tokens of the busiest expert divided by the mean; 1 is balanced."""
+    rank_max_over_mean: float
+    """Rows of experts that the fullest rank computes, divided by the mean of the ranks that exchange tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertLoadReport:
     """The balance of tokens between experts: means over the steps of the window."""
 
@@ -50,6 +62,9 @@ class ExpertLoadReport:
     """None if no token was dropped."""
     dropped_pct: float = 0.0
     """Fraction of the tokens routed to an expert that exceeded its capacity."""
+    rank_max_over_mean: float | None = None
+    """Mean of all layers; None for a run that did not record it, as are ``layers`` empty."""
+    layers: tuple[LayerLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +193,8 @@ class Result(ReasonedRecord):
     checkpoint: CheckpointReport | Missing | None = None
     """None for a run that neither loads nor saves."""
     profile: ProfileReport | None = None
-    expert_load: ExpertLoadReport | None = None
+    expert_load: ExpertLoadReport | Missing = Missing("it was not recorded")
+    """Balance of the experts of a run by llmb's engine."""
     counters: Annotated[Counters, WrapValidator(ValidateOnce())] | None = None
     attention_backend: AttentionBackend | None = None
     fp8: Fp8Report | None = None

@@ -35,6 +35,11 @@ class ExpertLoad:
     """Experts without tokens, summed over layers."""
     dropped_share: float = 0.0
     """Fraction of the tokens that chose an expert which exceeded its capacity."""
+    layers_max_over_mean: tuple[float, ...] = ()
+    """``max_over_mean`` of each layer with experts; empty if it was not recorded."""
+    layers_rank_max_over_mean: tuple[float, ...] = ()
+    """Rows that the fullest rank computes divided by the mean of the ranks that exchange tokens, for each such layer:
+    the mean of all micro-batches and groups of ranks. 1 if all ranks compute as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ CauseName = Literal[
     "unlike_nodes",
     "settings",
     "slow_rank",
+    "expert_imbalance",
     "exposed_communication",
     "data_bound",
     "host_bound",
@@ -93,6 +94,20 @@ def cause_rules() -> CauseFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWork:
+    """Routed experts whose tokens ranks exchange."""
+
+    flops_share: float
+    """Fraction of the FLOPs of all layers."""
+    rows: float
+    """Mean number of rows that a rank computes of a micro-batch in a layer."""
+    exchanged_bytes: float
+    """Bytes that a row adds to the exchanges of a layer, forward and backward."""
+    passes: int
+    """Time of a step's passes over a layer, relative to the forward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     ranks: int
     on_gpu: bool
@@ -105,6 +120,8 @@ class Work:
     recompute: str | None = None
     saves: bool = False
     """True if the run saves checkpoints while it trains."""
+    experts: ExpertWork | None = None
+    """None if no rank waits for another one's experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +182,9 @@ class ReferenceEvidence:
 
 
 Bound = Literal["about", "at least", "at most"]
-MS = 1000
+MS, MB = 1000, 1e6
+SMALLEST_IMBALANCE = 0.001
+"""Recorded figures are rounded."""
 MOST_STEPS = 5
 """Number of steps to list."""
 NO_STEPS = "the run has no metrics.jsonl with steps of its window"
@@ -218,6 +237,34 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
             f"{_ms(usual_s + excess_s)}, {_ms(usual_s)} on the median rank",
             *([together] if work.shared_by > 1 else []),
             "only forward passes are timed; backward passes of a slow rank are also slower",
+        ),
+    )
+
+
+def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
+    """Find what ranks wait for the one whose experts have the most rows, if time is as FLOPs are."""
+    experts = run.work and run.work.experts
+    if not run.work or not experts:
+        return None
+    loads = [step.expert_load.layers_rank_max_over_mean for step in run.steps if step.expert_load]
+    layers = [fmean(layer) for layer in zip(*loads, strict=False)]
+    if not layers:
+        return Missing("the rows of experts that each rank computes were not recorded")
+    fullest = fmean(layers)
+    if fullest - 1 < SMALLEST_IMBALANCE:
+        return None
+    longer = experts.flops_share * (fullest - 1)
+    forward_s = median([step.layer_s_median for step in run.steps]) * run.work.layer_passes
+    rows = experts.rows * (fullest - 1)
+    return CauseShare(
+        share_s=forward_s * experts.passes * longer / (1 + longer),
+        evidence=(
+            f"the fullest rank computes {fullest:.3g} times as many rows of experts as the mean, up to "
+            f"{max(layers):.3g} times in a layer",
+            f"that is {rows:,.0f} rows more in each layer and micro-batch, and "
+            f"{rows * experts.exchanged_bytes / MB:,.3g} MB more to receive and to send back",
+            f"routed experts have {100 * experts.flops_share:.0f} % of the FLOPs of the layers; their time is assumed "
+            "to be in proportion",
         ),
     )
 
@@ -423,6 +470,7 @@ FINDERS: Mapping[CauseName, Finder] = {
     "other_work": partial(_fault, key=OTHER_WORK),
     "unlike_nodes": partial(_fault, key=UNLIKE_NODES),
     "slow_rank": slow_rank,
+    "expert_imbalance": expert_imbalance,
     "exposed_communication": exposed_communication,
     "host_bound": host_bound,
     "data_bound": data_bound,

@@ -6,7 +6,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from llmb.base.missing import Missing
-from llmb.catalogue.records import Recipe, Record, Window
+from llmb.catalogue.records import Dtype, Recipe, Record, Window
+from llmb.catalogue.throughput import FROZEN_PASSES, PASSES, routed_share
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.readers.samples.sample_records import GpuUse
 from llmb.runs.analyzed_run import AnalyzedRun
@@ -25,6 +26,7 @@ from llmb.verdict.causes import (
     CauseRule,
     CauseShare,
     Evidence,
+    ExpertWork,
     ReferenceEvidence,
     Throttle,
     Work,
@@ -308,6 +310,21 @@ def work_of(plan: Plan) -> Work:
         shared_by=layout.gpus // layout.pp // layout.dp * (layout.ep if model.moe else 1),
         recompute=plan.recompute if isinstance(plan, EnginePlan) else None,
         saves=plan.checkpoint_interval is not None,
+        experts=_expert_work(plan),
+    )
+
+
+def _expert_work(plan: Plan) -> ExpertWork | None:
+    recipe, layout, model = plan.recipe, plan.recipe.layout, plan.recipe.model
+    if model.moe is None or layout.ep == 1:
+        return None
+    again = isinstance(plan, EnginePlan) and plan.recompute == "full"
+    exchanges, element_bytes = 4, 4 if recipe.dtype is Dtype.FP32 else 2
+    return ExpertWork(
+        flops_share=routed_share(model, layout.seq_len),
+        rows=layout.mbs * layout.seq_len * model.moe.top_k * layout.etp / (layout.cp * layout.tp),
+        exchanged_bytes=exchanges * element_bytes * model.hidden_size / layout.etp,
+        passes=(FROZEN_PASSES if recipe.task == "lora" else PASSES) + again,
     )
 
 

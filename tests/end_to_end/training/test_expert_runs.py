@@ -26,6 +26,22 @@ def test_the_loss_falls(finished: Finished) -> None:
     assert losses[-1] < losses[0] - 1.0
 
 
+def test_the_result_has_the_load_of_each_layer_and_its_fullest_rank(finished: Finished) -> None:
+    """A rank that has most rows of whole steps has at most as many as the fullest ones of their micro-batches."""
+    result = finished("-w", "pretrain_qwen3", "-s", "tiny-moe", "--scale", "2", "--ep", "2", "--steps", "6")
+    load, folder = result["expert_load"], Path(result["run_dir"])
+    assert result["expert_load_reason"] is None
+    assert [layer["layer"] for layer in load["layers"]] == [0, 1, 2, 3]
+    of_ranks = [layer["rank_max_over_mean"] for layer in load["layers"]]
+    assert load["rank_max_over_mean"] == pytest.approx(sum(of_ranks) / 4)
+    assert max(layer["max_over_mean"] for layer in load["layers"]) <= load["max_over_mean"] + 1e-4
+    every = [step["expert_load"]["layers_rank_max_over_mean"] for step in steps(result)]
+    shares = json.loads((folder / "expert_load.json").read_text())["share_of_tokens"]
+    for number, share in shares.items():
+        mean = sum(step[int(number)] for step in every) / len(every)
+        assert 1 < 2 * max(sum(share[:8]), sum(share[8:])) <= mean + 1e-4 < 2
+
+
 @pytest.mark.slow
 def test_every_layout_counts_the_same_load(finished: Finished) -> None:
     """In the first step, before a run that drops tokens trains another model."""
@@ -49,8 +65,9 @@ def test_dropped_tokens_are_counted(finished: Finished) -> None:
 def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished) -> None:
     result = finished(*EP2[:-1], "2", "--force-load-balancing", "--recompute", "full")
     assert {step["expert_load"]["max_over_mean"] for step in steps(result)} == {1.0}
-    balanced = {"max_over_mean": 1.0, "idle_experts": 0.0, "forced": True}
-    assert result["expert_load"] == {**balanced, "capacity_factor": None, "dropped_pct": 0.0}
+    balanced = {"max_over_mean": 1.0, "idle_experts": 0.0, "forced": True, "rank_max_over_mean": 1.0}
+    layers = [{"layer": 1, "max_over_mean": 1.0, "rank_max_over_mean": 1.0}]
+    assert result["expert_load"] == {**balanced, "capacity_factor": None, "dropped_pct": 0.0, "layers": layers}
     record = json.loads((Path(result["run_dir"]) / "run.json").read_text())
     assert record["plan"]["force_load_balancing"] is True
 

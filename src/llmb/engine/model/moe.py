@@ -114,6 +114,8 @@ class Experts(nn.Module):
     """
 
     kept: Sequence[CastOnce] = ()
+    on_rows: Callable[[Tensor], None] | None = None
+    """Called with the rows of each rank that exchanges tokens, [ranks], where these numbers depend on the tokens."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()

@@ -106,6 +106,8 @@ class ParallelExperts(Experts):
     def counted(self, counts: Tensor) -> Dispatch:
         """Exchange the number of rows for each expert, [experts], with the other ranks, and plan from those of all."""
         by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, self.ep).unsqueeze(0), 0, self.etp)
+        if self.on_rows:
+            self.on_rows(by_etp.view(-1, self.ep.size, self.experts // self.ep.size).sum((0, 2)))
         return plan_dispatch(by_etp, self.ep, self.etp)
 
     def balance(self, places: Tensor, rows: Tensor) -> Dispatch:

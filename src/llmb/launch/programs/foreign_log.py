@@ -22,7 +22,7 @@ from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, samples
 from llmb.runs.conclusion import figures_of, if_possible, machine_report, resource_use
 from llmb.runs.folder import ATTEMPT, RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status
+from llmb.runs.result import NO_EXPERTS, NOT_SUCCESSFUL, Loss, Result, Status
 from llmb.runs.steps import StepNews
 from llmb.runs.trace_reports import ProfileReport
 
@@ -72,6 +72,7 @@ def result_of_log(
         window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
         profile=profile,
         error_at_end=outcome.error_at_end if status == "success" else None,
+        expert_load=Missing("the log does not have it") if plan.recipe.model.moe else NO_EXPERTS,
         **_sampled(plan, outcome, times, samples, nodes),
         **(figures_of(plan, times.mean) if times else {}),
     )
