@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints in the background, to a folder that all nodes share; it gets its name once it is complete."""
+"""Saves checkpoints in the background, to a folder that all nodes share; each gets its name once it is complete."""
 
 import os
 import shutil

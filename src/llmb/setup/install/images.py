@@ -174,7 +174,7 @@ def _call(command: list[str], say: Callable[[str], None]) -> None:
     if code:
         how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
         do = see("install", "for private registries and small disks")
-        raise EnvironmentProblem(f"{command[0]} {how}; what it printed is above", where=command[-1], do=do)
+        raise EnvironmentProblem(f"{command[0]} {how}; its output is above", where=command[-1], do=do)
 
 
 def remove_image(image: Path) -> None:

@@ -219,7 +219,7 @@ class _Software:
             do = f"install it there, or unset reference_suite.environments.{self.script.workload}"
             raise EnvironmentProblem(f"NeMo-Run is not at commit {commit} there", where=str(folder), do=do)
         if folder.exists() and not self.journal.entry(path):
-            raise EnvironmentProblem("this environment is not complete", where=str(folder), do=MOVE)
+            raise EnvironmentProblem("this environment is incomplete", where=str(folder), do=MOVE)
         self.journal.tree(path)
         answers = self.what.answers
         kind = "venv" if answers.environment == EXISTING else str(answers.environment)

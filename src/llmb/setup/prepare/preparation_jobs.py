@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation as jobs of a scheduler: one for the dataset and one for the checkpoint, each on one node."""
+"""Prepares data in jobs of a scheduler: one for the dataset and one for the checkpoint, each on one node."""
 
 import itertools
 from collections.abc import Mapping, Sequence
