@@ -32,7 +32,7 @@ def doctor_document(reports: Sequence[NodeReport]) -> dict[str, Any]:
 
 
 def node_tables(report: NodeReport, *, folded: bool = False) -> Iterator[Table]:
-    """Yield failed checks with advice, then passed ones, then those that could not be checked, or their number."""
+    """Yield failed checks with advice, then passed and impossible ones; if ``folded``, only numbers of the latter."""
     problems = _problems(report)
     if folded:
         problems.caption = "\n".join(_folded(report))

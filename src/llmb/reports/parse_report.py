@@ -320,7 +320,7 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
 
 
 def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the name"] | None:
-    """Return the source of the release; the form of a file name may identify a release, too."""
+    """Return the source of the release, which may be the form of a file name; None without a release."""
     if run.release is None:
         return None
     if run.recipe and run.recipe.release:
@@ -329,7 +329,7 @@ def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the 
 
 
 def _median_mfu(group: "RunGroup") -> float | None:
-    """Return the MFU of the run whose mean is the median, or is closest to it."""
+    """Return the MFU, if known, of the run with the median mean, or with the next one above."""
     by_mean = sorted(group.runs, key=lambda run: VALUES["time_mean_seconds"](run) or 0.0)
     return one_mfu(by_mean[len(by_mean) // 2])[0]
 

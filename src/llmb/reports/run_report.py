@@ -123,7 +123,7 @@ def run_table(
 
 
 def add_other_runs(table: Table, result: Result) -> None:
-    """Add rows for other users' runs on the nodes, with programs and folders, which pages omit."""
+    """Add rows for other runs on the nodes, with their programs and folders, which pages omit."""
     for node in result.other_work.nodes if result.other_work else ():
         for run in node.runs:
             table.add_row("other run", *[""] * (len(table.columns) - 2), f"{run_text(run)}, on {node.node}")
@@ -235,7 +235,7 @@ def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
 
 
 def _machine_note(machine: MachineReport | Missing) -> str:
-    """Return the note on the nodes: that no counter rose, and which could not be read."""
+    """Return the note on the nodes: whether no counter rose, and which sources could not be read."""
     if isinstance(machine, Missing):
         return machine.reason
     where = (f" of {listed(one.nodes)}" if len(one.nodes) > 1 else "" for one in machine.unread)
@@ -373,7 +373,7 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
 
 
 def cv_pct(times: Statistics | Missing | None) -> float | None:
-    """Return the coefficient of variation in percent."""
+    """Return the coefficient of variation in percent; None if it is unknown."""
     return 100 * times.cv if times and times.cv is not None else None
 
 

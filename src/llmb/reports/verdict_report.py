@@ -118,7 +118,7 @@ def verdict_table(judged: Judged) -> Table:
 
 
 def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
-    """Return a table with one row per recipe, the worst first, and unless ``verbose`` the reasons below it."""
+    """Return a table with one row per recipe, the worst first. Unless ``verbose``, its caption has the reasons."""
     by_recipe: dict[str, list[Judged]] = {}
     for one in sorted(judged, key=lambda one: WORST.index(one.verdict.verdict)):
         by_recipe.setdefault(one.title, []).append(one)

@@ -126,7 +126,7 @@ class AnalyzedRun:
 
     @property
     def release(self) -> str | None:
-        """Release of the reference document."""
+        """Release of the reference document; None if unknown."""
         return (self.recipe and self.recipe.release) or self.text("release")
 
     @property
@@ -149,7 +149,7 @@ class AnalyzedRun:
 
     @property
     def layout_source(self) -> Literal["record", "log", "recipe"] | None:
-        """Return the source of the layout; the recipe's is an assumption."""
+        """The source of the layout, of which ``recipe`` is an assumption; None without a layout."""
         if not self.layout:
             return None
         return "record" if self.record else "recipe" if self.configuration.get(ASSUMED) else "log"
@@ -249,7 +249,7 @@ def exclusion_reason(run: AnalyzedRun) -> str | None:
 
 
 def flaw_of(run: AnalyzedRun) -> str | None:
-    """Describe why a run is not a measurement, with its status if the reason alone does not show it; None if it is."""
+    """Describe why a run is not a measurement, with its status if the reason alone is unclear; None if it is one."""
     if run.status == "cancelled" and run.reason:
         return f"cancelled: {run.reason}"
     if run.status != "success":

@@ -13,7 +13,7 @@ ProductDtype = Literal["fp8", "fp32", "bf16"]
 
 
 class Fp8Product(Record):
-    """How a run computes FP8 products, as saved in ``run.json``."""
+    """The computation of FP8 products in a run, as saved in ``run.json``."""
 
     dtype: ProductDtype
     why: str

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run: the weights that it starts with; the time of saves and loads, which is never part of a step
-time; and space on disk."""
+"""Checkpoints of a run: the weights that it starts with, the time of saves and loads (never part of a step time), and
+space on disk."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -89,7 +89,7 @@ class CheckpointReport:
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
-    """Return the report; None for a run that neither loads nor saves."""
+    """Return the report, or Missing if unreadable; None for a run that neither loads nor saves."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
     return read_or_missing("the unfinished checkpoints", lambda: _report(folder, plan, steps))

@@ -220,7 +220,7 @@ def machine_report(
 
 
 def resource_use(samples: Sequence[Sampled], work: SampledWork) -> ResourceUse | Missing:
-    """Summarize the use of resources in the steps of ``work``."""
+    """Summarize the use of resources in the steps of ``work``; Missing if the samples do not allow it."""
     return read_or_missing("the samples", lambda: summarize(samples, work))
 
 
@@ -298,7 +298,7 @@ def _fp8(evidence: RunEvidence, steps: Sequence[Step]) -> Fp8Report | None:
 def _used(
     evidence: RunEvidence, inside: Sequence[Step], statistics: Statistics | Missing
 ) -> tuple[ResourceUse | Missing, OtherWork | Missing]:
-    """Return the use of resources, and other work, in the steps of ``statistics``."""
+    """Return the use of resources, and other work, in the steps of ``statistics``, or Missing with the reason."""
     plan, environment, samples = evidence.plan, evidence.environment, evidence.samples
     if isinstance(samples, Missing):
         return samples, samples

@@ -120,7 +120,7 @@ def identity_of(record: RunRecord) -> RunIdentity:
 
 
 def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> RunIdentity:
-    """Return the identity; ``arguments`` are those of a framework's script, by name."""
+    """Return a run's identity from its plan; ``arguments`` are those of a framework's script, by name."""
     recipe = plan.recipe
     parts: dict[str, Any] = {
         "program": program,
@@ -238,7 +238,7 @@ def _text(value: object) -> str:
 
 
 def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
-    """Return the settings of a run's nodes, including those of the GPUs, which the record stores as states."""
+    """Return the settings of a run's nodes and GPUs, or Missing. The record stores those of GPUs as states."""
     settings, environment = record.settings, record.environment
     if isinstance(settings, Missing):
         return settings
@@ -346,7 +346,7 @@ def condition_rules() -> tuple[ConditionRule, ...]:
 
 
 def rule_of(key: str) -> ConditionRule:
-    """Return the rule for a key: the last rule matches every key."""
+    """Return the first rule that matches a key; the last rule matches every key."""
     return next(rule for rule in condition_rules() if any(fnmatchcase(key, pattern) for pattern in rule.keys))
 
 

@@ -278,10 +278,10 @@ class _Failure(NamedTuple):
 
 
 def _find(log: str) -> _Failure | None:
-    """Find the failure. If the watchdog ended a hung run, everything after it in the log is a consequence. A node that
-    was not ready ended the run before any worker could fail. Otherwise a rank killed from outside comes first, then one
-    that failed by itself, then a task that srun reports killed, then one that ended silently, then one that lost its
-    connection: which of them the launcher saw first is a matter of chance.
+    """Find the failure that caused the others, if any. After a stall, all further failures are consequences. A node
+    that was not ready ended the run before any worker could fail. Otherwise a rank killed from outside comes first,
+    then a rank that failed by itself, a task that srun reports killed, a rank that ended silently, and a rank that lost
+    its connection. Which of them the launcher reports first is chance.
     """
     stalled = _STALL_LINE.search(log)
     if stalled:

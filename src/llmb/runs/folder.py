@@ -133,14 +133,14 @@ class RunFolder:
         return self.path / f"sbatch_{self.name}.out"
 
     def steps_of_attempt(self, number: int) -> Path:
-        """Return the file with all steps of an attempt before the next one started."""
+        """Return the file with all steps of attempt ``number``, written when the next attempt starts."""
         return self.path / f"metrics-attempt{number}.jsonl"
 
     def resources_of(self, node: str) -> Path:
         return self.resources / f"{node}.jsonl"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
-        """Return the folder of checkpoints: here, or a folder with the run's name in the plan's directory."""
+        """Return the folder of checkpoints: in this folder, or with the run's name in the plan's directory."""
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
 
@@ -177,7 +177,7 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
 
 
 def user_config(environ: Mapping[str, str]) -> Path | None:
-    """Return the file of the user's own defaults, which need not exist; None for a process without a home."""
+    """Return the file of the user's own defaults, which need not exist; None without a home folder."""
     base = environ.get("XDG_CONFIG_HOME", "").strip() or (environ.get("HOME") and f"{environ['HOME']}/.config")
     return Path(base) / "llmb" / "config.yaml" if base else None
 

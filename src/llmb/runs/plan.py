@@ -81,7 +81,7 @@ class PredictedStep(Record):
 
 
 class Plan(Record):
-    """The part of a run's plan that every program needs; each adds its own."""
+    """The part of a run's plan that every program needs; each program adds its own."""
 
     recipe: Recipe
     device: Device

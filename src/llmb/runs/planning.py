@@ -90,7 +90,7 @@ class Search:
             raise UsageError(f"{name} cannot train with these weights and data:{itemized(self.problems)}")
 
     def not_prepared(self) -> UsageError | None:
-        """Return the error with everything that is missing, and the commands that prepare it."""
+        """Return an error with all missing inputs and the commands that prepare them; None if none is missing."""
         if not self.missing:
             return None
         lines = "\n".join(f"  - {what}\n    {command}" for what, command in self.missing.items())
@@ -212,7 +212,7 @@ class Search:
         return TrainingInputs(weights=weights, **data)
 
     def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
-        """Return the base weights of saved adapters, in their old place or in that of ``--weights``."""
+        """Return the base weights of saved adapters, from ``--weights`` or else from their recorded path, if any."""
         recorded = saved_base(adapters.record)
         if self.choices.weights:
             return self._checked(read_checkpoint(Path(self.choices.weights)), recorded.name if recorded else None)
@@ -226,7 +226,7 @@ class Search:
             return None
 
     def _imported(self, saved: SavedCheckpoint) -> InitialWeights | None:
-        """Return the weights of an imported checkpoint, or the base weights of its adapters."""
+        """Return the weights of an imported checkpoint, or its adapters' base weights; None if there is a problem."""
         if self._rejects_weights(saved):
             return None
         return self._base(saved) if saved.record.lora else initial_weights(saved)

@@ -80,7 +80,7 @@ class Profiling(Record):
     nccl_trace: Annotated[
         bool,
         _option(
-            help="Keep NCCL's log of every collective; 5 steps unless --steps is specified. GPUs only.",
+            help="Keep NCCL's log of every collective, for 5 steps unless --steps is specified. GPUs only.",
             envvar="ENABLE_NCCLTRACE",
         ),
     ] = False

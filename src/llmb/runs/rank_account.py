@@ -118,7 +118,7 @@ def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> lis
     if rank is None:
         return stage_ranks(layout) if all_stages else fullest_ranks(layout)
     if all_stages:
-        raise UsageError("--rank counts one rank, and --all-stages one of every stage", do="pass only one")
+        raise UsageError("--rank and --all-stages cannot be combined", do="pass only one")
     if not 0 <= rank < layout.gpus:
         raise UsageError(f"--rank is {rank}; the layout has ranks 0 to {layout.gpus - 1}")
     return [rank]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run.json``: all inputs of a run, and its result. Also its attempts: a scheduler may restart its job, which then
+"""``run.json``: all inputs of a run, its result, and its attempts. A scheduler may restart the run's job, which then
 resumes from the last checkpoint. Nothing of an earlier attempt is lost: its steps stay in a separate file, its log in
 the run's log, its nodes and its end in the record. ``metrics.jsonl`` has every step of the run once, from the last
 attempt that trained it.
@@ -388,7 +388,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
 
 
 def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
-    """Return the last complete checkpoint that this run has saved."""
+    """Return the last complete checkpoint that this run has saved; None if there is none."""
     checkpoints = saved_checkpoints(folder.checkpoints_of(plan))
     return checkpoints[-1] if checkpoints else None
 

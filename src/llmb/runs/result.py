@@ -144,7 +144,7 @@ class Condition(Record):
 
 
 class Verdict(Record):
-    """A verdict. The keys are a contract."""
+    """A verdict on one or several runs. The keys are a contract."""
 
     verdict: VerdictName
     soft: bool

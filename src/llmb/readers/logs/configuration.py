@@ -133,8 +133,8 @@ def _gpus() -> "Mapping[str, Gpu]":
 
 @lru_cache(maxsize=1)
 def _from_path(path: Path) -> Mapping[str, Value]:
-    """Parse a path in the reference suite's ``results`` folder or, in any other path, an experiment's name: that of the
-    file or of one of three folders above it. ``path`` is absolute.
+    """Parse a path in the reference suite's ``results`` folder or, for any other path, the experiment's name in the
+    name of the file or of one of the three folders above it. ``path`` is absolute.
     """
     if "/results/" in (text := str(path)) and (match := _RESULTS.search(text)):
         groups = match.groupdict()
@@ -148,7 +148,7 @@ def _from_path(path: Path) -> Mapping[str, Value]:
 
 def document_of_log(path: Path) -> "Document | None":
     """Return the reference document that a log's path identifies, or None. Names since release 25.05 do not contain the
-    release: they identify a document only if no other has such names.
+    release: they identify a document only if it is the only match.
     """
     values = _from_path(path.absolute())
     return _document(f"{values['workload']}_{values['size']}", str(values.get("release", ""))) if values else None

@@ -180,7 +180,7 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
-    """Parse a log. The default rule uses the reference document's window for a log of such a document."""
+    """Parse a log. By default, the window of a reference document's log is that of the document."""
     document = document_of_log(path) if rule == DEFAULT_RULE else None
     documented = document.window if document else None
     try:
@@ -203,13 +203,13 @@ Content = TypeVar("Content")
 
 
 def parse_logs(files: LogFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
-    """Yield the outcome of every file of ``files``, as each is available."""
+    """Yield the outcome of every file of ``files`` as soon as it is available."""
     yield from files.refused
     yield from read_in_parallel(files, partial(parse_file, rule=rule), workers)
 
 
 def read_in_parallel(files: LogFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
-    """Yield the result of ``read``, which must be picklable, for every log of ``files``, as each is available."""
+    """Yield the result of ``read``, which must be picklable, for every log of ``files``, in the order of completion."""
     if workers > 1 and _is_worth_a_pool(files):
         yield from _read_in_pool(files.logs, partial(_read_each, read=read), workers)
     else:

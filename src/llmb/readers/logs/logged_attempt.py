@@ -39,7 +39,7 @@ class PrintedWork:
     """The number of steps by number of tokens, without padding."""
 
     def note(self, line: StepLine) -> None:
-        """Add a line of the window; lines are added in order."""
+        """Add the next line of the window."""
         if line.tokens is not None:
             self.tokens[line.tokens] += 1
         self.change = self.change or _ramp(line) or self._other_batch(line) or self._other_work(line)
@@ -100,8 +100,8 @@ class PrintedWork:
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:
-        """Describe a step with another number of tokens than most steps, if most have the same: then padding does not
-        explain the difference."""
+        """Describe a step that does not have the number of tokens that most steps have; None without one, or if steps
+        are padded and their numbers differ anyway."""
         if not self.tokens:
             return None
         usual, count = self.tokens.most_common(1)[0]
@@ -141,9 +141,9 @@ def _floats() -> "array[float]":
 
 @dataclass(slots=True)
 class LoggedAttempt:
-    """The latest attempt so far. Steps have the log's numbers.
+    """The latest attempt so far. Steps are numbered as in the log.
 
-    The columns hold its steps in the window, in order; a value not logged is nan.
+    The columns hold its steps in the window, in order; values that were not logged are nan.
     """
 
     rule: str

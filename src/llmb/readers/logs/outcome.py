@@ -89,13 +89,13 @@ class LogOutcome:
 
     @property
     def gpus(self) -> int | None:
-        """Number of GPUs, from the log or its name."""
+        """Number of GPUs, from the log or its name; None if unknown."""
         gpus = self.configuration.get(GPUS)
         return gpus if isinstance(gpus, int) else None
 
     @property
     def gbs(self) -> int | None:
-        """Global batch size, from the log or its name."""
+        """Global batch size, from the log or its name; None if unknown."""
         gbs = self.configuration.get(GBS)
         return gbs if isinstance(gbs, int) else None
 
@@ -247,7 +247,7 @@ def _outcome(
 
 
 def _configured(log: RunLog) -> Mapping[str, Value]:
-    """Return the configuration, with the batch size of the step lines if it has none."""
+    """Return the configuration; if it lacks the batch size, add that of the step lines."""
     gbs = log.attempt.work.gbs
     return {GBS: gbs, **log.configuration} if gbs else log.configuration
 

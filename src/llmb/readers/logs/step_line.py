@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of a step line of any log; the lines that ``llmb`` logs after steps, saves and loads, as NeMo 2 does."""
+"""The content of any log's step lines, and the lines that ``llmb`` logs, like NeMo 2, after steps, saves and loads."""
 
 import math
 import re

@@ -153,7 +153,7 @@ class Communicators:
     """The number of communicators of a process and device that its lines describe identically."""
 
     def handle(self, process: str, device: int, pointer: str) -> int:
-        """Return the number of the handle of a call's pointer, which is added if it is new."""
+        """Return the number of the handle for a call's pointer; add a handle for a new pointer."""
         handle = self.current.get((process, pointer))
         if handle is None or self.handles[handle].ended:
             handle = self._add(Handle(process, device), pointer)

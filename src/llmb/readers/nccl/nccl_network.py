@@ -273,7 +273,7 @@ class Channels(Record):
 
 
 class NodesNetwork(Record):
-    """The network of a group of nodes that all have the same one."""
+    """The network of a group of nodes with equal values."""
 
     nodes: tuple[str, ...]
     fabric: str | None
@@ -325,7 +325,7 @@ class Network(Record):
 
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
-    """Determine the network from chunks of complete lines of ``source``. ``ranks`` is the run's total, if known."""
+    """Determine the network from lines of ``source``; Missing if none reports it. ``ranks`` is the run's total."""
     facts = NetworkFacts()
     for text in texts:
         parse_lines(text, facts)
@@ -431,7 +431,7 @@ def _joined(fabrics: Iterable[str | None]) -> str | None:
 
 
 def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | None:
-    """Return the fabric of a network; an unknown network keeps NCCL's name for it."""
+    """Return the fabric of a network, or NCCL's name for an unknown network; None if the log does not show it."""
     kind = network_names().kind_of(name)
     if kind is None:
         return name
@@ -461,6 +461,6 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
 
 
 def _mixed(facts: NetworkFacts) -> str | None:
-    """Return how many channels use GPUDirect if only some do, as on CPUs that send faster through host memory."""
+    """Return how many channels use GPUDirect, if any. On some CPUs, sending through host memory is faster."""
     every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

@@ -322,7 +322,7 @@ def is_rank(value: object) -> TypeGuard[int]:
 
 
 def device_steps(host: dict[int, tuple[int, int]], device_ends: dict[int, int]) -> list[TracedStep]:
-    """Return the time span of each step on the GPU, because the host may run ahead of it.
+    """Return the time span of each step on the GPU, which may lag behind the host.
 
     A step begins when its range on the host begins or when the GPU has finished the work of earlier steps, whichever
     is later. It ends when that range ends or when the GPU has finished the work that the step launched, whichever is

@@ -47,7 +47,7 @@ class _Process:
     without_time: int = 0
 
     def add_end(self, launched: int, end: int) -> None:
-        """Note that the GPU finished, at ``end``, work of the step that launched it at ``launched``."""
+        """Note, for the step that launched it, that work launched at ``launched`` ended at ``end``."""
         place = bisect_right(self.starts, launched, key=lambda start: start[0]) - 1
         number = self.starts[place][1] if place >= 0 else None
         if number is not None and launched < self.host[number][1]:
@@ -96,7 +96,7 @@ class _Export:
         return self.columns(table) >= set(columns) and bool(self.columns(table))
 
     def processes(self) -> list[int | None]:
-        """Return the identifiers of processes that used a GPU; a single None if the export does not have them."""
+        """Return the identifiers of processes that used a GPU; a single None if the export identifies none."""
         owners: set[int | None] = set()
         for table in (KERNELS, GRAPHS):
             if not self.has(table, "globalPid"):

@@ -299,7 +299,7 @@ def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counte
 def _names(
     steps: Sequence[TracedStep], recorders: Sequence[Recorder], calls: Mapping[str, int]
 ) -> tuple[NameTime, ...]:
-    """Return the total time of each name's activities that began within the steps, longest first."""
+    """Return the total time, by name, of the activities that began within the steps, longest first."""
     sums: Counter[tuple[str, Activity]] = Counter()
     within = union((step.start, step.end) for step in steps)
     for recorder in recorders:

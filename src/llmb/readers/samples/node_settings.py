@@ -296,7 +296,7 @@ def _link(files: SystemFiles, device: str, which: str) -> str | None:
 
 
 def _read_request(files: SystemFiles, device: str) -> str | None:
-    """Return the size in bytes of the device's largest read request; the kernel shows these registers only to root."""
+    """Return the device's largest read request in bytes; None unless as root, who alone may read the registers."""
     try:
         registers = files.path(f"{device}/config").read_bytes()
     except OSError:
@@ -324,7 +324,7 @@ def _together(values: Iterable[str | None]) -> str | None:
 
 
 def _counted(values: Iterable[str | None]) -> str | None:
-    """Return the common value or, if they differ, each value with its count."""
+    """Return the common value or, if they differ, each value with its count; None without values."""
     texts = [value for value in values if value]
     each = sorted(set(texts))
     return each[0] if len(each) == 1 else ", ".join(f"{value} on {texts.count(value)}" for value in each) or None

@@ -64,7 +64,7 @@ class Nvml:
         )
 
     def processes(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Return the ids of the processes that compute on each GPU."""
+        """Return, for each GPU, the ids of the processes that compute on it; None if unsupported."""
         name = "nvmlDeviceGetComputeRunningProcesses"
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
 

@@ -136,7 +136,7 @@ class Sampler:
 
 
 def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Sampler | None:
-    """Start a sampler; return None if no process can be started, and the run continues without it."""
+    """Start a sampler. Return None if no process can be started; the run then continues without one."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, str(file), node, str(interval_s), device, str(os.getpid())],

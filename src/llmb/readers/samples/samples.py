@@ -61,7 +61,7 @@ def read_samples(folder: Path) -> tuple[Sampled, ...]:
 
 
 def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
-    """Return the samples of an ended run. Wait briefly for samplers that are still writing."""
+    """Return the samples of an ended run, or Missing. Wait briefly for samplers that are still writing."""
     until = time.monotonic() + LAST_COUNTERS_S
     try:
         samples = read_samples(folder)

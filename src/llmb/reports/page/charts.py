@@ -275,7 +275,7 @@ def parts_chart(name: str, parts: Sequence[tuple[str, str, float]]) -> Drawing:
 def grid_chart(
     name: str, rows: Sequence[Sequence[float]], extent: tuple[float, float, float, float], axes: tuple[str, str]
 ) -> Drawing:
-    """Plot values as shades of one color, visible on any background; 0 and less is the background itself.
+    """Plot values as shades of one color, visible on any background; values of 0 or less are transparent.
 
     ``extent`` is left, right, bottom and top. The strongest shade begins at the 99th percentile, but not below
     ``STRONGEST_PCT[0]``, so that noise stays faint, nor above ``STRONGEST_PCT[1]``.

@@ -171,7 +171,7 @@ def gather(found: RunSet, against: Against, install: Path, say: Callable[[str], 
 
 
 def _heading(selected: str, sections: Sequence[Section]) -> str:
-    """Format the selections without the folders of paths; a single recipe replaces the name of its folder."""
+    """Format the selections, with paths reduced to their last part, or a single recipe's title instead of a path."""
     parts = selected.split(", ")
     paths = [part for part in parts if "/" in part or part in (".", "..", "~")]
     if paths and len(sections) == 1:
@@ -325,7 +325,7 @@ def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
 
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:
-    """Return the command for more such runs; None for other programs' runs and for uncatalogued recipes."""
+    """Return the command for more runs like this; None for other programs and for uncatalogued recipes."""
     if record.program != ENGINE or not isinstance(record.plan, EnginePlan):
         return None
     try:

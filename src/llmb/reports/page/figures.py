@@ -155,7 +155,7 @@ def _lines(
 
 
 def step_times_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figure | Missing:
-    """Plot each step, with the window, its mean, and marks on special steps."""
+    """Plot each step, with the window, its mean, and marks on special steps; Missing without step times."""
     run, steps = of_run
     times, other_times = _step_times(*of_run), _step_times(*of_other) if of_other else []
     if not times:
@@ -240,7 +240,7 @@ def loss_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figu
 
 
 def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
-    """Plot the parts of a profiled step, in percent of it."""
+    """Plot the parts of a profiled step, in percent of the step; Missing without a breakdown."""
     if run.record is None or run.record.plan.profile is None:
         return Missing("the run was not profiled: llmb run --profile")
     try:

@@ -182,8 +182,8 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
 
 
 def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
-    """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can. They must be
-    equal, because the checkpoint's consumed samples are counted in its own data.
+    """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can. The data
+    must be equal, because the checkpoint's consumed samples are counted in its own.
     """
     if (ours and ours.crc32) == (theirs and theirs.crc32):
         return None

@@ -67,7 +67,7 @@ def _weight_files(path: Path) -> tuple[str, ...]:
     if missing:
         lines = "\n".join(f"  - {name} is missing" for name in missing[:10])
         count = f" ({len(missing)} files)" if len(missing) > 10 else ""
-        raise UsageError(f"the model is incomplete{count}:\n{lines}", where=str(path), do="download it again")
+        raise UsageError(f"the model is incomplete{count}:\n{lines}", where=str(path), do="download the model again")
     return files
 
 

@@ -340,7 +340,7 @@ class _Bar:
             self.pending, self.steps_s, self.rated_s = None, 0.0, 0.0
 
     def log(self, values: bytes) -> bytes:
-        """Add logged values to the pending step and return no bytes; return the values if no step is pending."""
+        """Add logged values to the pending step; return the values if no step is pending, else empty bytes."""
         if not self.pending or not values:
             return values
         loss, grad_norm = _LOSS.search(values), _GRAD_NORM.search(values)

@@ -113,7 +113,7 @@ class TorchtitanReader:
 
     @property
     def tokens_per_gpu(self) -> float | None:
-        """Tokens per GPU and step, as counted by ``tps``."""
+        """Tokens per GPU and step, as counted by ``tps``; None if the header lacks the tokens or the mesh."""
         gpus = math.prod(size for _, size in self.mesh) * self.replica_groups
         return self.tokens / gpus if self.tokens and self.mesh else None
 
