@@ -35,7 +35,7 @@ def varied_names(plans: Sequence[Plan]) -> list[str]:
 
 
 def _parts(plan: Plan) -> dict[str, Any]:
-    """Return the identity of a plan by key, without the model but with other values that repeats share."""
+    """Return the configuration of a plan by key, without the model but with the number of steps and the seed."""
     parts = dict(sorted(identity_of_plan(plan, ENGINE, {}).configuration.items()))
     return {**{key: value for key, value in parts.items() if key != "model"}, "steps": plan.steps, "seed": plan.seed}
 

@@ -46,7 +46,7 @@ class _Candidate:
         """Steps that only count if the log has this format."""
 
     def look(self, text: bytes, start: int, end: int) -> int | None:
-        """Return the position of the first step line in ``text[start:end]``, or None; then keep any other steps."""
+        """Return the position of the first step line in ``text[start:end]``, or None if it has none."""
         if self.excluded or self._is_excluded(text, start, end):
             return None
         mark = self.format.find_step_mark(text, start, end)
