@@ -44,6 +44,26 @@ def test_a_prediction_says_why_and_how_sure_it_is(llmb: Run) -> None:
     assert document["unvalidated"]
 
 
+def test_imbalance_scales_what_experts_compute_and_exchange(llmb: Run) -> None:
+    """On the fullest rank only routed products, their activations and the exchange of tokens take longer."""
+    asked = ("predict", "-w", "pretrain_qwen3", "-s", "30b", "--gpu-type", "h100", "--scale", "16", "--dtype", "bf16")
+    even, uneven = (json.loads(llmb(*asked, *more, "--json").stdout) for more in ((), ("--imbalance", "1.3")))
+    parts, longer = even["breakdown_s"], uneven["breakdown_s"]
+    assert (even["imbalance"], uneven["imbalance"]) == (None, 1.3)
+    assert longer["messages of experts"] == pytest.approx(1.3 * parts["messages of experts"], rel=0.02)
+    assert 1.05 < longer["products bf16"] / parts["products bf16"] < 1.3
+    assert longer["attention"] == parts["attention"]
+    assert uneven["memory"]["peak_gib"] > even["memory"]["peak_gib"]
+    assert "imbalance" in llmb(*asked, "--imbalance", "1.3").stdout
+    for options, problem in (
+        ((*ASKED, "--imbalance", "1.3"), "--imbalance is for experts that are distributed over ranks"),
+        ((*asked, "--imbalance", "17"), "one of 16 ranks has at most 16 times the mean"),
+        ((*asked, "--imbalance", "2", "--force-load-balancing"), "but all compute as many here"),
+    ):
+        done = llmb(*options, code=2)
+        assert problem in done.stderr
+
+
 def test_tables_fit_a_terminal_and_name_the_largest_cause_first(llmb: Run) -> None:
     text = llmb(*ASKED).stdout
     assert "PREDICTED pretrain_llama3.1 70b" in text and "TP 4, PP 4, VP 5, CP 2" in text

@@ -243,6 +243,7 @@ def predict(
     calibrate: str | Path | None = None,
     hardware: str | Path | None = None,
     scaling: Scaling | None = None,
+    imbalance: float | None = None,
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunPrediction:
@@ -252,8 +253,8 @@ def predict(
     """
     values = _known(options, Request, workload, size, Choices)
     request, choices = build(Request, values), build(Choices, values)
-    selector = None if calibrate is None else str(calibrate)
-    return predict_with(_catalogue(hardware), request, choices, FurtherGpus(scaling), selector, _finder(on_message))
+    selector, find = None if calibrate is None else str(calibrate), _finder(on_message)
+    return predict_with(_catalogue(hardware), request, choices, FurtherGpus(scaling), selector, find, imbalance)
 
 
 def _catalogue(hardware: str | Path | None) -> Catalogue:

@@ -30,6 +30,7 @@ from llmb.prediction.prediction import (
     default_calibration,
     predict_rows,
     predicted_seconds,
+    unbalanced,
 )
 from llmb.prediction.prediction import predict as predict_plan
 from llmb.prediction.scale import Scaling, goodput, joules_per_token, scale_up
@@ -83,6 +84,10 @@ GpuMtbf = Annotated[
     float | None,
     typer.Option("--gpu-mtbf-h", metavar="HOURS", min=1, help="Mean hours between failures of a GPU; adds goodput."),
 ]
+Imbalance = Annotated[
+    float | None,
+    typer.Option("--imbalance", min=1, help="Rows of experts on the fullest rank, relative to the mean. Default: 1."),
+]
 SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds to save a checkpoint.")]
 RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
 FindRuns = Callable[[str], "RunSet"]
@@ -107,6 +112,7 @@ def predict(
     gpu_mtbf_h: GpuMtbf = None,
     save_s: SaveTime = 60.0,
     restart_s: RestartTime = 600.0,
+    imbalance: Imbalance = None,
     json: Json = False,
     *,
     ctx: typer.Context,
@@ -139,9 +145,8 @@ def predict(
             raise UsageError(what, do="pass only one")
         _predict_file(catalogue, file, json=json)
         return
-    found = predict_with(
-        catalogue, request_of(values), choices, FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s), calibrate_with
-    )
+    further = FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s)
+    found = predict_with(catalogue, request_of(values), choices, further, calibrate_with, imbalance=imbalance)
     _print(found.prediction.plan.recipe, found, json=json)
 
 
@@ -162,9 +167,10 @@ def predict_with(
     further: FurtherGpus,
     selector: str | None,
     find: FindRuns = find_here,
+    imbalance: float | None = None,
 ) -> RunPrediction:
     """Predict the step of a recipe, calibrated with the runs that ``selector`` selects; raise UsageError."""
-    plan = _plan(resolve(catalogue, request), choices, catalogue)
+    plan = unbalanced(_plan(resolve(catalogue, request), choices, catalogue), imbalance)
     predicted = _predictor(catalogue, selector, plan, find)
     found, reason = predicted(plan), why_not_estimated(plan)
     return RunPrediction(
@@ -175,6 +181,7 @@ def predict_with(
         goodput(plan.recipe.scale, further.gpu_mtbf_h, further.save_s, further.restart_s)
         if further.gpu_mtbf_h
         else None,
+        imbalance,
     )
 
 

@@ -102,7 +102,7 @@ _UNCHECKED = {
     "gpu": "this GPU type: rates are estimated from those of H100",
     "platform": "AMD's GPUs, and nodes in which NVLink does not connect all GPUs: rates are those of H100",
     "parts": "parts of the model that llmb's engine lacks: published steps took 33 % less to 101 % more than predicted",
-    "experts": "experts: tokens are assumed to be evenly distributed, and messages not to overlap with computation",
+    "experts": "experts: tokens are spread evenly, or as --imbalance states; messages do not overlap with computation",
     "adapters": "adapters",
 }
 
@@ -163,6 +163,25 @@ def predict(
         calibration,
         {name: errors[name] for name in _error_names(plan, gpu, calibration)},
     )
+
+
+def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
+    """Return the plan in which every rank computes and exchanges the rows of experts of the fullest rank: ``imbalance``
+    times the mean, as with that capacity factor. Raises UsageError if the ranks of ``plan`` cannot differ as much.
+    """
+    if imbalance is None:
+        return plan
+    if plan.recipe.model.moe is None or plan.recipe.layout.ep == 1:
+        raise UsageError("--imbalance is for experts that are distributed over ranks", do="add --ep, or omit it")
+    if plan.force_load_balancing or plan.capacity_factor is not None:
+        raise UsageError(
+            "--imbalance is for experts whose number of rows depends on the tokens, but all compute as many here",
+            do="omit it, or add --capacity-factor 0",
+        )
+    if imbalance > plan.recipe.layout.ep:
+        most = plan.recipe.layout.ep
+        raise UsageError(f"--imbalance is {imbalance:g}, but one of {most} ranks has at most {most} times the mean")
+    return plan.model_copy(update={"capacity_factor": imbalance})
 
 
 def predicted_step(catalogue: Catalogue, plan: EnginePlan) -> PredictedStep | None:

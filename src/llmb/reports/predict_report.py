@@ -127,6 +127,8 @@ class RunPrediction(Shown):
     energy_j_per_token: float | None = None
     curve: Curve | None = None
     goodput: Goodput | None = None
+    imbalance: float | None = None
+    """Rows of experts on the fullest rank, relative to the mean; None if all ranks compute as many."""
 
     def tables(self) -> Iterator[Table]:
         lacks = "DOES NOT FIT: " if self.memory and self.memory.fits is False else ""
@@ -165,7 +167,8 @@ class RunPrediction(Shown):
             "energy_j_per_token_at_most": self.energy_j_per_token,
             "scaling": (curve := self.curve)
             and {"scales": [fields_of(each, *SCALE) for each in curve.scales], "ends": curve.ends},
-            **fields_of(self, "goodput", "calibration: prediction.calibration.text", "prediction.unvalidated"),
+            **fields_of(self, "goodput", "imbalance"),
+            **fields_of(prediction, "calibration: calibration.text", "unvalidated"),
             "published": [
                 fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations
             ],
@@ -204,6 +207,8 @@ def _metrics(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
 def _further_rows(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
     prediction = predicted.prediction
     yield "layout", "", _layout_text(prediction.plan)
+    if predicted.imbalance is not None:
+        yield "imbalance", number(predicted.imbalance), "rows of experts on the fullest rank / mean, also in the memory"
     if predicted.energy_j_per_token is not None:
         yield "J per token", number(predicted.energy_j_per_token), "at most: GPUs alone, at their power limit"
     if good := predicted.goodput:
