@@ -93,7 +93,7 @@ def test_bad_text_is_rejected_with_what_is_valid(name: str, texts: tuple[str, ..
 
 
 def test_one_value_is_not_two() -> None:
-    with pytest.raises(UsageError, match="steps takes one value, not 2"):
+    with pytest.raises(UsageError, match="steps accepts one value, not 2"):
         convert(OPTIONS["steps"], "steps", ("1", "2"))
 
 

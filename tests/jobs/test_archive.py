@@ -138,7 +138,7 @@ def test_traces_are_packed_if_asked_and_an_existing_file_is_left_alone(
     packed(llmb, str(folders[0].path), "--traces")
     assert [held for name, held in content(tmp_path / "runs.tar.zst").items() if "torch_profile" in name] == [b"large"]
     again = llmb("archive", "-o", "runs.tar.zst")
-    assert again.returncode == 2 and "this file exists" in again.stderr
+    assert again.returncode == 2 and "the file already exists" in again.stderr
     other = llmb("archive", "-o", "runs.zip")
     assert other.returncode == 2 and ".tar.zst" in other.stderr
 

@@ -303,7 +303,7 @@ def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN
     if option.repeatable or option.listed:
         return tuple(_one(option, key, text) for text in texts)
     if len(texts) != 1:
-        raise UsageError(f"{key} takes one value, not {len(texts)}")
+        raise UsageError(f"{key} accepts one value, not {len(texts)}")
     return _one(option, key, texts[0])
 
 

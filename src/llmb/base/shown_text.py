@@ -34,7 +34,7 @@ def csv_value(value: object) -> object:
 
 
 def value_text(value: str | float | bool | None) -> str:
-    """Format a setting for display."""
+    """Format a setting for display: ``none`` for None, ``yes`` or ``no`` for a boolean, else its text."""
     match value:
         case None:
             return "none"

@@ -21,7 +21,7 @@ MOST_BLOCKS = 512
 
 
 def student_t(freedom: float, probability: float = 0.975) -> float:
-    """Return the quantile of Student's t distribution."""
+    """Return the quantile at ``probability`` of Student's t distribution with ``freedom`` degrees of freedom."""
     from scipy.special import stdtrit  # most commands do not need SciPy
 
     return float(stdtrit(freedom, probability))

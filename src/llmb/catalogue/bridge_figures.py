@@ -49,7 +49,7 @@ class BridgeErratum(Record):
 
 
 class BridgeTablesFile(Record):
-    """``megatron_bridge.yaml``."""
+    """The content of ``megatron_bridge.yaml``."""
 
     releases: tuple[str, ...]
     versions: dict[str, str]
@@ -58,7 +58,7 @@ class BridgeTablesFile(Record):
     models: tuple[BridgeModel, ...]
     errata: tuple[BridgeErratum, ...]
     conditions: dict[str, tuple[ConditionEntry, ...]]
-    """The conditions of a release, or of ``all``."""
+    """The conditions by release; those of ``all`` apply to every release."""
 
 
 class BridgeRow(BridgeSizes):
@@ -174,7 +174,7 @@ class BridgeTables:
             yield self._entry(model, row, "parallelism.dp_sharding", "full", what, source)
 
     def _ways(self, model: BridgeModel, row: BridgeRow, recipes: ScriptRecipes) -> Iterator[ConditionEntry]:
-        """Yield the conditions that the recipe of a row decides, if that has the layout of the row."""
+        """Yield the conditions that the recipe of a row sets, if the recipe has the layout of the row."""
         version, dtype = self.file.versions.get(row.release), self.file.dtypes[row.dtype]
         found = version and recipes.find(version, model.recipe, row.task, row.gpu, dtype, row.gpus)
         recipe = found if found and found.is_laid_out(row.sizes) else None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of Megatron-Bridge's performance script at each of its versions: their layouts, the conditions of their
-runs, and the variables that its launcher sets. ``scripts/read_bridge_recipes.py`` writes the data files."""
+"""Recipes of Megatron-Bridge's performance script at each of its versions: layouts, conditions of their runs, and
+variables that its launcher sets. ``scripts/read_bridge_recipes.py`` writes the data files."""
 
 import csv
 from collections import defaultdict
@@ -23,9 +23,9 @@ WAYS = {
     "dispatcher": "the exchange of tokens between experts",
     "expert_rows": "balanced routing is forced",
 }
-"""Conditions of a run that a recipe decides, and their descriptions."""
+"""Conditions of a run that a recipe sets, and their descriptions."""
 ALWAYS = ("cuda_graphs", "recompute")
-"""Conditions of models without experts, too."""
+"""Conditions that also apply to models without experts."""
 
 
 class BridgeSizes(Record):
@@ -45,20 +45,20 @@ class BridgeSizes(Record):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that the row has, by their names in layouts."""
+        """The sizes that the row has, by the name of the layout's field."""
         printed = {name: getattr(self, name) for name in SIZES}
         return {name: size for name, size in printed.items() if size is not None} | {"seq_len": self.seq}
 
 
 class ScriptRecipe(BridgeSizes):
-    """A recipe of the script at one version."""
+    """A recipe of the performance script at one version."""
 
     version: str
     recipe: str
     task: str
     dtype: Dtype
     usual: bool
-    """True if it also trains on numbers of GPUs that have no recipe."""
+    """True if the recipe is also used for numbers of GPUs without a recipe."""
     fsdp: bool
     cuda_graphs: Way
     recompute: Way
@@ -92,7 +92,7 @@ class ScriptRecipe(BridgeSizes):
 
 @dataclass(frozen=True)
 class ScriptRecipes:
-    """All recipes of all versions, and sets of variables by number."""
+    """All recipes of all versions, and the sets of variables by number."""
 
     recipes: Mapping[tuple[str, str, str], Sequence[ScriptRecipe]]
     variables: Mapping[int, Mapping[str, str]]
@@ -101,7 +101,7 @@ class ScriptRecipes:
         return self.recipes.get((version, recipe, task), ())
 
     def find(self, version: str, recipe: str, task: str, gpu_type: str, dtype: Dtype, gpus: int) -> ScriptRecipe | None:
-        """Return the recipe that the script takes for a number of GPUs."""
+        """Return the recipe that the script uses for a number of GPUs; None if it has none."""
         fitting = [one for one in self.of_model(version, recipe, task) if (one.gpu, one.dtype) == (gpu_type, dtype)]
         exact = (one for one in fitting if one.gpus == gpus)
         return next(exact, None) or next((one for one in fitting if one.usual), None)

@@ -142,7 +142,7 @@ class Catalogue:
 
     @cached_property
     def families(self) -> Mapping[str, Mapping[str, Model]]:
-        """Models by name and size."""
+        """Return the models of each family, by the family's name and by size."""
         return Files(self.root / "models", _read_models)
 
     @cached_property

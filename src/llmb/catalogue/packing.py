@@ -20,7 +20,7 @@ SHORTEST_MEAN = 2
 
 
 class SquadLengths(Record):
-    """``squad_lengths.yaml``."""
+    """The content of ``squad_lengths.yaml``."""
 
     source: str
     seq_len: int

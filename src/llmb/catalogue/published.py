@@ -29,7 +29,7 @@ class DocumentResults(Record):
 
 
 class Document(Record):
-    """A source of published figures: the steps behind them, and the profiled steps."""
+    """A reference document: its source, how its runs trained, and the steps that it averages and profiles."""
 
     document: str
     title: str
@@ -84,7 +84,7 @@ class Figures(Record):
 
 
 class Expectation(Figures):
-    """A published figure, as published."""
+    """A published figure with its source, and how it was measured."""
 
     kind: Literal["table", "example"]
     convention: str

@@ -10,7 +10,7 @@ from llmb.catalogue.records import Dtype, Fabric, Gpu, Lora, Packing, ParallelSi
 
 
 class HardwareFile(Record):
-    """``hardware.yaml``."""
+    """The content of ``hardware.yaml``."""
 
     gpus: tuple[Gpu, ...]
 
@@ -38,14 +38,14 @@ class ExpectedError(Record):
 
 
 class RatesFile(Record):
-    """``rates.yaml``."""
+    """The content of ``rates.yaml``."""
 
     rates: dict[str, StepRate]
     errors: dict[str, ExpectedError]
 
 
 class ModelFile(Record):
-    """``models/<model>.yaml``: each size consists of ``common`` and its own keys, which take precedence."""
+    """The content of ``models/<model>.yaml``. Keys of a size take precedence over those of ``common``."""
 
     model: str
     source: str
@@ -54,7 +54,7 @@ class ModelFile(Record):
 
 
 class DocumentsFile(Record):
-    """``documents.yaml``."""
+    """The content of ``documents.yaml``."""
 
     documents: tuple[Document, ...]
 
@@ -175,7 +175,7 @@ class PackingEntry(Packing):
 
 
 class FabricsFile(Record):
-    """``fabrics.yaml``."""
+    """The content of ``fabrics.yaml``."""
 
     fabrics: tuple[Fabric, ...]
 
@@ -239,7 +239,7 @@ class JobsEntry(Record):
 
 
 class WorkloadFile(Record):
-    """``workloads/<workload>.yaml``."""
+    """The content of ``workloads/<workload>.yaml``."""
 
     workload: str
     title: str
@@ -319,7 +319,7 @@ class ConditionEntry(PublishedCondition):
 
 
 class PublishedFile(Record):
-    """``expectations/<document>.yaml``."""
+    """The content of ``expectations/<document>.yaml``."""
 
     document: str
     workload: str

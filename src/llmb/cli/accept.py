@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb accept``."""
+"""``llmb accept``: whether a machine, or nodes of a cluster, are as fast as they should be."""
 
 import os
 import shutil
@@ -60,10 +60,10 @@ class ClusterOptions:
     """Options for nodes of a cluster, which are accepted instead of this machine."""
 
     nodes: Annotated[
-        int | None, _nodes("-N", "--nodes", min=1, help="Accept this number of usable nodes of the cluster.")
+        int | None, _nodes("-N", "--nodes", min=1, help="Check this number of usable nodes of the cluster.")
     ] = None
     partition: Annotated[str | None, _nodes("-p", "--partition", help="Partition of the nodes.")] = None
-    account: Annotated[str | None, _nodes("-A", "--account", help="Slurm account.")] = None
+    account: Annotated[str | None, _nodes("-A", "--account", help="Slurm account of the jobs.")] = None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
     if one_set and any(chosen.values()):
         raise UsageError("--set selects its own recipes", do="omit -w, -s, --dtype and --scale")
     if started_rank(os.environ):
-        raise UsageError("RANK and WORLD_SIZE are set, but an acceptance starts its own ranks", do="unset them")
+        raise UsageError("RANK and WORLD_SIZE are set, but an acceptance starts its own ranks", do="unset both")
     parse_checks([duration.checks or ""])
     if not cluster.nodes and cluster.words:
         raise UsageError(f"{cluster.words[0]} applies only to the nodes of a cluster", do="add --nodes")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb bench``."""
+"""``llmb bench``: the speed of each part of a machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -192,7 +192,7 @@ def transfer(measuring: Measuring, size: Sizes = None) -> None:
     """
     device = device_here("auto", this_machine())
     if device == "cpu":
-        do = "'llmb bench memory' measures copies within the host's memory"
+        do = "use 'llmb bench memory' to measure copies within the host's memory"
         raise EnvironmentProblem("transfers need a GPU, but nvidia-smi shows none", do=do)
     measuring.run(device, list(transfer_cases(_bytes(size))), "Copies between host and GPU")
 

@@ -415,7 +415,7 @@ def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
         unfit = host_list(result.names(fit=False))
         count, total = len(result.names(fit=False)), len(result.nodes)
         if count:
-            do = "'llmb submit --exclude unfit' skips them; run 'llmb doctor' on them to find the cause"
+            do = "run 'llmb doctor' on them to find the cause; 'llmb submit --exclude unfit' skips them"
             raise RunFailed(f"{count} of {total} nodes are not fit: {unfit}", do=do)
         if not result.names(fit=True):
             raise RunFailed(

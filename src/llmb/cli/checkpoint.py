@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb checkpoint``."""
+"""``llmb checkpoint``: shows, exports and imports checkpoints."""
 
 import sys
 from pathlib import Path

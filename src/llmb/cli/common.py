@@ -35,10 +35,7 @@ def _check_folder(path: Path | None) -> Path | None:
 Junit = Annotated[
     Path | None,
     typer.Option(
-        "--junit",
-        metavar="FILE",
-        callback=_check_folder,
-        help="Also write the result as JUnit XML, which CI systems show.",
+        "--junit", metavar="FILE", callback=_check_folder, help="Also write the result as JUnit XML, for CI systems."
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the jobs, queue nothing.")]
@@ -97,7 +94,7 @@ def _quietly(ctx: typer.Context, requested: bool) -> None:
 
 
 def _until_the_end(ctx: typer.Context, resource: AbstractContextManager[Any]) -> None:
-    """Enter ``resource`` until the command ends, before its error is printed; typer may leave contexts open then."""
+    """Enter ``resource``, and leave it before the command's error is printed; typer may leave contexts open then."""
     stack = ctx.obj
     if isinstance(stack, ExitStack):
         stack.enter_context(resource)

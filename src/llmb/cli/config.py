@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb config``."""
+"""``llmb config``: shows, changes and checks settings."""
 
 import os
 from pathlib import Path
@@ -50,7 +50,7 @@ def show(
     workload: Annotated[
         str | None,
         typer.Option(
-            "-w", "--workload", help="Also show the variables of its jobs.", autocompletion=COMPLETIONS["workload"]
+            "-w", "--workload", help="Also show this workload's variables.", autocompletion=COMPLETIONS["workload"]
         ),
     ] = None,
     size: Annotated[

@@ -281,7 +281,7 @@ def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> No
     try:
         result = stored(folder)
     except OSError as error:
-        raise EnvironmentProblem(f"it cannot be read: {error.strerror}", where=str(folder.path)) from error
+        raise EnvironmentProblem(f"cannot be read: {error.strerror}", where=str(folder.path)) from error
     if (listed := several.listed) is not None:
         names = listed_names(listed, listed, scheduler)
         reports = {report.node: report for report in result.reports}

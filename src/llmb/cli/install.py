@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb install``."""
+"""``llmb install``: installs on a cluster or a machine, and asks for missing answers on a terminal."""
 
 import os
 import shutil

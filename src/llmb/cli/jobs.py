@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb jobs``."""
+"""``llmb jobs``: lists, shows, follows, waits for and cancels jobs."""
 
 import os
 import time

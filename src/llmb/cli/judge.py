@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb judge`` and ``llmb compare``."""
+"""``llmb judge`` and ``llmb compare``: verdicts on runs, and on groups of runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -212,7 +212,7 @@ def parse(
         say(f"{counted(found.unread, '*.log file')} not read; pass each by name")
     where = ", ".join(str(root.absolute()) for root in roots)
     if form == "table" and all(map(Path.is_file, roots)) and all(run.status == "not_training_log" for run in runs):
-        raise RunFailed("no known format", where=where, do=f"pass a log of {LOG_FORMATS}")
+        raise RunFailed("the logs have no known format", where=where, do=f"pass a log of {LOG_FORMATS}")
     print_output(_groups(report, form, scaling=scaling) if group or scaling else _logs(report, form, wide=wide))
     if not report.counts["success"]:
         raise RunFailed(f"none of the {len(report.runs)} logs is from a successful run", where=where)

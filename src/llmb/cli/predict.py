@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb predict``, ``llmb plan`` and ``llmb memory``."""
+"""``llmb predict``, ``llmb plan`` and ``llmb memory``: time, layouts and memory of a run before it starts."""
 
 import csv
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb prepare``."""
+"""``llmb prepare``: data and weights for fine-tuning, and container images."""
 
 import os
 import shutil

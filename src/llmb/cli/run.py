@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb run``."""
+"""``llmb run``: one or several runs on this machine."""
 
 import os
 import shlex

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb report``, ``llmb export``, ``llmb archive`` and ``llmb import``."""
+"""``llmb report``, ``llmb export``, ``llmb archive`` and ``llmb import``: pages, files and archives of runs."""
 
 import sys
 import webbrowser
@@ -188,7 +188,7 @@ def _recorded_runs(selectors: list[str] | None) -> list[Path]:
     if logs := len(found.runs) - len(folders):
         say(f"skipped {counted(logs, 'log')} without a record; use 'llmb parse --format csv' for logs")
     if not folders:
-        raise UsageError(f"no run with a record{f' in {found.title}' if selectors else ''}", do="see 'llmb runs'")
+        raise UsageError(f"no run has a record{f' in {found.title}' if selectors else ''}", do="see 'llmb runs'")
     return folders
 
 
@@ -221,7 +221,7 @@ def archive(
         raise UsageError(f"the name does not end with {' or '.join(ENDINGS)}", where=str(output), do=do)
     check_library(output)
     if output.exists():
-        raise UsageError("this file exists", where=str(output), do="pass another name with -o, or remove the file")
+        raise UsageError("the file already exists", where=str(output), do="pass another name, or remove the file")
     written = write_archive(_recorded_runs(runs), output, traces=traces)
     if written.hidden:
         say(f"{written.hidden} log lines that may contain a secret are redacted in the archive")

@@ -15,7 +15,7 @@ from llmb.base.errors import LlmbError, UsageError
 from llmb.base.options import Option, build, options_of
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import parse_model, split_model
-from llmb.catalogue.records import Dtype
+from llmb.catalogue.records import OPEN_CHOICES, Dtype
 from llmb.catalogue.resolve import CPU, Request, sizes_of
 from llmb.cli.root import say
 from llmb.runs.folder import chosen_root
@@ -144,7 +144,10 @@ STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"
 def log_options() -> Maker:
     """Return a function that returns the configuration that the user states for logs that do not report it."""
     panel = "Logs that do not report it"
-    options = [replace(options_of(Request)[name], panel=panel, basic=True, help=f"Their {name}.") for name in STATED]
+    options = [
+        replace(options_of(Request)[name], panel=panel, basic=True, help=f"Their {OPEN_CHOICES.get(name, name)}.")
+        for name in STATED
+    ]
     parameters = (parameter(option, envvar=False).replace(default=None) for option in options)
 
     def stated(**values: str | None) -> dict[str, str]:

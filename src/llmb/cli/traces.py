@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb trace`` and ``llmb nccl``: profiler traces and NCCL's logs."""
+"""``llmb trace`` and ``llmb nccl``: summaries of profiler traces and of NCCL's logs."""
 
 import sys
 from collections import Counter

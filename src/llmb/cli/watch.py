@@ -99,8 +99,10 @@ def _run_folder(path: Path) -> RunFolder:
     if path.is_dir() or (folder.record.exists() and path in (folder.log, folder.steps, folder.record)):
         return folder
     if not path.is_file():
-        raise UsageError("no such file or folder", where=str(path), do="'llmb jobs list' shows all jobs")
-    raise UsageError("this is not a run of llmb", where=str(path), do=f"'llmb parse {path}' reads the steps of a log")
+        raise UsageError("no such file or folder", where=str(path), do="see 'llmb jobs list' for all jobs")
+    raise UsageError(
+        "this is not a run of llmb", where=str(path), do=f"to read the steps of a log, use 'llmb parse {path}'"
+    )
 
 
 @app.command()

@@ -69,7 +69,7 @@ class CauseRule(Record):
 
 
 class CauseFile(Record):
-    """``causes.yaml``. A difference belongs to the first cause with a pattern that matches its key."""
+    """The content of ``causes.yaml``. A difference belongs to the first cause with a pattern that matches its key."""
 
     least_share_pct: Threshold
     same_rank_pct: Threshold
@@ -163,7 +163,7 @@ class Evidence:
 
     @property
     def mean_s(self) -> float:
-        """Return the mean step time."""
+        """Return the mean step time of the run."""
         assert self.run.step_time_s, "it has statistics"
         return self.run.step_time_s.mean
 

@@ -264,7 +264,7 @@ class AcceptanceSet(Record):
 
 
 class AcceptanceFile(Record):
-    """``acceptance.yaml``."""
+    """The content of ``acceptance.yaml``."""
 
     sets: tuple[AcceptanceSet, ...]
 

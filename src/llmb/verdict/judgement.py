@@ -250,7 +250,7 @@ class ToleranceEntry(Record):
 
 
 class ToleranceFile(Record):
-    """``tolerances.yaml``."""
+    """The content of ``tolerances.yaml``."""
 
     defaults: tuple[ToleranceEntry, ...]
 

@@ -34,7 +34,7 @@ class Mode(Record):
 
 
 class ModesFile(Record):
-    """``compare_modes.yaml``, which documents the fields."""
+    """The content of ``compare_modes.yaml``, which documents the fields."""
 
     work_per_token: tuple[str, ...]
     modes: tuple[Mode, ...]
