@@ -118,7 +118,7 @@ def test_one_declaration_serves_the_command_line_files_and_variables(tmp_path: P
 
 
 def test_only_the_user_agrees_to_a_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="there is no terminal to ask"):
+    with pytest.raises(UsageError, match="there is no terminal to ask on"):
         agree("Queue 2 jobs?", default=False)
     monkeypatch.setattr(root, "can_ask", lambda: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n\n"))

@@ -70,7 +70,7 @@ class EnvironmentProblem(LlmbError):
 
 
 class RunFailed(LlmbError):
-    """A run was started and did not finish (exit code 4)."""
+    """A run, a check or a measurement failed (exit code 4)."""
 
     exit_code = 4
 
@@ -108,7 +108,7 @@ class UserInterrupt(LlmbError):
 
 
 def see(page: str, what: str = "") -> str:
-    """Return the advice to read a page, with the command that prints it and, if set, ``what`` it explains."""
+    """Return advice to read a page with ``llmb docs``, followed by ``what`` the page explains, if set."""
     return f"see 'llmb docs {page}'{what and ' '}{what}"
 
 

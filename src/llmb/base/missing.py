@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Replaces a value that is unknown. It is false, so ``if value`` checks whether there is a value."""
+    """Replaces a value that is unknown. It is falsy, so ``if value`` checks whether there is a value."""
 
     reason: str
 

@@ -132,12 +132,12 @@ class Option:
 
     @property
     def listed(self) -> bool:
-        """True if the option takes a list of values, separated by commas."""
+        """True if the option accepts a list of values, separated by commas."""
         return get_origin(self.annotation) is tuple and not self.repeatable
 
     @property
     def swept(self) -> bool:
-        """True if the option takes several values, separated by commas, where each value can have a run of its own."""
+        """True if the option accepts several values, separated by commas, in commands that run each of them."""
         if self.listed or self.repeatable or self.negates or self.folder:
             return False
         return self.type in (int, float) or get_origin(self.type) is Literal or self.several
@@ -193,8 +193,8 @@ class Option:
                 yield from (yes, str(item))
 
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """Return the field's value for a parsed one: in lower case if case is ignored, absolute if it is a path. Raise
-        UsageError if a path looks like a secret."""
+        """Convert a parsed value to that of the field: to lower case if case is ignored, to an absolute path for a
+        path. Raise UsageError if a path looks like a secret."""
         if isinstance(given, str) and self.form.any_case:
             return given.lower()
         if self.negates:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a program that the kernel kills when the process that started it ends, even if the program is suspended.
 
-``python -m llmb.base.parent_death PARENT COMMAND...`` becomes COMMAND; PARENT is the id of the starting process. On
-Linux, it asks the kernel for that first. This is done in a new process, because code between fork and exec could
-deadlock if the parent has threads.
+``python -m llmb.base.parent_death PARENT COMMAND...`` requests this from the kernel, on Linux only, and then becomes
+COMMAND; PARENT is the id of the starting process. A request between fork and exec could deadlock if the parent has
+threads.
 """
 
 import ctypes

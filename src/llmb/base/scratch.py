@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Temporary folders for the lifetime of a process. Each process removes those that killed ones left behind."""
+"""Temporary folders for the lifetime of a process. Each process removes folders that killed processes left behind."""
 
 import fcntl
 import os
@@ -18,8 +18,8 @@ NEW_S = 60.0
 def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
     """Yield a new folder that only its owner can enter, in ``place`` or the system's folder for temporary files.
 
-    The folder is removed at the end, and those with this prefix whose processes were killed at the start. Raise OSError
-    if the folder cannot be created.
+    The folder is removed at the end. At the start, folders with this prefix are removed if their processes were killed.
+    Raise OSError if the folder cannot be created.
     """
     place = place or Path(tempfile.gettempdir())
     for folder in place.glob(f"{prefix}*"):

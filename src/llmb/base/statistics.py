@@ -57,7 +57,7 @@ def cosines(count: int, more: int = 0) -> Floats:
 
 
 def ar1_variances(weights: Floats) -> Floats:
-    """Return the variance of each row's weighted sum of an AR(1) series: variance 1, ``PRIOR_AUTOCORRELATION``."""
+    """Return the variance of each row's weighted sum of an AR(1) series with variance 1 and the prior correlation."""
     places = np.arange(weights.shape[-1])
     correlations = PRIOR_AUTOCORRELATION ** np.abs(np.subtract.outer(places, places))
     variances: Floats = ((weights @ correlations) * weights).sum(axis=-1)
@@ -161,7 +161,7 @@ def describe(values: Sequence[float]) -> Statistics:
 
 
 def describe_means(values: Sequence[float], steps: Sequence[int], error: float = 0.0) -> Statistics:
-    """Return statistics of consecutive steps from means: ``values[i]`` is the mean of ``steps[i]`` steps.
+    """Return statistics of consecutive steps from means of groups: ``values[i]`` is the mean of ``steps[i]`` steps.
 
     The mean of all steps is wrong by at most ``error``, which widens the interval."""
     array = np.asarray(values, float)

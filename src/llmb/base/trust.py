@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trust in files, by owner: the only rule for settings and states that are acted on, and for links in shared folders.
+"""Decides by owner whether a file is trusted: settings and states that are acted on, and links in shared folders.
 
 The content of such a file may be executed, written into a batch script or deleted. So it must belong to this user, to
 the system's administrator or, below a root of installation, to the root's owner. A root is either named explicitly, or
 found at or above the working folder, and must then not belong to another user. Git does the same for repositories
-(``safe.directory``). Results of other users can be read by anyone.
+(``safe.directory``). Results of other users may be read.
 """
 
 import os

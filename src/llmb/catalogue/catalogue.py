@@ -54,7 +54,7 @@ def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
 
 
 def _applicable(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ...]:
-    """Return the entries that apply to any of ``gpus``, by name. An empty list of GPU types would mean all types."""
+    """Return the entries that apply to any of ``gpus``, with the types' names. An empty list would mean all types."""
     return tuple(item for entry in entries if (item := _with_names(entry, gpus)).gpu_types or entry.gpus_with is None)
 
 

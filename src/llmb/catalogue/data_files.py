@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads YAML data files into typed records. Errors name the file and the line. For files from outside this package,
-numbers that would change when written again are text, and checks limit the time and memory to load them.
+"""Reads YAML data files into typed records. Errors name the file and the line. In files from outside this package,
+numbers stay text if they would change when written again, and checks limit the time and memory to load them.
 """
 
 import re
@@ -103,7 +103,7 @@ def _refuse(event: yaml.Event, wrong: bool, what: str) -> None:
 
 
 class CatalogueError(UsageError):
-    """Data files have problems, each as ``file:line: what``."""
+    """An error about data files, with all problems as ``file:line: what``."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)

@@ -122,7 +122,7 @@ class PublishedFlops(Record):
 
 
 class Checkpoint(Record):
-    """The checkpoint size in the documents, and the numbers of GPUs that saved and loaded it."""
+    """The size of a checkpoint in the documents, and the numbers of GPUs that saved and loaded the checkpoint."""
 
     size_gb: float
     save_scales: tuple[int, int] | None = None

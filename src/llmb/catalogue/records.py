@@ -226,7 +226,7 @@ class LatentAttention(Record):
 
 
 class SlidingWindow(Record):
-    """Attention to the last ``tokens`` tokens, in the first of every ``every`` layers; other layers attend to all."""
+    """Attention to the last ``tokens`` tokens, in the first of every ``every`` layers; others attend to all tokens."""
 
     tokens: Size
     every: Size

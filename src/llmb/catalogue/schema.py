@@ -31,7 +31,7 @@ class StepRate(Record):
 
 
 class ExpectedError(Record):
-    """The percentage of the prediction within which 95 % of steps are."""
+    """The error that 95 % of predictions do not exceed, in percent of the prediction."""
 
     pct: float = Field(gt=0)
     source: str
@@ -124,7 +124,7 @@ class LayoutTable(Record):
 
 
 class FlopsEntry(Record):
-    """How a document counts the FLOPs of a size; ``printed_flops`` applies only to this number of layers and length."""
+    """How a document counts the FLOPs of a size; ``printed_flops`` applies only to these layers and this length."""
 
     size: str
     document: str

@@ -274,7 +274,7 @@ def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float 
 
 
 def _beyond_peak(tflops: Mapping[str, float | None], peak: float | None) -> dict[str, str]:
-    """Return the conventions that exceed the peak because they count skipped work, such as masked attention."""
+    """Return the reason for each convention above the peak: it counts skipped work, such as masked attention."""
     beyond = [name for name, value in tflops.items() if value and peak and value > peak]
     return {f"{MFU}.{name}": "above the peak, because it counts work that is skipped" for name in beyond}
 

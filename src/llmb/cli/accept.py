@@ -57,7 +57,7 @@ _nodes = partial(typer.Option, rich_help_panel="Nodes of a cluster")
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Options for nodes of a cluster, which are accepted instead of this machine."""
+    """Options for nodes of a cluster, which are checked instead of this machine."""
 
     nodes: Annotated[
         int | None, _nodes("-N", "--nodes", min=1, help="Check this number of usable nodes of the cluster.")

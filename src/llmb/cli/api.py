@@ -247,9 +247,9 @@ def predict(
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunPrediction:
-    """Predict the time and the memory of a training step, like ``llmb predict``; raise UsageError.
+    """Predict the time and the memory of a training step, like ``llmb predict``.
 
-    ``calibrate`` is a run, or a file of ``llmb bench``; ``hardware`` is a file of GPU types.
+    ``calibrate`` is a run, or a file of ``llmb bench``; ``hardware`` a file of GPU types. Raise UsageError if invalid.
     """
     values = _known(options, Request, workload, size, Choices)
     request, choices = build(Request, values), build(Choices, values)
@@ -303,7 +303,8 @@ def memory(
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunMemory:
-    """Count or, with ``estimate``, estimate the memory of a recipe's ranks, like ``llmb memory``; raise UsageError."""
+    """Return the counted or, with ``estimate``, estimated memory of ranks, like ``llmb memory``; raise UsageError if
+    invalid."""
     values = _known(options, Request, workload, size, Choices)
     request, choices = build(Request, values), build(Choices, values)
     return count_memory(request, choices, on_message, rank=rank, all_stages=all_stages, estimated=estimate)
@@ -432,8 +433,8 @@ def accept(
 ) -> AcceptanceResult:
     """Check whether this machine, or ``nodes`` of the cluster, are as fast as they should be, like ``llmb accept``.
 
-    It takes minutes, and resumes an interrupted call. Raise UsageError, EnvironmentProblem or UserInterrupt.
-    """
+    It takes minutes, and resumes an interrupted call. Raise UsageError for invalid options, EnvironmentProblem for an
+    unusable machine, and UserInterrupt on Ctrl-C."""
     return accept_with(on_message, minutes, nodes, checks, start_new=start_new)
 
 

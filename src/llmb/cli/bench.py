@@ -55,7 +55,9 @@ Dtypes = Annotated[
 Seconds = Annotated[
     float,
     typer.Option(
-        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third; 0: no."
+        "--seconds",
+        min=0,
+        help="Also repeat one case for this many seconds and report the last third; 0 disables this.",
     ),
 ]
 Sizes = Annotated[list[str] | None, typer.Option("--size", help="Size with a unit, such as 64MiB or 1GB. Repeatable.")]

@@ -82,7 +82,7 @@ from llmb.runs.record import now
 
 
 def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:
-    """Save the files, show the result even if that fails, and return the paths; raise NotWritable if it failed."""
+    """Save the files and return their paths. The result is shown even if saving fails, which raises NotWritable."""
     try:
         return tuple(str(write_measurements(install, file)) for file in files)
     finally:
@@ -141,7 +141,7 @@ class BenchJobRequest:
     """A measurement in a job: its site, options and nodes."""
 
     def __init__(self, values: Mapping[str, Any], placed: Placed, here: JobOptions | None = None) -> None:
-        """Read site and options; raise UsageError. ``here`` is the job of this process, if its nodes are measured."""
+        """Read site and options; raise UsageError if invalid. ``here`` is this process's job, to measure its nodes."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in OF_JOBS})
@@ -263,7 +263,7 @@ class Sweep:
     min_size: Annotated[str, typer.Option("--min-size", help="Smallest size, with a unit.")] = f"{LEAST_BYTES}B"
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, or less memory."),
+        typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, if memory allows."),
     ] = None
     factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between consecutive sizes.")] = 2
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20

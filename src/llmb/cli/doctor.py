@@ -87,7 +87,9 @@ class Checked:
     disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Size of the test file on each file system.")] = (
         DISK_BYTES // MIB
     )
-    no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not measure file systems, so write no file.")] = False
+    no_disk: Annotated[
+        bool, typer.Option("--no-disk", help="Skip measurements of file systems, which write a file.")
+    ] = False
 
     def options(self) -> CheckOptions:
         """Return the options of the checks; raise UsageError if they cannot be combined."""
@@ -243,7 +245,8 @@ class NodeResults(NamedTuple):
 
 
 def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> NodeResults:
-    """Run a job on each node and return the results; raise UsageError or InfrastructureError if none can start."""
+    """Run a job on each node and return the results; raise UsageError for invalid options, InfrastructureError if the
+    scheduler fails."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
@@ -336,7 +339,7 @@ class ReadNodes(NamedTuple):
 
 
 def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
-    """Return the settings of this node, or of several; raise UsageError, InfrastructureError or UserInterrupt."""
+    """Return the settings of this node, or of several nodes; raise UserInterrupt if the user interrupted the jobs."""
     if not several.any:
         return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
     request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)

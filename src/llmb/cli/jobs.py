@@ -110,7 +110,7 @@ class Selected:
     label: Annotated[
         str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Only runs with this label.")
     ] = None
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number, the newest; 0: all.")] = 50
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Show only this many, the newest; 0: all.")] = 50
     no_refresh: Annotated[
         bool, typer.Option("--no-refresh", help="Show the last known states without querying schedulers.")
     ] = False
@@ -325,7 +325,7 @@ def rebuild(json: Json = False) -> None:
 def nodes(
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only jobs of this workload.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Only jobs submitted since this time, as for 'jobs list'.")
+        str | None, typer.Option("--since", help="Only jobs submitted since then, such as 7d; as for 'jobs list'.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -329,7 +329,7 @@ def plan_with(
     _check_gpu(recipe, catalogue)
     start = plan_to_search(recipe, choices)
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and "it needs sequence parallelism"):
-        raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that this reason names")
+        raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that cannot be estimated")
     ways = {
         "recompute": choices.recompute if explicit_recompute else None,
         **parallelism.model_dump(),

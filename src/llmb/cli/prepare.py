@@ -308,8 +308,9 @@ def _folder(site: Site, root: Path) -> Path:
 
 
 def _runtime(site: Site, source: str) -> str:
-    """Return the container runtime of the site, of the source's suffix, or that is installed; raise UsageError if
-    unclear."""
+    """Return the container runtime of the site, else by the source's suffix, else the only one installed.
+
+    Raise UsageError if it is unclear."""
     if site.config.container.runtime != "none":
         return site.config.container.runtime
     by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]

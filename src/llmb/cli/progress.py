@@ -122,7 +122,7 @@ class JobProgress(RunProgress):
 
 
 class ByteProgress(_LongWork):
-    """Shows the bytes that are done, with rate and remaining time. A new total starts new work."""
+    """Shows the bytes that are done, with rate and remaining time. A new total starts the bar again."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, None, DownloadColumn(), TransferSpeedColumn())

@@ -79,9 +79,9 @@ class Pretended:
         try:
             spans = parse_ranges(text)
         except ValueError as error:
-            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="pass numbers from 0") from error
+            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="count ranks from 0") from error
         if any(span.last >= scale for span in spans):
-            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="pass one of these")
+            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="pass ranks of the layout")
         return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
 
 

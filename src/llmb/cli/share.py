@@ -56,7 +56,7 @@ def report(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Default: report.html or NAME.svg here; Markdown: stdout."),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="pdf requires a browser; svg and png, --plot.")] = "html",
+    form: Annotated[Format, typer.Option("--format", help="pdf needs a browser; svg and png need --plot.")] = "html",
     plot: Annotated[
         str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, with its name in the page's links.")
     ] = None,

@@ -53,7 +53,8 @@ def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
 
 @contextmanager
 def _of_folder(folder: RunFolder) -> Iterator[tuple[Job, Ask]]:
-    """Yield the job of a folder, from the history of its install root or, for a copy, its files; and its update."""
+    """Yield a folder's job, from the history of its install root or, for a copy, its files; and a function to update
+    it."""
     install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
     if install:
         with read_history(install, say) as store:

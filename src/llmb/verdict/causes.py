@@ -412,7 +412,7 @@ def stalls(run: Evidence) -> CauseShare | Missing | None:
 
 
 def recomputation(run: Evidence) -> CauseShare | Missing | None:
-    """Find recomputation. Full recomputation repeats the forward passes of all layers, with a measured time."""
+    """Find recomputation. Full recomputation repeats the forward passes of all layers, which are timed."""
     work = run.work
     if work is None or work.recompute is None:
         return Missing("only the plans of llmb's own engine show what is recomputed")

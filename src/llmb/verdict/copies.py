@@ -70,7 +70,7 @@ def _once(found: RunSet, why_changed: dict[str, str], doubtful: dict[tuple[objec
 
 
 def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:
-    """Mark a run for which copies differ, or that is another run of the recipe of such copies."""
+    """Return the run with a fault if copies of a run of its recipe differ, and as invalid if its own copies do."""
     known = replace(run, faults={**run.faults, CHANGED_COPY: (why,)}) if (why := doubtful.get(_recipe(run))) else run
     return known.invalid(why) if (why := why_changed.get(run.counted_as)) else known
 
@@ -155,7 +155,7 @@ def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
 
 
 def _further_copies(places: Iterable[Place]) -> dict[Path, str]:
-    """Return, by path, why a copy of a run is not counted; the first copy is."""
+    """Return, by path, why each copy of a run except the first is not counted."""
     return {
         place.path: f"{len(copies)} copies of one run{_ids_text(copies)}, counted once: {copies[0].path}"
         for copies in _by_source(places)

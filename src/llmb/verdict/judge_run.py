@@ -104,7 +104,7 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
-    """Judge a log by the published figure of its recipe or row, if the catalogue has one."""
+    """Judge a log by the published figure of its recipe, or of a model that is not described, if there is one."""
     catalogue = Catalogue()
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)

@@ -130,7 +130,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """``pairs`` are compared. The other groups have no counterpart."""
+    """Pairs of groups to compare, and the groups without a counterpart."""
 
     pairs: tuple[Pair, ...]
     only_before: tuple[MatchedRuns, ...]
@@ -160,7 +160,7 @@ def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], var
 
 
 def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Pair the first group of each family, which differs only in keys that may vary, with each of the others."""
+    """Pair groups that differ only in keys that may vary: the first in order with each of the others."""
     families: dict[tuple[tuple[str, Value], ...], list[MatchedRuns]] = defaultdict(list)
     for group in groups:
         families[tuple(sorted(_fixed(group.configuration, varied).items()))].append(group)
