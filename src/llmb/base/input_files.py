@@ -105,7 +105,7 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
 
 
 def parse_path(text: str | Path) -> Path:
-    """Return the path, which need not exist, with ``~`` expanded; raise UsageError for an impossible path."""
+    """Return the path, which need not exist, with ``~`` expanded; raise UsageError if ``text`` cannot be a path."""
     try:
         path = Path(text).expanduser()
         path.lstat()

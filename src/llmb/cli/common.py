@@ -107,7 +107,7 @@ def _verbosely(ctx: typer.Context, requested: bool) -> None:
 
 
 def _help_all(ctx: typer.Context, requested: bool) -> None:
-    """Print the complete help without panels: on 80 columns, their columns are too narrow for long option names."""
+    """Print the complete help without panels, which are too narrow for long option names on 80 columns."""
     if requested:
         ctx.command.rich_markup_mode = None  # type: ignore[attr-defined]
         for item in ctx.command.params:
