@@ -49,8 +49,8 @@ def runs(
 ) -> None:
     """List the runs of this install root, on this machine and on a cluster, the newest last.
 
-    `llmb result` and `llmb jobs show` accept the id of a run, or its beginning; `latest` is the newest run. A run that
-    was retried is listed once.
+    `llmb result` and `llmb jobs show` accept the id of a run, or the beginning of the id, or `latest`. A run that was
+    retried is listed once.
 
     Examples:
 

@@ -115,7 +115,7 @@ LEAST_CHANGE_PCT = 2.0
 
 
 def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:
-    """Yield the GPU's mean clock and power if both sides were sampled and differ by ``LEAST_CHANGE_PCT`` or more."""
+    """Yield the changes of a GPU's mean clock and power by ``LEAST_CHANGE_PCT`` or more, if both sides were sampled."""
     for name in SAMPLED:
         old, new = _mean(before, name), _mean(after, name)
         if old and new and abs(new / old - 1) >= LEAST_CHANGE_PCT / 100:

@@ -286,7 +286,7 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
 
 
 def _spread_seen(freedom: int) -> float:
-    """Return a bound on the observed spread relative to the true one, which holds with ``SPREAD_POWER``."""
+    """Return a bound on observed over true spread, which holds with probability ``SPREAD_POWER``."""
     from scipy.special import chdtri
 
     return math.sqrt(float(chdtri(freedom, 1 - SPREAD_POWER)) / freedom)
