@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides by owner whether a file is trusted: settings and states that are acted on, and links in shared folders.
+"""Decides by owner which files are trusted: settings and states that are acted on, and links in shared folders.
 
 The content of such a file may be executed, written into a batch script or deleted. So it must belong to this user, to
 the system's administrator or, below a root of installation, to the root's owner. A root is either named explicitly, or
