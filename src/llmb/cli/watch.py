@@ -83,7 +83,7 @@ def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
 
 
 def _living(jobs: Iterable[Job], ask: Ask) -> Job | None:
-    """Return the first job that has not ended. Running jobs are queried first, then others; the newest of each first."""
+    """Return the first job that has not ended. Running jobs are queried first, then others, each newest first."""
     ordered = sorted(jobs, key=lambda job: (job.status == "running", job.submitted_s), reverse=True)
     return next((now for job in ordered if job.kind == "run" and (now := ask(job)).live), None)
 
