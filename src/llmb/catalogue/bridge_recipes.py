@@ -75,16 +75,16 @@ class ScriptRecipe(BridgeSizes):
         return ", ".join(f"{name.upper()} {self.sizes.get(name, 1)}" for name in PARALLEL)
 
     def divides_like(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether ``sizes`` divide the model among ranks like the recipe does."""
+        """Return whether ``sizes`` divide the model among ranks like the recipe."""
         own, experts = self.sizes, ("ep",) * self.has_experts
         return all(sizes.get(name, 1) == own.get(name, 1) for name in ("tp", "pp", "cp", "vp", *experts))
 
     def is_laid_out(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether ``sizes`` are those of the recipe, apart from the global batch."""
+        """Return whether ``sizes`` are those of the recipe, whatever the global batch size."""
         return self.divides_like(sizes) and all(sizes[name] == self.sizes[name] for name in ("seq_len", "mbs"))
 
     def fits(self, layout: Layout) -> bool:
-        """Return whether the recipe, on the GPUs of ``layout``, divides the model like it without further arguments."""
+        """Return whether the recipe divides the model like ``layout`` on its GPUs, without further arguments."""
         usual = layout.sequence_parallel and not layout.has_custom_split
         experts = not self.has_experts or layout.etp == (self.etp or layout.tp)
         return usual and experts and self.divides_like(layout.model_dump())
