@@ -303,8 +303,7 @@ def memory(
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunMemory:
-    """Return the counted or, with ``estimate``, estimated memory of ranks, like ``llmb memory``; raise UsageError if
-    invalid."""
+    """Return the counted or, with ``estimate``, estimated memory of ranks; raise UsageError for an invalid recipe."""
     values = _known(options, Request, workload, size, Choices)
     request, choices = build(Request, values), build(Choices, values)
     return count_memory(request, choices, on_message, rank=rank, all_stages=all_stages, estimated=estimate)

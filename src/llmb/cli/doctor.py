@@ -87,9 +87,7 @@ class Checked:
     disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Size of the test file on each file system.")] = (
         DISK_BYTES // MIB
     )
-    no_disk: Annotated[
-        bool, typer.Option("--no-disk", help="Skip measurements of file systems, which write a file.")
-    ] = False
+    no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not write a file to measure file systems.")] = False
 
     def options(self) -> CheckOptions:
         """Return the options of the checks; raise UsageError if they cannot be combined."""
@@ -245,8 +243,7 @@ class NodeResults(NamedTuple):
 
 
 def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> NodeResults:
-    """Run a job on each node and return the results; raise UsageError for invalid options, InfrastructureError if the
-    scheduler fails."""
+    """Run a job on each node and return the results; raise InfrastructureError if the scheduler fails."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)

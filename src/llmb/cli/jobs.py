@@ -104,8 +104,7 @@ class Selected:
 
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None
     since: Annotated[
-        str | None,
-        typer.Option("--since", help="Only those started since then: 30m, 12h, 7d, 2026-11-21 or 2026-11-21T14:00."),
+        str | None, typer.Option("--since", help="Only since this time: 30m, 12h, 7d, 2026-11-21 or 2026-11-21T14:00.")
     ] = None
     campaign: Annotated[str | None, typer.Option("--campaign", help="Only this campaign.")] = None
     label: Annotated[

@@ -308,9 +308,9 @@ def _folder(site: Site, root: Path) -> Path:
 
 
 def _runtime(site: Site, source: str) -> str:
-    """Return the container runtime of the site, else by the source's suffix, else the only one installed.
-
-    Raise UsageError if it is unclear."""
+    """Return the container runtime of the site, else by the suffix of the source, else the only one that is installed.
+    Raise UsageError if it is unclear.
+    """
     if site.config.container.runtime != "none":
         return site.config.container.runtime
     by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]

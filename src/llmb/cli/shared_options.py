@@ -144,10 +144,8 @@ STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"
 def log_options() -> Maker:
     """Return a function that returns the configuration that the user states for logs that do not report it."""
     panel = "Logs that do not report it"
-    options = [
-        replace(options_of(Request)[name], panel=panel, basic=True, help=f"Their {OPEN_CHOICES.get(name, name)}.")
-        for name in STATED
-    ]
+    texts = {name: f"Their {OPEN_CHOICES.get(name, name)}." for name in STATED}
+    options = [replace(options_of(Request)[name], panel=panel, basic=True, help=texts[name]) for name in texts]
     parameters = (parameter(option, envvar=False).replace(default=None) for option in options)
 
     def stated(**values: str | None) -> dict[str, str]:

@@ -53,8 +53,7 @@ def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
 
 @contextmanager
 def _of_folder(folder: RunFolder) -> Iterator[tuple[Job, Ask]]:
-    """Yield a folder's job, from the history of its install root or, for a copy, its files; and a function to update
-    it."""
+    """Yield a folder's job, from the history of its install root or, for a copy, its files; and its updater."""
     install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
     if install:
         with read_history(install, say) as store:
@@ -101,9 +100,7 @@ def _run_folder(path: Path) -> RunFolder:
         return folder
     if not path.is_file():
         raise UsageError("no such file or folder", where=str(path), do="see 'llmb jobs list' for all jobs")
-    raise UsageError(
-        "this is not a run of llmb", where=str(path), do=f"to read the steps of a log, use 'llmb parse {path}'"
-    )
+    raise UsageError("this is not a run of llmb", where=str(path), do=f"use 'llmb parse {path}' for a log")
 
 
 @app.command()
