@@ -116,7 +116,7 @@ def test_variables_of_runs_are_named_and_not_taken(call: Callable[..., Result]) 
 @pytest.mark.parametrize(
     ("arguments", "environ", "words"),
     [
-        ((LORA, "--skip-dataset", "--skip-checkpoint"), {}, "neither the dataset nor the checkpoint"),
+        ((LORA, "--skip-dataset", "--skip-checkpoint"), {}, "both the dataset and the checkpoint are skipped"),
         (("pretrain_llama3.1_8b",), {}, "is not fine-tuning"),
         ((LORA,), {"SKIP_DATASET_DOWNLOAD": "perhaps"}, "SKIP_DATASET_DOWNLOAD is 'perhaps'; it must be true or false"),
         ((LORA,), {"TIME_LIMIT": "later"}, "TIME_LIMIT is 'later'"),
