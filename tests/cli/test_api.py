@@ -233,7 +233,8 @@ def test_a_run_by_its_label_is_parsed_calibrates_and_is_on_a_page(
     [
         (lambda: llmb.plan("x", "y", goal="z"), "goal is 'z'; it must be step or token"),  # type: ignore[arg-type]
         (lambda: llmb.judge("x", tolerance="x"), "tolerance is 'x'; it must be a number or None"),  # type: ignore[arg-type]
-        (lambda: llmb.recipe("pretrain_llama3.1", None), "size is None; it must be text"),  # type: ignore[arg-type]
+        (lambda: llmb.recipe("pretrain_llama3.1", 8), "size is 8; it must be text or None"),  # type: ignore[arg-type]
+        (lambda: llmb.recipe("pretrain_llama3.1"), "the size of pretrain_llama3.1 is not specified"),
         (lambda: llmb.parse("x", window=None), "window is None; it must be text"),  # type: ignore[arg-type]
         (lambda: llmb.judge(None), "path is None; it must be text or a path"),  # type: ignore[arg-type]
         (lambda: llmb.compare("x", vary="tp"), "vary is 'tp'; it must be a list of texts"),

@@ -14,6 +14,7 @@ from llmb.base.statistics import describe, describe_means
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.user_files import UserFile
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.pace import Expected, RunView, compare_with, find_pace
@@ -84,7 +85,12 @@ def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
         "bench list": sample_history(),
         "bench gpus": sample_gpus(),
         "bench collectives --pairwise": sample_pairs(),
-        "config check": checked_document(Path("suite"), [CheckedFile(launch_scripts()[0], "launch.sh", "as released")]),
+        "config check": checked_document(
+            Path("suite"),
+            [CheckedFile(launch_scripts()[0], "launch.sh", "as released")],
+            Path("own"),
+            [UserFile("models/mine.yaml", ("mine.yaml:1: wrong",))],
+        ),
         "config show": settings_document(sample_settings()),
         "doctor": sample_doctor(),
         "doctor --against": sample_drift(),

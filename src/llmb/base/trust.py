@@ -9,6 +9,7 @@ found at or above the working folder, and must then not belong to another user. 
 
 import os
 import pwd
+from collections.abc import Mapping
 from pathlib import Path
 
 from llmb.base.errors import UsageError
@@ -17,6 +18,12 @@ ADMINISTRATOR = 0
 WORKLOADS = "workloads"
 STATE_FOLDER = ".llmb"
 """History, campaigns and state of the installer, in the root."""
+
+
+def config_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of the user's own files, which need not exist; None for a process without a home."""
+    base = environ.get("XDG_CONFIG_HOME", "").strip() or (environ.get("HOME") and f"{environ['HOME']}/.config")
+    return Path(base) / "llmb" if base else None
 
 
 def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and checks the catalogue, and returns the job defaults of a recipe."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from llmb.base.errors import unknown
+from llmb.base.errors import UsageError, unknown
+from llmb.base.trust import check_owner, config_folder
 from llmb.catalogue.bridge_figures import BridgeTables, is_bridge, read_bridge_tables
 from llmb.catalogue.bridge_figures import PublishedFigure as PublishedFigure
 from llmb.catalogue.bridge_recipes import ScriptRecipes, read_script_recipes
-from llmb.catalogue.data_files import CatalogueError, located, read_file, schema_problems
+from llmb.catalogue.custom import FAMILY, USER_WORKLOAD, UserModel, custom_workload
+from llmb.catalogue.data_files import CatalogueError, Shape, located, read_file, schema_problems
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.published import Document, Expectation
 from llmb.catalogue.records import Fabric, Gpu, Layout, Model, Recipe, Record
@@ -79,14 +83,28 @@ class Published(NamedTuple):
 
 
 class Files(Mapping[str, Content]):
-    """The contents of a folder's files, by name without ``.yaml``; each file is read when it is first used."""
+    """The contents of the files of folders, by name without ``.yaml``; each file is read when it is first used.
+    ``own`` has further contents."""
 
-    def __init__(self, folder: Path, read: Callable[[Path], Content]) -> None:
-        self.paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-        self.read = cache(read)
+    def __init__(
+        self,
+        folders: Iterable[Path],
+        read: Callable[[Path], Content],
+        own: Mapping[str, Content] = MappingProxyType({}),
+    ) -> None:
+        self.paths: dict[str, list[Path]] = {name: [] for name in own}
+        for folder in folders:
+            for path in sorted(folder.glob("*.yaml")):
+                self.paths.setdefault(path.stem, []).append(path)
+        self.read, self.own = cache(read), own
 
     def __getitem__(self, name: str) -> Content:
-        return self.read(self.paths[name])
+        if name in self.own:
+            return self.own[name]
+        path, *others = self.paths[name]
+        if others:
+            raise CatalogueError([f"{others[0]}: the catalogue has '{name}' already, in {path}: rename one of them"])
+        return self.read(path)
 
     def __contains__(self, name: object) -> bool:
         return name in self.paths
@@ -98,21 +116,58 @@ class Files(Mapping[str, Content]):
         return len(self.paths)
 
 
+USER_VARIABLE = "LLMB_CATALOGUE"
+
+
+def user_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of the user's own files, None without one; raise UsageError if the variable names no folder, or
+    if another user owns the folder."""
+    if text := environ.get(USER_VARIABLE, "").strip():
+        path = Path(text).expanduser().absolute()
+        if not path.is_dir():
+            what = f"{USER_VARIABLE} names no folder"
+            raise UsageError(what, where=str(path), do=f"create it, or unset {USER_VARIABLE}")
+        return path
+    config = config_folder(environ)
+    if config is None or not (config / "catalogue").is_dir():
+        return None
+    check_owner(config / "catalogue")
+    return config / "catalogue"
+
+
 class Catalogue:
     """All recipes and published figures. Each part is read when it is first used.
 
     Every part raises CatalogueError, with file and line, if a file violates its schema, if the sizes of a layout are
-    not divisible, or if the printed DP or GA of a row contradicts its other columns.
+    not divisible, if the printed DP or GA of a row contradicts its other columns, or if two files have the same name.
     """
 
-    def __init__(self, root: Path = DATA, hardware: Path | None = None) -> None:
-        """Set the folder of the data files, and a user's file of GPU types, which take precedence."""
-        self.root, self.hardware = root, hardware
+    def __init__(self, root: Path = DATA, hardware: Path | None = None, own: UserModel | None = None) -> None:
+        """Set the folder of the data files, a user's file of GPU types, which take precedence, and a user's model."""
+        self.root, self.hardware, self.own = root, hardware, own
+        self.folder = user_folder(os.environ) if root == DATA else None
+
+    def folders(self, name: str) -> list[Path]:
+        """Return the folders or files called ``name``, the package's first."""
+        return [folder / name for folder in (self.root, self.folder) if folder is not None]
+
+    def _listed(self, name: str, shape: type[Shape], section: str, key: str) -> dict[str, Any]:
+        """Return the records in the package's and the user's file of a name; raise CatalogueError if both have one."""
+        records: dict[str, Any] = {}
+        package, *own = self.folders(name)
+        for path in (package, *filter(Path.exists, own)):
+            for index, record in enumerate(getattr(read_file(path, shape, wrap=section, foreign=path in own), section)):
+                label = getattr(record, key)
+                if path in own and label in records:
+                    problem = f"the catalogue has '{label}' already, in {package}: rename one of them"
+                    raise CatalogueError([located(path, (index,), problem)])
+                records[label] = record
+        return records
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
         path = self.root / "hardware.yaml"
-        gpus = {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus").gpus}
+        gpus: dict[str, Gpu] = self._listed(path.name, HardwareFile, "gpus", "gpu_type")
         if self.hardware is not None:
             path = self.hardware
             gpus |= {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus", foreign=True).gpus}
@@ -137,13 +192,13 @@ class Catalogue:
 
     @cached_property
     def documents(self) -> Mapping[str, Document]:
-        listed = read_file(self.root / "documents.yaml", DocumentsFile, wrap="documents").documents
-        return {document.document: document for document in listed}
+        return self._listed("documents.yaml", DocumentsFile, "documents", "document")
 
     @cached_property
     def families(self) -> Mapping[str, Mapping[str, Model]]:
         """Return the models of each family, by the family's name and by size."""
-        return Files(self.root / "models", _read_models)
+        own = {} if self.own is None else {FAMILY: {self.own.model.size: self.own.model}}
+        return Files(self.folders("models"), self._read_models, own)
 
     @cached_property
     def models(self) -> Mapping[tuple[str, str], Model]:
@@ -155,10 +210,16 @@ class Catalogue:
 
     @cached_property
     def workloads(self) -> Mapping[str, WorkloadFile]:
-        return Files(self.root / "workloads", self._read_workload)
+        own = {} if self.own is None else {USER_WORKLOAD: custom_workload(self.root / "custom.yaml", self.own)}
+        ready = {name: for_gpus(workload, self.gpus) for name, workload in own.items()}
+        return Files(self.folders("workloads"), self._read_workload, ready)
+
+    def is_foreign(self, path: Path) -> bool:
+        """Return whether a file did not come with this package."""
+        return not path.is_relative_to(self.root)
 
     def _read_workload(self, path: Path) -> WorkloadFile:
-        workload = read_file(path, WorkloadFile)
+        workload = read_file(path, WorkloadFile, foreign=self.is_foreign(path))
         _check_name(path, "workload", workload.workload)
         models = self._family(path, workload)
         workload = for_gpus(self._with_bridge_tables(workload, models), self.gpus)
@@ -214,7 +275,13 @@ class Catalogue:
     @cached_property
     def published(self) -> "Mapping[str, Published]":
         """Return the content of each document of the reference suite, by the document's name."""
-        return Files(self.root / "expectations", lambda path: _read_published(path, self.documents))
+        return Files(self.folders("expectations"), self._read_published)
+
+    def _read_models(self, path: Path) -> Mapping[str, Model]:
+        return _read_models(path, foreign=self.is_foreign(path))
+
+    def _read_published(self, path: Path) -> "Published":
+        return _read_published(path, self.documents, foreign=self.is_foreign(path))
 
 
 def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
@@ -236,9 +303,9 @@ def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
     return model.model_copy(update=changes)
 
 
-def _read_models(path: Path) -> Mapping[str, Model]:
+def _read_models(path: Path, *, foreign: bool) -> Mapping[str, Model]:
     """Return the models of one family, by size."""
-    family = read_file(path, ModelFile)
+    family = read_file(path, ModelFile, foreign=foreign)
     _check_name(path, "model", family.model)
     models = {}
     for size, size_model in family.sizes.items():
@@ -246,12 +313,15 @@ def _read_models(path: Path) -> Mapping[str, Model]:
         try:
             models[size] = Model(**fields)
         except ValidationError as error:
-            raise CatalogueError(schema_problems(path, error, below=("sizes", size))) from error
+            raise CatalogueError(schema_problems(path, error, below=("sizes", size), shape=Model)) from error
     return models
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
     """Raise CatalogueError if a file is not named after its content: files are looked up by name, without reading."""
+    if name in (USER_WORKLOAD, FAMILY):
+        problem = f"{key}: '{name}' is the name of a model that --model-config describes: choose another"
+        raise CatalogueError([located(path, (key,), problem)])
     if name != path.stem:
         problem = f"{key}: '{name}' must be '{path.stem}', like the name of its file"
         raise CatalogueError([located(path, (key,), problem)])
@@ -311,8 +381,8 @@ def _row_problems(model: Model, table: LayoutTable, row: LayoutRow) -> list[str]
     ]
 
 
-def _read_published(path: Path, documents: Mapping[str, Document]) -> Published:
-    published = read_file(path, PublishedFile)
+def _read_published(path: Path, documents: Mapping[str, Document], *, foreign: bool) -> Published:
+    published = read_file(path, PublishedFile, foreign=foreign)
     _check_name(path, "document", published.document)
     document = documents.get(published.document)
     if document is None:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -122,7 +123,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
     try:
         return shape.model_validate({wrap: data} if wrap else {} if data is None else data)
     except ValidationError as error:
-        raise CatalogueError(schema_problems(path, error, skip=1 if wrap else 0)) from error
+        raise CatalogueError(schema_problems(path, error, skip=1 if wrap else 0, shape=shape)) from error
 
 
 def read_data(path: Path) -> object:
@@ -149,18 +150,36 @@ def _parse(path: Path, *, foreign: bool = False) -> object:
         raise CatalogueError([f"{path}: not valid YAML: {str(error).splitlines()[0]}"]) from error
 
 
-def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = ()) -> list[str]:
-    """Return one line per violation: without ``skip`` leading keys, and with the keys ``below`` before the others."""
+def schema_problems(
+    path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = (), shape: type[BaseModel] | None = None
+) -> list[str]:
+    """Return one line per violation: without ``skip`` leading keys, and with the keys ``below`` before the others.
+    ``shape`` is the schema, whose keys are listed after an unknown key."""
     problems = []
     root = compose_file(path)
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
         keys = (*below, *item["loc"][skip:])
         name = ".".join(map(str, keys))
         what = _MESSAGES.get(item["type"], item["msg"])
+        if shape and item["type"] == "extra_forbidden" and (valid := _valid_keys(shape, item["loc"][:-1])):
+            what += f"; valid: {', '.join(valid)}"
         problems.append(f"{path}:{line_in(root, keys)}: {f'{name}: {what}' if name else what}")
     if error.error_count() > MOST_PROBLEMS:
         problems.append(f"{path}: {error.error_count() - MOST_PROBLEMS:,} more problems")
     return problems
+
+
+def _valid_keys(shape: Any, keys: tuple[Key, ...]) -> list[str]:  # noqa: ANN401 (an annotation)
+    """Return the keys of the record in ``shape`` that ``keys`` lead to; empty for a value of another kind."""
+    while get_origin(shape) in (Union, UnionType, Annotated, tuple):
+        shape = get_args(shape)[0]
+    fields = getattr(shape, "model_fields", None)
+    if fields is None:
+        return _valid_keys(get_args(shape)[1], keys[1:]) if get_origin(shape) is dict and keys else []
+    if not keys:
+        return list(fields)
+    key, *rest = [each for each in keys if isinstance(each, str)]
+    return _valid_keys(fields[key].annotation, tuple(rest)) if key in fields else []
 
 
 def located(path: Path, keys: tuple[Key, ...], what: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from llmb.base.errors import UsageError, unknown
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.custom import check_is_listed
 from llmb.catalogue.resolve import find_workload, sized_workload, sizes_of
 
 FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
@@ -54,6 +55,7 @@ def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
             return FIRST if name == SMALLEST else of[0], name
         choices = [f"{one} {name}" for one in of]
         raise UsageError(f"'{name}' is a size; the workload is missing", choices=choices, do="pass both")
+    check_is_listed(name)
     with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
     raise unknown("workload", name, [*catalogue.workloads, *with_size])
 

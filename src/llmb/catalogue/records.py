@@ -482,6 +482,19 @@ class Lora(Record):
         return self.targets == "qkv"
 
 
+class ConfigFile(Record):
+    """A Hugging Face configuration from which a model was read. ``programs`` train its type if llmb's engine cannot."""
+
+    path: str
+    sha256: str
+    model_type: str
+    programs: str | None = None
+
+    @property
+    def text(self) -> str:
+        return f"no figures are published for this {self.model_type} of {self.path} (sha256 {self.sha256[:12]})"
+
+
 class Recipe(Record):
     """A fully resolved recipe: workload x size x dtype x GPU type x scale."""
 
@@ -524,6 +537,8 @@ class Recipe(Record):
     """The differences from the published recipe."""
     pretended_rank: Count | None = None
     """The rank that runs alone, as if the other ranks existed; None for a run of all ranks."""
+    config_file: ConfigFile | None = None
+    """The file that describes the model; None for a model of the catalogue."""
 
     @property
     def model_name(self) -> str:
@@ -561,6 +576,8 @@ class Recipe(Record):
             "Megatron-Bridge and the reference suite train this recipe, the former by '--framework megatron_bridge'"
         )
         programs = f"{trains}, and llmb judges their logs"
+        if file := self.config_file:
+            programs = f"{file.programs or 'no program that llmb starts'} can train models of type {file.model_type}"
         return f"llmb's engine has no {' and no '.join(lacks)}: {programs}" if lacks else None
 
     @property

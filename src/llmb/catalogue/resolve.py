@@ -12,6 +12,7 @@ from llmb.base.errors import UsageError, itemized, unknown
 from llmb.base.options import WORD, Option
 from llmb.catalogue.bridge_figures import NEWEST, is_bridge
 from llmb.catalogue.catalogue import Catalogue, layout_of, model_of
+from llmb.catalogue.custom import USER_WORKLOAD, check_is_listed
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.published import Expectation, PublishedFlops, Source
 from llmb.catalogue.records import DEFAULT, OPEN_CHOICES, Dtype, Layout, Model, Packing, Recipe, Record, Unspecified
@@ -125,6 +126,16 @@ class Request:
     overrides: Overrides = field(default_factory=Overrides)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest(Request):
+    """A request that may name a file instead of a workload and a size."""
+
+    model_config: Annotated[
+        str | None,
+        Option(help="Hugging Face config.json, instead of workload and size.", metavar="FILE", folder=True, basic=True),
+    ] = None
+
+
 class ScaleChoices(NamedTuple):
     """The scales of a recipe's layouts, and the rule for scales above the largest."""
 
@@ -236,6 +247,7 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
         what = f"{name} has only figures, of {' and '.join(catalogue.undescribed[name])}: its model is not described"
         raise UsageError(what, do=f"judge a log instead: 'llmb judge LOG -w {name}'")
     if name not in catalogue.workloads:
+        check_is_listed(name)
         raise unknown("workload", name, catalogue.workloads, do="see 'llmb list'")
     return catalogue.workloads[name]
 
@@ -401,7 +413,8 @@ def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
             base = next(row for row in choice.table.rows if row.gpus == rule.gpus)
             gbs = scale * rule.gbs // rule.gpus
             row = base.model_copy(update={"gpus": scale, "gbs": gbs, "dp": None, "ga": None})
-            note = f"GBS is {scale} x {rule.gbs} / {rule.gpus}, as in the document (line {rule.line})"
+            origin = "by default" if rule.line is None else f"as in the document (line {rule.line})"
+            note = f"GBS is {scale} x {rule.gbs} / {rule.gpus}, {origin}"
             return _Pick(choice, row, (note,))
     return None
 
@@ -473,6 +486,7 @@ def _recipe(
         notes=tuple(table.notes),
         overridden=tuple(changed),
         decisions=_decisions(pick, gpu_type, changed, published),
+        config_file=catalogue.own.file if catalogue.own and workload.workload == USER_WORKLOAD else None,
     )
 
 
@@ -501,6 +515,8 @@ def _expectations(
     """
     table = pick.choice.table
     gpu_types = (gpu_type,) if pick.choice.borrowed_from else (gpu_type, None)
+    if request.workload == USER_WORKLOAD:
+        return (), "a configuration file describes the model, and no figures are published for it"
     if table.release is None:
         return (), "a recipe of llmb itself, without published figures"
     if changed:

@@ -91,7 +91,8 @@ class BatchRule(Record):
 
     gpus: int
     gbs: int
-    line: int
+    line: int | None = None
+    """None for a rule of llmb itself."""
 
 
 class LayoutTable(Record):

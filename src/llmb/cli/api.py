@@ -22,7 +22,7 @@ from llmb.base.input_files import parse_path
 from llmb.base.options import build, options_of, valid_values
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import Request
+from llmb.catalogue.resolve import ModelRequest
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.catalogue.window import DEFAULT_RULE, check_rule
 from llmb.cli.accept import accept_with
@@ -30,6 +30,7 @@ from llmb.cli.predict import FindRuns, FurtherGpus, SearchOptions, count_memory,
 from llmb.cli.root import run_paths, write_named
 from llmb.cli.share import Format as Form
 from llmb.cli.share import report_on
+from llmb.cli.shared_options import catalogue_for, request_of
 from llmb.jobs.find_jobs import parse_since
 from llmb.jobs.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, run_folders
 from llmb.jobs.history import read_history
@@ -225,10 +226,10 @@ def _run_of(run: EndedRun) -> Run:
 
 
 @_checked
-def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
+def recipe(workload: str | None = None, size: str | None = None, **options: Any) -> Recipe:  # noqa: ANN401 (by option)
     """Return a recipe with its layout and published figures, like ``llmb show``; raise UsageError if there is none."""
-    values = _known(options, Request, workload, size)
-    return resolve_request(Catalogue(), build(Request, values))
+    request, _ = _requested(options, workload, size)
+    return resolve_request(catalogue_for(request), request)
 
 
 def _finder(on_message: Callable[[str], None]) -> FindRuns:
@@ -237,8 +238,8 @@ def _finder(on_message: Callable[[str], None]) -> FindRuns:
 
 @_checked
 def predict(
-    workload: str,
-    size: str,
+    workload: str | None = None,
+    size: str | None = None,
     *,
     calibrate: str | Path | None = None,
     hardware: str | Path | None = None,
@@ -251,20 +252,20 @@ def predict(
 
     ``calibrate`` is a run, or a file of ``llmb bench``; ``hardware`` a file of GPU types. Raise UsageError if invalid.
     """
-    values = _known(options, Request, workload, size, Choices)
-    request, choices = build(Request, values), build(Choices, values)
-    selector, find = None if calibrate is None else str(calibrate), _finder(on_message)
-    return predict_with(_catalogue(hardware), request, choices, FurtherGpus(scaling), selector, find, imbalance)
+    request, values = _requested(options, workload, size, Choices)
+    selector, choices = None if calibrate is None else str(calibrate), build(Choices, values)
+    catalogue, find, further = _catalogue(request, hardware), _finder(on_message), FurtherGpus(scaling)
+    return predict_with(catalogue, request, choices, further, selector, find, imbalance)
 
 
-def _catalogue(hardware: str | Path | None) -> Catalogue:
-    return Catalogue(hardware=None if hardware is None else parse_path(hardware))
+def _catalogue(request: ModelRequest, hardware: str | Path | None) -> Catalogue:
+    return catalogue_for(request, None if hardware is None else parse_path(hardware))
 
 
 @_checked
 def plan(
-    workload: str,
-    size: str,
+    workload: str | None = None,
+    size: str | None = None,
     *,
     goal: Goal = "step",
     top: int = 10,
@@ -279,10 +280,10 @@ def plan(
 
     Raise UsageError if no layout fits, or for invalid options.
     """
-    values = _known(options, Request, workload, size, Choices)
+    request, values = _requested(options, workload, size, Choices)
     return plan_with(
-        _catalogue(hardware),
-        build(Request, values),
+        _catalogue(request, hardware),
+        request,
         build(Choices, values),
         SearchOptions(goal=goal, top=top, price=price, max_memory_gib=max_memory_gib),
         None if calibrate is None else str(calibrate),
@@ -294,8 +295,8 @@ def plan(
 
 @_checked
 def memory(
-    workload: str,
-    size: str,
+    workload: str | None = None,
+    size: str | None = None,
     *,
     rank: int | None = None,
     all_stages: bool = False,
@@ -304,15 +305,15 @@ def memory(
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunMemory:
     """Return the counted or, with ``estimate``, estimated memory of ranks; raise UsageError for an invalid recipe."""
-    values = _known(options, Request, workload, size, Choices)
-    request, choices = build(Request, values), build(Choices, values)
-    return count_memory(request, choices, on_message, rank=rank, all_stages=all_stages, estimated=estimate)
+    request, values = _requested(options, workload, size, Choices)
+    catalogue, choices = catalogue_for(request), build(Choices, values)
+    return count_memory(catalogue, request, choices, on_message, rank=rank, all_stages=all_stages, estimated=estimate)
 
 
 @_checked
 def run(
-    workload: str,
-    size: str,
+    workload: str | None = None,
+    size: str | None = None,
     *,
     on_step: Callable[[StepNews], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
@@ -323,9 +324,9 @@ def run(
 
     Raise UsageError or EnvironmentProblem before training, RunFailed or InvalidRun after it.
     """
-    values = _known(options, Request, workload, size, Choices)
+    request, values = _requested(options, workload, size, Choices)
     install = install_root(os.environ, Path.cwd())
-    local = plan_here(Catalogue(), build(Request, values), build(Choices, values), os.environ, install)
+    local = plan_here(catalogue_for(request), request, build(Choices, values), os.environ, install)
     local.check()
     check_memory(local.plan, on_message, force=force)
     ended = local.start(on_step, on_message)
@@ -499,9 +500,12 @@ def report(
 _PAGES: Mapping[str, Form] = {".html": "html", ".md": "md", ".pdf": "pdf"}
 
 
-def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:
-    """Return the values by name of the option; raise UsageError for an unknown option or a value of the wrong type."""
-    known = {key: option for option in options_of(request, *more).values() for key in option.keys}
+def _requested(
+    options: Mapping[str, Any], workload: str | None, size: str | None, *more: type
+) -> tuple[ModelRequest, dict[str, Any]]:
+    """Return the request, and the values by name of the option; raise UsageError for an unknown option or a value of
+    the wrong type."""
+    known = {key: option for option in options_of(ModelRequest, *more).values() for key in option.keys}
     values: dict[str, Any] = {}
     for name, value in {**options, "workload": workload, "size": size}.items():
         if name not in known:
@@ -512,4 +516,4 @@ def _known(options: Mapping[str, Any], request: type, workload: str, size: str, 
         if value is not None and not option.takes(value):
             raise UsageError(f"{name} is {value!r}; it must be {valid_values(option)}")
         values[option.name] = value
-    return values
+    return request_of(values), values

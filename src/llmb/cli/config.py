@@ -10,7 +10,9 @@ from pydantic import BaseModel
 
 from llmb.base.errors import EnvironmentProblem, InvalidRun, UsageError
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.data_files import CatalogueError
 from llmb.catalogue.model_name import split_model
+from llmb.catalogue.user_files import check_user_files
 from llmb.cli.common import CommandGroup, Json
 from llmb.cli.root import install_here, say
 from llmb.cli.shared_options import COMPLETIONS, complete_size
@@ -21,7 +23,13 @@ from llmb.launch.site.cluster_config import is_key, read_cluster_file
 from llmb.launch.site.settings_edit import migrate as migrate_file
 from llmb.launch.site.settings_edit import migrated_text, set_value, unset_value
 from llmb.launch.site.site import suite_checkout
-from llmb.reports.install_report import checked_document, checked_table, settings_document, settings_tables
+from llmb.reports.install_report import (
+    checked_document,
+    checked_table,
+    settings_document,
+    settings_tables,
+    user_files_table,
+)
 from llmb.reports.output import print_output
 from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
 
@@ -102,23 +110,43 @@ def check(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare a checkout of the reference suite with the release that llmb supports, file by file.
+    """Check a catalogue of your own, and compare a checkout of the reference suite with its release, file by file.
 
-    It lists the differences in everything that llmb relies on, such as the variables of a launch script and the commits
-    of its software. `--framework reference_suite` does the same check before it queues a job. The exit code is 6 if
-    anything differs.
+    Your catalogue is the folder $LLMB_CATALOGUE, by default ~/.config/llmb/catalogue. Every file of it is read, even if
+    no other command needs it; the exit code is 2 if a file is invalid.
+
+    The comparison lists the differences in everything that llmb relies on, such as the variables of a launch script and
+    the commits of its software. `--framework reference_suite` does the same check before it queues a job. The exit code
+    is 6 if anything differs. Without a checkout, only the catalogue is checked.
 
     Examples:
+
+    - `llmb config check`
 
     - `llmb config check --suite dgxc-benchmarking`
 
     - `llmb config check --suite dgxc-benchmarking --release 25.04 --json`
     """
+    catalogue = Catalogue()
+    folder = catalogue.folder
+    own = check_user_files(catalogue, folder) if folder else []
+    problems = [problem for one in own for problem in one.problems]
     scripts = scripts_of(release) if release else None
-    tag = scripts[0].tag if scripts else None
-    checkout = suite or suite_checkout(read_cluster_site(Catalogue(), install_here(), os.environ), tag)
-    found = check_checkout(checkout, scripts)
-    print_output(checked_document(checkout, found) if json else checked_table(found))
+    checkout = suite
+    if checkout is None and not problems:  # else the settings might not be read
+        found_at = suite_checkout(
+            read_cluster_site(catalogue, install_here(), os.environ), scripts[0].tag if scripts else None
+        )
+        checkout = found_at if release or folder is None or found_at.exists() else None
+    found = check_checkout(checkout, scripts) if checkout else []
+    if json:
+        print_output(checked_document(checkout, found, folder, own))
+    else:
+        print_output(
+            [*([user_files_table(folder, own)] if folder else []), *([checked_table(found)] if checkout else [])]
+        )
+    if problems:
+        raise CatalogueError(problems)
     changed = [item.file for item in found if item.state != "as released"]
     if changed:
         what = f"{len(changed)} of {len(found)} files differ from {found[0].script.tag}"

@@ -16,10 +16,18 @@ from llmb.base.missing import Missing
 from llmb.base.options import options_of
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
+from llmb.catalogue.resolve import CPU, ModelRequest, Overrides, Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, print_for_recipe, say
-from llmb.cli.shared_options import flags_of, recipe_options, record_options, request_of, selection_options, takes
+from llmb.cli.shared_options import (
+    catalogue_for,
+    flags_of,
+    recipe_options,
+    record_options,
+    request_of,
+    selection_options,
+    takes,
+)
 from llmb.launch.programs.engine.program import count_ranks
 from llmb.prediction.memory import estimate, settle_sharding, why_not_estimated
 from llmb.prediction.prediction import (
@@ -101,7 +109,7 @@ def find_here(selector: str) -> "RunSet":
 
 
 @app.command()
-@takes(selection_options(options_of(Request).values()), record_options(Choices, DECISIVE))
+@takes(selection_options(options_of(ModelRequest).values()), record_options(Choices, DECISIVE))
 def predict(
     values: dict[str, Any],
     choices: Choices,
@@ -137,16 +145,18 @@ def predict(
     - `llmb predict -w pretrain_llama3.1 -s 405b --scale 512 --gpu-type h100 --scaling strong --gpu-mtbf-h 50000`
 
     - `llmb predict --file layouts.csv > predicted.csv`
+
+    - `llmb predict --model-config config.json --scale 64 --gpu-type h100 --tp 8`
     """
-    catalogue = Catalogue(hardware=hardware)
     if file is not None:
         if asked := [name for name in flags_of(ctx, ctx.params) if name not in BESIDE_FILE]:
             what = f"--{asked[0].replace('_', '-')} cannot be combined with --file"
             raise UsageError(what, do="pass only one")
-        _predict_file(catalogue, file, json=json)
+        _predict_file(Catalogue(hardware=hardware), file, json=json)
         return
-    further = FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s)
-    found = predict_with(catalogue, request_of(values), choices, further, calibrate_with, imbalance=imbalance)
+    request, further = request_of(values), FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s)
+    catalogue = catalogue_for(request, hardware)
+    found = predict_with(catalogue, request, choices, further, calibrate_with, imbalance=imbalance)
     _print(found.prediction.plan.recipe, found, json=json)
 
 
@@ -186,7 +196,7 @@ def predict_with(
 
 
 def _print(recipe: Recipe, found: Shown, *, json: bool) -> None:
-    print_for_recipe(recipe.unspecified, found.to_dict() if json else found.tables())
+    print_for_recipe(recipe, found.to_dict() if json else found.tables())
 
 
 def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
@@ -270,7 +280,7 @@ class SearchOptions:
 @app.command()
 @takes(recipe_options(), record_options(Choices, DECISIVE), SearchOptions)
 def plan(
-    request: Request,
+    request: ModelRequest,
     choices: Choices,
     wanted: SearchOptions,
     calibrate_with: Calibrate = None,
@@ -296,10 +306,14 @@ def plan(
     - `llmb plan -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --top 5 -o layouts.txt`
 
     - `llmb plan -w pretrain_llama3.1 -s 8b --scale 64 --gpu-type h100 --goal token --price 2.5`
+
+    - `llmb plan --model-config config.json --scale 64 --gpu-type h100`
     """
+    if wanted.output is not None and request.model_config:
+        raise UsageError("a campaign cannot contain a model from a file", do="omit --output, or --model-config")
     explicit = "recompute" in flags_of(ctx, ctx.params)
     found = plan_with(
-        Catalogue(hardware=hardware), request, choices, wanted, calibrate_with, explicit_recompute=explicit
+        catalogue_for(request, hardware), request, choices, wanted, calibrate_with, explicit_recompute=explicit
     )
     _print(found.recipe, found, json=json)
     if wanted.output is not None:  # last, so that the result is not lost if the file cannot be written
@@ -349,7 +363,7 @@ def plan_with(
 @app.command()
 @takes(recipe_options(), record_options(Choices, DECISIVE))
 def memory(
-    request: Request,
+    request: ModelRequest,
     choices: Choices,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count only this rank.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
@@ -374,12 +388,17 @@ def memory(
     - `llmb memory -w pretrain_llama3.1 -s 405b --scale 512 --gpu-type h100 --estimate --recompute selective`
 
     - `llmb memory -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --tp 8 --recompute selective`
+
+    - `llmb memory --model-config config.json --scale 8 --gpu-type h100 --estimate`
     """
-    found = count_memory(request, choices, say, rank=rank, all_stages=all_stages, estimated=estimated)
+    found = count_memory(
+        catalogue_for(request), request, choices, say, rank=rank, all_stages=all_stages, estimated=estimated
+    )
     _print(found.recipe, found, json=json)
 
 
 def count_memory(
+    catalogue: Catalogue,
     request: Request,
     choices: Choices,
     on_message: Callable[[str], None],
@@ -389,7 +408,6 @@ def count_memory(
     estimated: bool,
 ) -> RunMemory:
     """Count, or estimate, the memory of a recipe's ranks; raise UsageError for an invalid recipe or rank."""
-    catalogue = Catalogue()
     recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", trains=False)
     plan = settle_sharding(plan, choices.parallelism)

@@ -11,12 +11,12 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue, job_defaults
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import Request, all_scales, resolve
+from llmb.catalogue.resolve import ModelRequest, all_scales, resolve
 from llmb.catalogue.schema import WorkloadFile
 from llmb.catalogue.throughput import throughput, why_too_fast
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, print_for_recipe
-from llmb.cli.shared_options import COMPLETIONS, only_value, recipe_options, takes
+from llmb.cli.shared_options import COMPLETIONS, catalogue_for, only_value, recipe_options, takes
 from llmb.readers.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.reports.output import print_output
 from llmb.reports.recipe_report import (
@@ -76,7 +76,7 @@ def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:
 @app.command()
 @takes(recipe_options())
 def show(
-    request: Request,
+    request: ModelRequest,
     all_scales: Annotated[
         bool,
         typer.Option("--all-scales", help="Show the layout and the published figures at every scale, in one table."),
@@ -92,8 +92,10 @@ def show(
     - `llmb show -w pretrain_nemotron4 -s 15b --dtype fp8 --scale 64 --json`
 
     - `llmb show -w pretrain_llama3.1 -s 70b --all-scales`
+
+    - `llmb show --model-config config.json`
     """
-    catalogue = Catalogue()
+    catalogue = catalogue_for(request)
     if all_scales:
         _show_scales(catalogue, request, json=json)
         return
@@ -101,7 +103,7 @@ def show(
     job = job_defaults(catalogue, recipe)
     found = _origin(catalogue, recipe)
     shown = recipe_document(recipe, job, found) if json else recipe_tables(recipe, job, found)
-    print_for_recipe(recipe.unspecified, shown)
+    print_for_recipe(recipe, shown)
 
 
 def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
@@ -110,16 +112,16 @@ def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
     return origin_here(catalogue, install_here(), recipe)
 
 
-def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:
+def _show_scales(catalogue: Catalogue, request: ModelRequest, *, json: bool) -> None:
     by_dtype = all_scales(catalogue, request).values()
     recipes = list(chain.from_iterable(by_dtype))
-    print_for_recipe(recipes[0].unspecified, scales_document(recipes) if json else map(scales_table, by_dtype))
+    print_for_recipe(recipes[0], scales_document(recipes) if json else map(scales_table, by_dtype))
 
 
 @app.command()
 @takes(recipe_options())
 def metrics(
-    request: Request,
+    request: ModelRequest,
     step_time: Annotated[float, typer.Option("--step-time", help="Seconds per training step.")],
     json: Json = False,
 ) -> None:
@@ -134,7 +136,7 @@ def metrics(
     """
     if not SHORTEST_STEP_S < step_time < LONGEST_STEP_S:
         raise UsageError(f"step time {step_time} s is invalid", do="pass --step-time in seconds, above 0")
-    recipe = resolve(Catalogue(), request)
+    recipe = resolve(catalogue_for(request), request)
     result = throughput(recipe, step_time)
     if why := why_too_fast(result.tflops_per_gpu, result.peak_tflops):
         raise UsageError(
@@ -142,4 +144,4 @@ def metrics(
         )
     document = {**identity_document(recipe), "step_time_s": step_time, **asdict(result)}
     shown = document if json else throughput_table(recipe, step_time, result)
-    print_for_recipe(recipe.unspecified, shown)
+    print_for_recipe(recipe, shown)

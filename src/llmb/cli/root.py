@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmb.base.errors import EnvironmentProblem, UsageError, UserInterrupt
-from llmb.catalogue.records import Unspecified, unspecified_text
+from llmb.catalogue.records import Recipe, Unspecified, unspecified_text
 from llmb.cli.common import print_message
 from llmb.reports.output import print_line, print_output
 from llmb.reports.table import Table
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from llmb.jobs.campaigns.proposal import CampaignContext
 
 
-def print_for_recipe(choices: Sequence[Unspecified], result: dict[str, Any] | Table | Iterable[Table]) -> None:
+def print_for_recipe(recipe: Recipe, result: dict[str, Any] | Table | Iterable[Table]) -> None:
     """Print a result. A table follows a line with the defaults of the request; a JSON document contains them."""
     if not isinstance(result, dict):
-        print_unspecified(choices)
+        print_unspecified(recipe.unspecified)
+        if recipe.config_file:
+            print_line(recipe.config_file.text)
     print_output(result)
 
 

@@ -15,14 +15,13 @@ import typer
 
 from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.base.options import RANKS, Option, arguments_of, build, convert, numbers_of, options_of, parse_ranges
-from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import OPEN_CHOICES
-from llmb.catalogue.resolve import Request
+from llmb.catalogue.resolve import ModelRequest, Request
 from llmb.cli.common import Force, Json, is_verbose
 from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say, warn
 from llmb.cli.runs import print_repeats, print_result
-from llmb.cli.shared_options import request_of, selection_options, takes, value_options
+from llmb.cli.shared_options import catalogue_for, request_of, selection_options, takes, value_options
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, runs_lock
 from llmb.launch.jobspec.job_options import FrameworkChoices, framework_arguments, framework_options
 from llmb.launch.programs.conclude import EndedRun
@@ -36,7 +35,7 @@ from llmb.reports.table import plain_lines
 from llmb.runs.choices import Choices
 from llmb.runs.plan import scale_warnings
 
-REQUEST = selection_options(options_of(Request).values(), swept=True)
+REQUEST = selection_options(options_of(ModelRequest).values(), swept=True)
 CHOICES = value_options(options_of(Choices).values(), swept=True)
 FRAMEWORK = value_options([options_of(FrameworkChoices)[name] for name in ("framework", "framework_arg")])
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -63,7 +62,7 @@ class Pretended:
         ),
     ] = None
 
-    def ranks_of(self, request: Request) -> tuple[Request, Sequence[int | None]]:
+    def ranks_of(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[int | None]]:
         """Return the request at the pretended scale, and the ranks to run alone; None stands for all ranks.
 
         Raise UsageError for a rank outside the layout, and for options that contradict each other.
@@ -126,11 +125,9 @@ def run(
 
     - `llmb run -w pretrain_nemotron4 -s tiny --scale 2 --steps 20 --json`
 
-    - `llmb run -w pretrain_llama3.1 -s 8b --scale 1 --gpu-type h100 --dry-run`
+    - `llmb run --model-config config.json --scale 1 --gpu-type h100 --dry-run`
 
-    - `llmb run -w pretrain_llama3.1 -s tiny --save-checkpoint`
-
-    - `llmb run -w pretrain_llama3.1 -s tiny --profile`
+    - `llmb run -w pretrain_llama3.1 -s tiny --profile --save-checkpoint`
 
     - `llmb run -w pretrain_llama3.1 -s tiny --dtype fp32,bf16 --repeats 5 --label before`
 
@@ -145,9 +142,10 @@ def run(
         return
     if several.start_new and chosen["label"] is None:
         raise UsageError("--new has no effect without --label: every run is new", do="omit --new, or add --label")
-    catalogue, install = Catalogue(), install_here()
-    asked = []
-    for one in combined({**requested, **chosen}):
+    install, asked = install_here(), []
+    combinations = list(combined({**requested, **chosen}))
+    catalogue = catalogue_for(request_of(combinations[0]))
+    for one in combinations:
         request, choices = request_of(one), build(Choices, one)
         request, ranks = pretended.ranks_of(request)
         asked += [(request, choices, alone) for alone in ranks]
@@ -210,7 +208,7 @@ def combined(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     Raise UsageError for a list with an empty or a duplicate value, and for an invalid value.
     """
-    options = {**options_of(Request), **options_of(Choices)}
+    options = {**options_of(ModelRequest), **options_of(Choices)}
     texts = {name: value for name, value in values.items() if options[name].swept and isinstance(value, str)}
     lists = [_values(options[name], text) for name, text in texts.items()]
     for combination in product(*lists):

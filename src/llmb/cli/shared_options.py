@@ -14,9 +14,10 @@ import typer
 from llmb.base.errors import LlmbError, UsageError
 from llmb.base.options import Option, build, options_of
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.custom import USER_WORKLOAD, size_of_file
 from llmb.catalogue.model_name import parse_model, split_model
 from llmb.catalogue.records import OPEN_CHOICES, Dtype
-from llmb.catalogue.resolve import CPU, Request, sizes_of
+from llmb.catalogue.resolve import CPU, ModelRequest, Request, sizes_of
 from llmb.cli.root import say
 from llmb.runs.folder import chosen_root
 
@@ -90,7 +91,7 @@ def parameter(option: Option, *, envvar: bool = True, swept: bool = False) -> in
     With ``swept``, an option that may have several values is parsed as text.
     """
     is_limited = option.limit and not option.listed and option.limit not in OBVIOUS
-    metavar = "FOLDER" if option.folder else f"N ({option.limit})" if is_limited else option.metavar
+    metavar = option.metavar or "FOLDER" if option.folder else f"N ({option.limit})" if is_limited else option.metavar
     if swept and option.swept:
         metavar = metavar or ("N" if option.type in (int, float) else None)
     info = typer.Option(
@@ -133,8 +134,17 @@ def value_options(options: Iterable[Option], *, envvar: bool = True, swept: bool
 
 
 def recipe_options() -> Maker:
-    """Return a function that makes a Request; workload and size may also be positional."""
-    return selection_options(options_of(Request).values(), request_of)
+    """Return a function that makes a request; workload and size may also be positional."""
+    return selection_options(options_of(ModelRequest).values(), request_of)
+
+
+def catalogue_for(request: ModelRequest, hardware: Path | None = None) -> Catalogue:
+    """Return the catalogue, with the model of the request's file. Raises UsageError for one that is not described."""
+    if request.model_config is None:
+        return Catalogue(hardware=hardware)
+    from llmb.runs.huggingface.user_model import read_user_model  # few requests have such a file
+
+    return Catalogue(hardware=hardware, own=read_user_model(Path(request.model_config)))
 
 
 STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"scale": "layout.gpus"}
@@ -160,7 +170,7 @@ def log_options() -> Maker:
 def model_options() -> Maker:
     """Return a function that returns the workload and size; both may also be positional."""
     options = [options_of(Request)[name] for name in PLACES]
-    return selection_options(options, lambda values: tuple(map(_completed(values).get, PLACES)))
+    return selection_options(options, lambda values: tuple(map(completed(values).get, PLACES)))
 
 
 def selection_options(
@@ -190,14 +200,21 @@ def _maker(parameters: Iterable[inspect.Parameter], make: Maker) -> Maker:
     return make
 
 
-def request_of(values: Mapping[str, Any]) -> Request:
-    """Return the request; raise UsageError if workload or size is missing. They may be one word."""
-    return build(Request, _completed(values))
+def request_of(values: Mapping[str, Any]) -> ModelRequest:
+    """Return the request; raise UsageError if workload or size is missing. They may be one word, or a model's file."""
+    return build(ModelRequest, completed(values))
 
 
-def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values with workload and size, which may be one word; raise UsageError if one is missing."""
+def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values with workload and size, which may be one word or the name of a model's file; raise UsageError
+    if one is missing."""
     workload, size = values["workload"], values["size"]
+    if file := values.get("model_config"):
+        own = {"workload": USER_WORKLOAD, "size": size_of_file(Path(file))}
+        if others := [name for name in PLACES if values[name] not in (None, own[name])]:
+            what = f"--model-config replaces workload and size, but the {others[0]} is '{values[others[0]]}'"
+            raise UsageError(what, do=f"omit the {others[0]}, or --model-config")
+        return {**values, **own}
     if workload is not None and size is not None and workload.count("_") == 1:
         return values  # a complete name without a size: the catalogue is not needed
     catalogue = Catalogue()

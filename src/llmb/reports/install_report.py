@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from llmb.base.shown_text import printable
+from llmb.catalogue.user_files import UserFile
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.launch.documents.launch_scripts import CheckedFile
 from llmb.reports.formats import formatted, number, unknown, whole
 from llmb.reports.recipe_report import lora_text
-from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, table_of, texts
+from llmb.reports.table import Column, Table, facts_table, fields_of, numbers, rows_table, table_of, texts
 from llmb.runs.checkpoint_use import base_text
 from llmb.runs.checkpoints.checkpoint import SavedCheckpoint
 from llmb.setup.install.answers import OPTIONS, Answers
@@ -98,14 +99,25 @@ def settings_document(found: SettingsInEffect) -> dict[str, Any]:
     return {"install_root": found.install_root, "files": files, **fields_of(found, "settings", "variables")}
 
 
-def checked_document(checkout: Path, found: Sequence[CheckedFile]) -> dict[str, Any]:
-    """Return the JSON of ``llmb config check``; its keys are a contract."""
+def checked_document(
+    checkout: Path | None, found: Sequence[CheckedFile], folder: Path | None, own: Sequence[UserFile]
+) -> dict[str, Any]:
+    """Return the JSON of ``llmb config check``; its keys are a contract. Values
+    of a checkout that is not checked, and of a user's catalogue that does not exist, are null."""
     return {
         "path": checkout,
-        "as_released": all(item.state == "as released" for item in found),
-        "tag": found[0].script.tag,
+        "as_released": all(item.state == "as released" for item in found) if found else None,
+        "tag": found[0].script.tag if found else None,
         "files": [fields_of(one, "script.release", "script.workload", "file", "state", "differs") for one in found],
+        "catalogue": folder and {"path": folder, "files": [one._asdict() for one in own]},
     }
+
+
+def user_files_table(folder: Path, own: Sequence[UserFile]) -> Table:
+    """Return a table of the files in a user's catalogue, with their problems."""
+    states = (f"{len(one.problems)} {'problem' if len(one.problems) == 1 else 'problems'}" for one in own)
+    rows = [(one.file, state if one.problems else "valid") for one, state in zip(own, states, strict=True)]
+    return rows_table(f"Your catalogue, {folder}", ("file", "state"), rows)
 
 
 def checked_table(found: Sequence[CheckedFile]) -> Table:

@@ -70,9 +70,10 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
 def identity_document(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe and the options left at defaults: the first keys of every document about a recipe."""
     layers = {"layers": recipe.layout.layers, "full_layers": recipe.full_layers}
+    file = {"config_file": recipe.config_file} if recipe.config_file else {}
     return {
         "title": recipe.title(),
-        "recipe": {**fields_of(recipe, *IDENTITY), **(layers if recipe.proxy else {})},
+        "recipe": {**fields_of(recipe, *IDENTITY), **(layers if recipe.proxy else {}), **file},
         "unspecified": recipe.unspecified,
     }
 

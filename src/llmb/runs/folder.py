@@ -18,7 +18,7 @@ from llmb.base.input_files import MOST_JSON_BYTES, check_values, open_regular, r
 from llmb.base.missing import Missing
 from llmb.base.record import first_problem
 from llmb.base.shown_text import printable
-from llmb.base.trust import check_owner
+from llmb.base.trust import check_owner, config_folder
 from llmb.readers.profiles import NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 if TYPE_CHECKING:
@@ -178,8 +178,8 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
 
 def user_config(environ: Mapping[str, str]) -> Path | None:
     """Return the file of the user's own defaults, which need not exist; None without a home folder."""
-    base = environ.get("XDG_CONFIG_HOME", "").strip() or (environ.get("HOME") and f"{environ['HOME']}/.config")
-    return Path(base) / "llmb" / "config.yaml" if base else None
+    folder = config_folder(environ)
+    return folder / "config.yaml" if folder else None
 
 
 def user_root(path: Path) -> Path | None:

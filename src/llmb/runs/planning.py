@@ -14,10 +14,11 @@ from llmb.base.input_files import MOST_JSON_BYTES, read_regular
 from llmb.base.options import arguments_of
 from llmb.base.trust import check_links
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.custom import UserModel
 from llmb.catalogue.packing import chunked_squares
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model, Packing, Recipe, Record
-from llmb.catalogue.resolve import CPU, Overrides, Request, find_workload, resolve
+from llmb.catalogue.resolve import CPU, ModelRequest, Overrides, find_workload, resolve
 from llmb.readers.samples.host import Device
 from llmb.runs.checkpoint_use import check_weights
 from llmb.runs.checkpoints.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
@@ -353,6 +354,9 @@ def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
     """
     recipe, rank = plan.recipe, plan.recipe.pretended_rank
     request = _request(recipe)
+    if recipe.config_file:  # which need not be there any longer
+        whole = recipe.model.model_copy(update={"layers": recipe.full_layers})
+        catalogue = Catalogue(own=UserModel(whole, recipe.config_file))
     usual = resolve(catalogue, request)
     usual_plan = make_plan(usual if rank is None else pretending(usual, rank), Choices(), device=plan.device)
     choices = Choices(**dict(_choices(plan, usual_plan)))
@@ -360,8 +364,9 @@ def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
     return [*arguments_of(request), *arguments_of(choices), *pretends]
 
 
-def _request(recipe: Recipe) -> Request:
-    return Request(
+def _request(recipe: Recipe) -> ModelRequest:
+    return ModelRequest(
+        model_config=recipe.config_file.path if recipe.config_file else None,
         workload=recipe.workload,
         size=recipe.size,
         dtype=recipe.dtype.value,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers the evidence in a run's files, and explains why the run is slow."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -428,10 +429,12 @@ def _words(run: AnalyzedRun) -> dict[str, str]:
         return {"run": str(run.path), "command": "llmb run -w WORKLOAD -s SIZE", **unknown}
     job = run.record.job if run.record else None
     starts = "submit" if job and job.scheduler != LOCAL else "run"
-    options = f"-w {recipe.workload} -s {recipe.size} --dtype {recipe.dtype.value} --gpu-type {recipe.gpu_type}"
+    file = recipe.config_file
+    model = f"--model-config {shlex.quote(file.path)}" if file else f"-w {recipe.workload} -s {recipe.size}"
+    options = f"--dtype {recipe.dtype.value} --gpu-type {recipe.gpu_type} --scale {recipe.scale}"
     return {
         "run": str(run.path),
-        "command": f"llmb {starts} {options} --scale {recipe.scale}",
+        "command": f"llmb {starts} {model} {options}",
         "workload": recipe.workload,
         "size": recipe.size,
         "gpu_type": recipe.gpu_type,

@@ -2,6 +2,7 @@
 """Writes a model's ``config.json``, and finds how another one differs. Pure."""
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Literal
 
 from llmb.catalogue.records import Mlp, Model
@@ -27,14 +28,14 @@ COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
 """Settings that act on weights, in every form; others are in ``formats.yaml``."""
 
 
-def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
-    """Return the ``config.json`` of a model with weights stored in ``dtype``.
+def config_of(model: Model, dtype: ExportDtype, form: WeightsFormat | None = None) -> dict[str, Any]:
+    """Return the ``config.json`` of a model with weights stored in ``dtype``, by default in its own format.
 
     Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
     Special tokens are null: a run has no tokenizer. Raise UsageError for a model that the
     format cannot express.
     """
-    form = format_of(model)
+    form = form or format_of(model)
     return {
         "architectures": [form.model_class],
         "model_type": form.model_type,
@@ -59,7 +60,7 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
-        **{name: _whole(part(model, field)) for name, field in form.settings.items()},
+        **{name: _setting(part(model, field)) for name, field in form.settings.items()},
         **form.constants,
         **(_layer_lists(model) if form.lists_layers else {}),
     }
@@ -75,26 +76,37 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
         yield f"model_type is {config.get('model_type')}; {model.model} {model.size} is {form.model_type}"
         return
     if malformed := [name for name in OBJECTS if not isinstance(config.get(name) or {}, Mapping)]:
-        yield f"{malformed[0]} is {_shown(config[malformed[0]])}, which is not a JSON object"
+        yield f"{malformed[0]} is {shown_value(config[malformed[0]])}, which is not a JSON object"
         return
-    text = _text_config(config, form)
+    text = text_config(config, form)
     if config.get("quantization_config") or text.get("quantization_config"):
         yield "quantization_config is set: quantized weights are unsupported"
-    (expected,) = _readings(config_of(model, "fp32"), form)
+    for name, shown, value in setting_differences(model, text, form):
+        yield f"{name} is {shown}; in {model.model} {model.size} it is {value}"
+
+
+def setting_differences(model: Model, text: Config, form: WeightsFormat) -> Iterator[tuple[str, str, object]]:
+    """Yield settings of a text model that act on weights and differ, with their value as text and the model's."""
+    (expected,) = _readings(config_of(model, "fp32", form), form)
     readings = _readings(text, form)
     for name, value in expected.items():
-        for reading_text in dict.fromkeys(_shown(reading[name]) for reading in readings if reading[name] != value):
-            yield f"{name} is {reading_text}; in {model.model} {model.size} it is {value}"
+        for shown in dict.fromkeys(shown_value(reading[name]) for reading in readings if reading[name] != value):
+            yield name, shown, value
 
 
 def unknown_keys(model: Model, config: Config) -> Iterator[str]:
     """Yield keys with values whose effect on the model is unknown; null means not specified. The configuration must
     have no differences.
     """
-    form = format_of(model)
+    yield from unknown_to(format_of(model), config)
+
+
+def unknown_to(form: WeightsFormat, config: Config) -> Iterator[str]:
+    """Yield keys that a format does not have, with their values."""
     common = {key for ignored in common_settings().ignored for key in ignored.keys}
     keys = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.renamed, *form.compared, *form.unused}
-    keys |= set(LAYER_LISTS) if form.lists_layers else set()
+    keys |= set(LAYER_LISTS) if form.lists_layers else {"sliding_window"} if form.every_window else set()
+    keys |= set(chain(*form.sums.values(), *form.products.values()))
     if config.get("model_type") == form.multimodal_type:
         levels = [(config, {TIED, *form.multimodal_keys}), (config.get("text_config") or {}, keys)]
     else:
@@ -103,16 +115,16 @@ def unknown_keys(model: Model, config: Config) -> Iterator[str]:
         for name, value in settings.items():
             if value is not None and name not in keys | common and name != "quantization_config":
                 if name not in common_settings().fixed:
-                    yield f"{name} is {_shown(value)}"
+                    yield f"{name} is {shown_value(value)}"
                 elif value != common_settings().fixed[name]:
-                    yield f"{name} is {_shown(value)}, not {common_settings().fixed[name]}"
+                    yield f"{name} is {shown_value(value)}, not {common_settings().fixed[name]}"
 
 
 def _types(form: WeightsFormat) -> tuple[str | None, ...]:
     return (form.model_type, form.multimodal_type) if form.multimodal_type else (form.model_type,)
 
 
-def _text_config(config: Config, form: WeightsFormat) -> Config:
+def text_config(config: Config, form: WeightsFormat) -> Config:
     """Return the settings of the text model, including whether the multimodal model ties its embedding."""
     if config.get("model_type") != form.multimodal_type:
         return config
@@ -120,7 +132,7 @@ def _text_config(config: Config, form: WeightsFormat) -> Config:
     return {**text, TIED: config.get(TIED) or text.get(TIED)}
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
     text = str(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
@@ -138,8 +150,10 @@ def _rope_scaling(model: Model) -> dict[str, Any] | None:
     }
 
 
-def _whole(value: object) -> object:
-    """Write numbers as published configurations do: 8192, not 8192.0."""
+def _setting(value: object) -> object:
+    """Write values as published configurations do: 8192, not 8192.0, and True for a norm of each head."""
+    if value == "rmsnorm":
+        return True
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -42,6 +42,7 @@ class WeightsFormat(Record):
 
     model_type: str
     model_class: str
+    also: tuple[str, ...] = ()
     multimodal_type: str | None = None
     """The type in ``config.json`` of a multimodal model with this text model."""
     parts: dict[str, Any]
@@ -55,6 +56,10 @@ class WeightsFormat(Record):
     compared: tuple[str, ...]
     unused: tuple[str, ...] = ()
     multimodal_keys: tuple[str, ...] = ()
+    sums: dict[str, tuple[str, str]] = Field(default_factory=dict)
+    products: dict[str, tuple[str, str]] = Field(default_factory=dict)
+    every_window: int | None = None
+    programs: str | None = None
     lists_layers: bool = False
     """True if the configuration lists the layers that have experts, and those with rotary positions."""
     names: dict[str, str] = Field(default_factory=dict)
@@ -105,7 +110,8 @@ def format_of(model: Model) -> WeightsFormat:
 def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
     """Yield why ``form`` cannot express ``model``: differing parts, and non-default fields that it ignores."""
     yield from part_differences(model, form.parts)
-    names = {name.partition(".")[0] for name in (*IN_EVERY_FORM, *form.parts, *form.equal, *form.settings.values())}
+    named = (*form.parts, *form.equal, *form.settings.values())
+    names = {*IN_EVERY_FORM, *(name.partition(".")[0] for name in named)} - {"other_parts"}
     for name, field in Model.model_fields.items():
         if name not in names and not field.is_required() and (value := getattr(model, name)) != field.default:
             yield f"{name} is {value}, not {field.default}"
