@@ -38,6 +38,7 @@ def test_list_names_every_workload(llmb: Run, document: Document) -> None:
         "pretrain_kimi-k2",
         "pretrain_llama3.1",
         "pretrain_mixtral",
+        "pretrain_nemotron3",
         "pretrain_nemotron4",
         "pretrain_qwen3",
         "sft_llama3",

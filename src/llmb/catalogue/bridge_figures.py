@@ -32,6 +32,8 @@ class BridgeModel(Record):
     size: str
     experiment: str
     """The prefix of the names of Megatron-Bridge's experiments with this model."""
+    described: bool = True
+    """True if the catalogue has its parts, and so recipes; otherwise its figures only judge logs."""
 
     @property
     def recipe(self) -> str:
@@ -200,14 +202,14 @@ class BridgeTables:
                 rows=(LayoutRow(line=row.line, gpus=row.gpus, layers=models[model.size].layers, **_layout_sizes(row)),),
             )
             for model, row in self.named
-            if model.workload == workload and not self._erratum(row)
+            if model.workload == workload and model.described and not self._erratum(row)
         )
 
     def flops(self, workload: str, models: Mapping[str, Model]) -> Iterator[FlopsEntry]:
         """Yield the FLOPs of a sequence for each size and release, from the printed TFLOP/s and tokens/s."""
         found: dict[tuple[str, str], FlopsEntry] = {}
         for model, row in self.named:
-            if model.workload == workload:
+            if model.workload == workload and model.described:
                 found.setdefault(
                     (model.size, row.release),
                     FlopsEntry(

@@ -250,7 +250,7 @@ class Catalogue:
     @cached_property
     def undescribed(self) -> Mapping[str, tuple[str, ...]]:
         """Return the sizes of workloads that have published figures, but no description of the model."""
-        models = [model for model in self.bridge.file.models if model.workload not in self.workloads]
+        models = [model for model in self.bridge.file.models if not model.described]
         names = dict.fromkeys(model.workload for model in models)
         return {name: tuple(model.size for model in models if model.workload == name) for name in names}
 

@@ -15,7 +15,7 @@ FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
     """Return the workload, and the size if ``name`` ends with one; raise UsageError for an unknown name."""
     workload, size = _parts_of(catalogue, name)
-    if size is not None and workload not in catalogue.undescribed:
+    if size is not None and size not in catalogue.undescribed.get(workload, ()):
         sized_workload(catalogue, workload, size)
     return workload, size
 

@@ -249,6 +249,34 @@ class Yarn(Record):
     beta_slow: Positive
 
 
+class HybridLayers(Record):
+    """Layers of one kind each, in the order of ``pattern``: ``M`` is Mamba-2, ``*`` attention, ``E`` experts."""
+
+    pattern: str = Field(pattern=r"^[M*E]+$")
+    heads: Size
+    head_dim: Size
+    state_dim: Size
+    groups: Size
+    conv_kernel: Size = 4
+
+    @property
+    def inner_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Return the number of elements of a token that the convolution of a Mamba layer sees."""
+        return self.inner_size + 2 * self.groups * self.state_dim
+
+    def matrices(self, hidden_size: int) -> int:
+        """Return the number of elements of the two matrices of a Mamba layer."""
+        return hidden_size * (self.inner_size + self.convolved + self.heads) + self.inner_size * hidden_size
+
+    def parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters of a Mamba layer: with convolution, norm, and three vectors of the heads."""
+        return self.matrices(hidden_size) + self.convolved * (self.conv_kernel + 1) + self.inner_size + 3 * self.heads
+
+
 class OtherParts(Record):
     """Parts of a model that llmb's engine does not implement."""
 
@@ -266,6 +294,9 @@ class OtherParts(Record):
     multi_token_layers: Count = 0
     """Layers that predict further tokens, each with the head; the number of parameters excludes them."""
     yarn: Yarn | None = None
+    hybrid_layers: HybridLayers | None = None
+    latent_experts: Count = 0
+    """Size of the vectors that routed experts compute with, projected from and to the hidden size (Nemotron 3)."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -319,7 +350,7 @@ class Model(Record):
 
     @model_validator(mode="after")
     def _experts_are_gated(self) -> Self:
-        if self.moe is not None and self.mlp != "swiglu":
+        if self.moe is not None and self.mlp != "swiglu" and not self.hybrid_layers:
             raise ValueError(f"experts need mlp swiglu, not {self.mlp}")
         if self.moe is not None and self.mlp_bias:
             raise ValueError("feed-forward layers beside experts have no biases")
@@ -335,11 +366,21 @@ class Model(Record):
         return self.other_parts.latent_attention if self.other_parts else None
 
     @property
+    def hybrid_layers(self) -> HybridLayers | None:
+        return self.other_parts.hybrid_layers if self.other_parts else None
+
+    def kind_of(self, layer: int) -> str:
+        """Return the kind of a hybrid layer; other layers have attention and a feed-forward part, ``*E``."""
+        return self.hybrid_layers.pattern[layer] if self.hybrid_layers else "*E"
+
+    @property
     def multi_token_layers(self) -> int:
         return self.other_parts.multi_token_layers if self.other_parts else 0
 
     def is_moe_layer(self, layer: int) -> bool:
         if self.moe is None or (self.other_parts and layer < self.other_parts.dense_layers):
+            return False
+        if "E" not in self.kind_of(layer):
             return False
         return layer % self.moe.interleave == self.moe.interleave - 1
 
@@ -568,7 +609,7 @@ class Recipe(Record):
     @property
     def dtype_problem(self) -> str | None:
         """Return the part of ``engine_problem`` about the dtype, which also prevents predictions."""
-        return self._problem_without()
+        return self._problem_without(*(["hybrid layers"] if self.model.hybrid_layers else []))
 
     def _problem_without(self, *parts: str) -> str | None:
         lacks = (*(() if self.dtype in ENGINE_DTYPES else (self.dtype.value,)), *parts)

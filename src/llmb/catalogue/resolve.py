@@ -243,13 +243,17 @@ def listed_tables(workload: WorkloadFile, size: str) -> Iterator[tuple[str, Layo
 
 
 def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
-    if name in catalogue.undescribed:
-        what = f"{name} has only figures, of {' and '.join(catalogue.undescribed[name])}: its model is not described"
-        raise UsageError(what, do=f"judge a log instead: 'llmb judge LOG -w {name}'")
     if name not in catalogue.workloads:
+        if name in catalogue.undescribed:
+            raise _undescribed(catalogue, name)
         check_is_listed(name)
         raise unknown("workload", name, catalogue.workloads, do="see 'llmb list'")
     return catalogue.workloads[name]
+
+
+def _undescribed(catalogue: Catalogue, name: str) -> UsageError:
+    what = f"{name} has only figures, of {' and '.join(catalogue.undescribed[name])}: its model is not described"
+    return UsageError(what, do=f"judge a log instead: 'llmb judge LOG -w {name}'")
 
 
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
@@ -276,6 +280,8 @@ def sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
     """Return the workload; raise UsageError if there is no such workload, or if it does not have the size."""
     workload = find_workload(catalogue, name)
     if size not in sizes_of(workload):
+        if size in catalogue.undescribed.get(name, ()):
+            raise _undescribed(catalogue, name)
         raise unknown(f"size of {name}", size, sizes_of(workload))
     return workload
 

@@ -19,8 +19,11 @@ def parameter_count(model: Model) -> tuple[int, int]:
     outside = vocabularies * model.vocab_size * model.hidden_size + _norm(model)
     total, active = outside, outside
     for layer in range(model.layers):
-        always = _attention(model) + 2 * _norm(model)
-        every_expert, chosen_experts = _feed_forward(model, layer)
+        kind, hybrid = model.kind_of(layer), model.hybrid_layers
+        always = len(kind) * _norm(model) + ("*" in kind) * _attention(model)
+        if hybrid and kind == "M":
+            always += hybrid.parameters(model.hidden_size)
+        every_expert, chosen_experts = _feed_forward(model, layer) if "E" in kind else (0, 0)
         total += always + every_expert
         active += always + chosen_experts
     return total, active
@@ -92,9 +95,10 @@ def _feed_forward(model: Model, layer: int) -> tuple[int, int]:
         dense = matrices * model.hidden_size * model.ffn_hidden_size
         return dense, dense
     moe = model.moe
-    expert = matrices * model.hidden_size * moe.ffn_hidden_size
-    always = model.hidden_size * (moe.experts + matrices * (moe.shared_ffn_hidden_size or 0))
     parts = model.other_parts
+    latent = parts.latent_experts if parts else 0
+    expert = matrices * (latent or model.hidden_size) * moe.ffn_hidden_size
+    always = model.hidden_size * (moe.experts + matrices * (moe.shared_ffn_hidden_size or 0) + 2 * latent)
     if parts and parts.router_groups:
         always += moe.experts  # the bias of the selection
     if parts and parts.expert_biases:
@@ -149,14 +153,24 @@ def model_flops(
     head = model.hidden_size * model.vocab_size
     weights = sum(_layer_weights(model, layer) for layer in range(model.layers)) + head
     squares = [attention_square(model, attends_all, seq_len, packing) for attends_all in (False, True)]
-    scores = sum(squares[model.is_global_layer(layer)] for layer in range(model.layers))
+    scores = sum(squares[model.is_global_layer(layer)] for layer in range(model.layers) if "*" in model.kind_of(layer))
     for _ in range(model.multi_token_layers):
         last = model.layers - 1
         weights += _layer_weights(model, last) + 2 * model.hidden_size**2 + head
+        weights += _attention_matrices(model) if model.hybrid_layers else 0  # in a layer before that with experts
         scores += squares[model.is_global_layer(last)]
     latent = model.latent_attention
     width = model.attention_heads * ((model.head_dim + latent.value_head_dim) / 2 if latent else model.head_dim)
-    return passes * 2 * weights * tokens + PASSES * 4 * width * scores * (0.5 if causal else 1.0)
+    scans = _scan_flops(model) * tokens
+    return passes * 2 * weights * tokens + PASSES * (4 * width * scores * (0.5 if causal else 1.0) + scans)
+
+
+def _scan_flops(model: Model) -> int:
+    """Return the FLOPs of the scans of all Mamba layers for one token, as Megatron-Bridge counts them."""
+    if (hybrid := model.hybrid_layers) is None:
+        return 0
+    layers = sum(model.kind_of(layer) == "M" for layer in range(model.layers))
+    return 7 * hybrid.inner_size * hybrid.state_dim * layers
 
 
 def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float:
@@ -171,11 +185,17 @@ def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float
 
 def _layer_weights(model: Model, layer: int) -> int:
     """Return the number of weights of a layer that multiply a token, without the router (under 0.5 %), as is usual."""
-    matrices = MATRICES[model.mlp] * model.hidden_size
-    if model.moe is None or not model.is_moe_layer(layer):
-        return _attention_matrices(model) + matrices * model.ffn_hidden_size
-    features = model.moe.top_k * model.moe.ffn_hidden_size + (model.moe.shared_ffn_hidden_size or 0)
-    return _attention_matrices(model) + matrices * features
+    kind, hybrid, moe, matrices = model.kind_of(layer), model.hybrid_layers, model.moe, MATRICES[model.mlp]
+    if hybrid and kind == "M":
+        return hybrid.matrices(model.hidden_size)
+    weights = _attention_matrices(model) if "*" in kind else 0
+    if "E" not in kind:
+        return weights
+    if moe is None or not model.is_moe_layer(layer):
+        return weights + matrices * model.hidden_size * model.ffn_hidden_size
+    latent = model.other_parts.latent_experts if model.other_parts else 0
+    chosen = matrices * moe.top_k * moe.ffn_hidden_size * (latent or model.hidden_size)
+    return weights + chosen + model.hidden_size * (matrices * (moe.shared_ffn_hidden_size or 0) + 2 * latent)
 
 
 def routed_share(model: Model, seq_len: int) -> float:

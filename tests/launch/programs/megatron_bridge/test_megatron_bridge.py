@@ -260,7 +260,8 @@ for words in json.load(sys.stdin):
 
 def runnable() -> list[PublishedFigure]:
     """The rows of the tables whose models are described, of releases with a supported version."""
-    rows = [figure for figure in CATALOGUE.bridge.figures if figure.workload in CATALOGUE.workloads]
+    undescribed = CATALOGUE.undescribed
+    rows = [figure for figure in CATALOGUE.bridge.figures if figure.size not in undescribed.get(figure.workload, ())]
     return [figure for figure in rows if figure.expectation.release != "mb-25.09"]
 
 
@@ -271,7 +272,7 @@ def request_of(figure: PublishedFigure) -> Request:
 
 
 def test_every_published_row_is_a_job_with_the_scripts_own_recipe() -> None:
-    assert len(runnable()) == 113
+    assert len(runnable()) == 159
     for figure in runnable():
         order, release = order_of(request_of(figure)), figure.expectation.release.removeprefix("mb-")
         words = words_of(order)
