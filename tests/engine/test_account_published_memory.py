@@ -5,8 +5,11 @@ import pytest
 from benchmarks.published_layouts import published_layouts
 
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.resolve import Request, resolve
 from llmb.launch.programs.engine.program import count_ranks
 from llmb.prediction.memory import estimate
+from llmb.runs.choices import Choices
+from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import fullest_ranks
 
 LAYOUTS = {each.name: each for each in published_layouts(Catalogue())}
@@ -21,8 +24,17 @@ FLAGSHIPS = [
 @pytest.mark.measured
 @pytest.mark.parametrize("name", [each.format(dtype) for each in FLAGSHIPS for dtype in ("bf16", "fp8")])
 def test_a_published_layout_fits(name: str) -> None:
-    layout = LAYOUTS[name]
-    ranks = fullest_ranks(layout.layout)
-    use = count_ranks(layout.plan, ranks, lambda _: None).model_copy(update={"capacity_gib": layout.capacity_gib})
-    assert use.fits, f"{use.needed_gib:.1f} of {layout.capacity_gib} GiB"
-    assert estimate(layout.plan, ranks).needed_gib == pytest.approx(use.needed_gib, rel=0.05)
+    assert_fits(LAYOUTS[name].plan, LAYOUTS[name].capacity_gib)
+
+
+@pytest.mark.measured
+def test_a_published_layout_with_eight_experts_for_a_token_fits() -> None:
+    recipe = resolve(Catalogue(), Request(workload="pretrain_qwen3", size="30b", gpu_type="h100", release="mb-26.06"))
+    assert_fits(make_plan(recipe, Choices(), device="cuda"), recipe.gpu_memory_gb)
+
+
+def assert_fits(plan: EnginePlan, capacity_gib: float | None) -> None:
+    ranks = fullest_ranks(plan.recipe.layout)
+    use = count_ranks(plan, ranks, lambda _: None).model_copy(update={"capacity_gib": capacity_gib})
+    assert use.fits, f"{use.needed_gib:.1f} of {capacity_gib} GiB"
+    assert estimate(plan, ranks).needed_gib == pytest.approx(use.needed_gib, rel=0.05)
