@@ -190,8 +190,8 @@ def test_an_image_of_the_reference_suites_own_scripts_is_refused_before_it_is_qu
         UsageError, match=f"NeMo {refused} has no version of megatron_bridge that llmb supports"
     ) as caught:
         order_of(request, image=image)
-    supported = "choose an image of NeMo 26.04 and 26.06 and 26.08, which have 0.4, 0.5 and 0.6, or omit --image"
-    assert caught.value.do == supported
+    assert caught.value.choices == ("NeMo 26.04 (0.4)", "NeMo 26.06 (0.5)", "NeMo 26.08 (0.6)")
+    assert caught.value.do == "choose an image of one of these with --image, or omit it"
 
 
 def test_an_image_for_the_engine_needs_a_container_too() -> None:
@@ -340,8 +340,13 @@ def test_what_the_script_of_an_image_has_not_is_refused_by_name(
 ) -> None:
     with pytest.raises(UsageError, match=told) as caught:
         order_of(published(*row, **more), image=image)
-    own = "use llmb's own engine" if "sft" in row[0] else "see why llmb's own engine cannot either"
-    assert caught.value.do == f"omit --framework to {own}"
+    other = "choose another layout, --release or --image"
+    assert caught.value.do == ("omit --framework to use llmb's own engine" if "sft" in row[0] else other)
+
+
+def test_an_image_of_an_unknown_version_has_to_be_the_releases_for_experts() -> None:
+    words = words_of(order_of(published(*PUBLISHED["deepseek-v3-mxfp8-256-gb300"]), image="/images/ours.sqsh"))
+    assert "this job needs 0.6 for deepseek_v3" in next(word for word in words if "MAJOR" in word)
 
 
 def test_only_what_differs_from_the_scripts_recipe_is_passed() -> None:

@@ -131,8 +131,9 @@ def bridge_plan(
     of_script = script_problems(catalogue, recipe, image)
     problems = [*_recipe_problems(catalogue, recipe), *of_script, *_choice_problems(choices), *profiling]
     if problems:
-        own = "use llmb's own engine" if recipe.engine_problem is None else "see why llmb's own engine cannot either"
-        raise UsageError(f"{data.framework} cannot run this:{itemized(problems)}", do=f"omit --framework to {own}")
+        other = "choose another layout, --release or --image"
+        do = "omit --framework to use llmb's own engine" if recipe.engine_problem is None else other
+        raise UsageError(f"{data.framework} cannot run this:{itemized(problems)}", do=do)
     profile = choices.profiling.settled(*recorded)
     return Plan(
         recipe=recipe if packed else recipe.model_copy(update={"packing": None}),

@@ -239,10 +239,10 @@ def check_image(image: str | None, recipe: Recipe) -> None:
         what = f"{entry.recipe} needs {data.framework} {versions_text(fitting)}"
         has = "the default image" if image is None else f"image {image}"
         raise UsageError(f"{what}, but {has} has {version.tag}", do="choose an image that has one of them with --image")
-    if (nemo := nemo_of(recipe, image)) and version_of(nemo) is None:
-        supported = versions_text(data.versions), " and ".join(one.nemo for one in data.versions)
+    if (nemo := nemo_of(recipe, image)) and version is None:
         what = f"image {image}: NeMo {nemo} has no version of {data.framework} that llmb supports"
-        raise UsageError(what, do=f"choose an image of NeMo {supported[1]}, which have {supported[0]}, or omit --image")
+        supported = [f"NeMo {one.nemo} ({one.version})" for one in data.versions]
+        raise UsageError(what, choices=supported, do="choose an image of one of these with --image, or omit it")
 
 
 def bridge_variables(recipe: Recipe) -> dict[str, str]:
