@@ -59,7 +59,7 @@ def test_a_machine_is_accepted_after_a_kill(tmp_path: Path) -> None:
     assert (again.returncode, document["verdict"]) == (6, "inconclusive"), again.stderr
     assert "which has the results of 1 part;" in again.stderr
     assert [part["name"] for part in document["parts"]] == ["checks", "devices", "memory", "all-reduce", "runs"]
-    assert document["sentence"].endswith("the next 'llmb accept' is compared with this one")
+    assert document["sentence"].endswith("the next 'llmb accept' will be compared with this one")
     assert all(Path(document[name]).is_file() for name in ("page", "archive"))
     assert "<h2>Acceptance</h2>" in Path(document["page"]).read_text()
     assert (tmp_path / "j.xml").read_text().count("<testcase") == len(document["parts"])

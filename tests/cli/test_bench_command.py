@@ -54,7 +54,7 @@ def test_products_are_measured_kept_and_compared(llmb, tmp_path) -> None:
         assert 0 < row["fastest_s"] <= row["time_s"] <= row["slowest_s"]
         m, k, n = map(int, row["shape"].split(" x "))
         assert row["tflops"] == pytest.approx(2 * m * k * n / row["time_s"] / 1e12)
-        assert row["peak_pct"] is None and "no peak of" in row["peak_reason"]
+        assert row["peak_pct"] is None and "no peak for" in row["peak_reason"]
     assert "pretrain_llama3.1 tiny" in document["recipe"]
     assert document["command"][:3] == ["llmb", "bench", "gemm"]
     kept = read_measurements(tmp_path)
@@ -106,7 +106,7 @@ def test_out_of_memory_names_the_shape_after_what_was_measured(llmb) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [
-        (signal.SIGTERM, 130, "interrupted by SIGTERM; nothing was kept"),
+        (signal.SIGTERM, 130, "interrupted by SIGTERM; nothing was saved"),
         pytest.param(
             signal.SIGKILL,
             4,
@@ -139,13 +139,13 @@ def test_an_end_from_outside_leaves_nothing_behind(tmp_path, number, code, text)
     ("words", "code", "said"),
     [
         ("gemm --dtype fp9", 2, "unknown dtype 'fp9'"),
-        ("gemm --dtype bf16,bf16", 2, "each only once"),
+        ("gemm --dtype bf16,bf16", 2, "without duplicates"),
         ("gemm -s 8b", 2, "--size needs --workload"),
         ("attention --dtype fp8", 2, "not computed in fp8"),
-        ("memory --size many", 2, "'many' is not a size"),
+        ("memory --size many", 2, "'many' is not a valid size"),
         ("collectives --ranks 1 --device cpu", 2, "collectives need two ranks"),
-        ("collectives --min-size 1GiB --device cpu", 2, "above the largest"),
-        ("collectives --min-size 8", 2, "'8' is not a size"),
+        ("collectives --min-size 1GiB --device cpu", 2, "above the maximum"),
+        ("collectives --min-size 8", 2, "'8' is not a valid size"),
         ("collectives --wait", 2, "--wait requires a queued job"),
         ("gpus --dry-run", 2, "--dry-run requires a queued job"),
         ("list --benchmark gem", 2, "did you mean 'gemm'?"),

@@ -126,9 +126,9 @@ def test_what_is_set_and_unset_leaves_the_rest(llmb: Run, install: Path) -> None
         (("set", "environment.X", TOKEN), "looks like a secret"),
         (("set", "--user", "environment.X", "y"), "environment.X is the cluster's"),
         (("set", "install_root", "/x"), "add --user"),
-        (("set", "slurm.qos", "high"), "any name is possible in slurm.flags.qos"),
-        (("unset", "slurm.flags.qos"), "slurm.flags.qos is not set there"),
-        (("set", "container.runtime", "pyxis"), "pyxis needs an image"),
+        (("set", "slurm.qos", "high"), "use slurm.flags.qos or slurm.srun_flags.qos, which accepts"),
+        (("unset", "slurm.flags.qos"), "slurm.flags.qos is not set in this file"),
+        (("set", "container.runtime", "pyxis"), "pyxis requires an image"),
     ],
 )
 def test_what_cannot_be_written_is_refused(llmb: Run, install: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -159,7 +159,7 @@ def test_what_cannot_be_written_is_refused(llmb: Run, install: Path, arguments: 
         (
             b"environment: &all {A: b}\nworkloads:\n  w:\n    environment: *all\n",
             ("set workloads.w.environment.A c",),
-            "workloads.w.environment.A is written there in a form that llmb cannot edit",
+            "workloads.w.environment.A is written in this file in a form that llmb cannot edit",
         ),
     ],
 )
@@ -258,7 +258,7 @@ def test_a_checkout_of_the_reference_suite_is_checked_file_by_file(llmb: Run, tm
     assert (done.returncode, found["tag"], found["as_released"]) == (6, "v25.12", False)
     launch = next(item for item in found["files"] if item["file"] == "llama3/finetune/launch.sh")
     assert (launch["state"], "FP8_RECIPE is no longer read (line 81)" in launch["differs"]) == ("modified", True)
-    assert "line 41 was 'export FW_VERSION=25.09.00', and is 'nothing'" in llmb(*check).stdout
+    assert "line 41 was 'export FW_VERSION=25.09.00' and is now 'nothing'" in llmb(*check).stdout
     unknown = llmb(*check, "--release", "25.13")
     assert (unknown.returncode, "24.11, 25.04, 25.07, 25.12" in unknown.stderr) == (2, True)
     (suite.checkout / launch["file"]).unlink()

@@ -120,7 +120,7 @@ def test_nodes_are_given_as_to_sbatch(environ: dict[str, str]) -> None:
         assert flag in requested
     assert not any(flag.startswith("gpus-per-node") for flag in requested)
     assert "405b fp8 on 576 x h100" in result.stdout
-    assert "note: release 24.11, whose document counts the GPUs this way" in result.stderr
+    assert "note: release 24.11 is used, because its document has this variable" in result.stderr
     newest = call("launch", environ | {"NUM_NODES": "128"}, "pretrain_llama3.1", "--release", "25.04", "--dry-run")
     assert "405b fp8 on 1024 x h100" in newest.stdout
     error = refused("launch", environ | {"JOB_TOTAL_GPUS": "64"}, "pretrain_llama3.1", "-N", "4", "--dry-run")
@@ -175,7 +175,7 @@ def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> 
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "is not divisible by TP 3"),
         (
             ("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--resume"),
-            "no campaign from this source is unfinished",
+            "there is no unfinished campaign from this source",
         ),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_file_is_not_one_job(environ: dict[str, str], file: Path) -> None:
 def test_a_campaign_warns_of_a_list_of_more_nodes_than_a_job_has(environ: dict[str, str]) -> None:
     options = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8,16", "--nodelist", "node[1-2]", "--dry-run")
     warned = [line for line in call("submit", environ, *options).stderr.splitlines() if "--nodelist" in line]
-    assert warned == ["llmb: warning: --nodelist names 2 nodes, and the job has 1: Slurm will reject it"]
+    assert warned == ["llmb: warning: --nodelist has 2 nodes, but the job has 1; Slurm will reject it"]
 
 
 def test_options_come_before_the_file(environ: dict[str, str], file: Path, install: Path) -> None:

@@ -33,7 +33,7 @@ MISTAKES = [
     # Values.
     ("run 8b", 2, "'8b' is a size; the workload is missing"),
     ("show pretrain_grok1 314b", 2, "llmb has no recipe for grok"),
-    (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tried on AMD Instinct MI300X"),
+    (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tested on AMD Instinct MI300X"),
     ("run my_sweep.yaml", 2, "to queue or start the runs that a file lists, use 'llmb bulk FILE'"),
     ("result lattest", 2, "valid: latest"),
     ("show llama3.2 8b", 2, "llmb has no recipe for llama3.2"),
@@ -55,7 +55,7 @@ MISTAKES = [
     ("parse missing", 2, "missing"),
     (f"list {TOKEN}", 2, "argument 2 looks like a secret"),
     ("result latest", 2, "there are no runs yet"),
-    (f"run {RECIPE} --scale 8 --gpu-type h100", 3, "needs 8 GPUs; this machine has"),
+    (f"run {RECIPE} --scale 8 --gpu-type h100", 3, "requires 8 GPUs, but this machine has"),
     ("list --output missing/list.txt", 3, "--output cannot be written"),
 ]
 
@@ -91,4 +91,4 @@ def test_a_terminal_breaks_an_error_between_words_and_no_command(tmp_path: Path)
     assert code == 2
     words = [line for line in lines if str(tmp_path) not in line]  # a folder, however long its name, is not broken
     assert lines[start + 1].startswith(" " * len("  valid: ")) and max(map(len, words)) <= COLUMNS
-    assert lines[-1] == "  do:    'llmb runs' shows the runs, with their ids and labels"
+    assert lines[-1] == "  do:    run 'llmb runs' to list the runs with their ids and labels"

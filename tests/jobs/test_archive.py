@@ -467,14 +467,14 @@ def broken_record(forger: Forger) -> bytes:
 HOSTILE = {
     traversal: "belongs to no run",
     absolute_path: "belongs to no run",
-    run_outside: "no such place for a run",
+    run_outside: "a run has an invalid folder",
     symbolic_link: "not a regular file",
     hard_link: "not a regular file",
     device: "not a regular file",
     pipe: "not a regular file",
     script: "belongs to no run",
-    tampered: "another checksum",
-    other_size: "another size",
+    tampered: "the checksum of a file differs",
+    other_size: "the size of a file differs",
     unlisted: "not in the manifest",
     repeated: "is repeated",
     without_manifest: "does not begin with manifest.json",
@@ -483,16 +483,16 @@ HOSTILE = {
     unknown_key: "its manifest is damaged: execute",
     missing_file: "are missing",
     truncated: "truncated",
-    appended: "something follows its end",
-    bomb: "more than an archive of its size",
-    manifest_of_wrong_items: "too large for an archive of its size",
+    appended: "it has data after its end",
+    bomb: "the limit for an archive of this size",
+    manifest_of_wrong_items: "too large for an archive of this size",
     manifest_of_too_many_items: "more than 1,048,576 values",
     record_of_wrong_items: "damaged: attempts.0.number: Field required",
-    large_record: "of JSON are more than an archive of its size",
-    negative_size: "has no size",
+    large_record: "of JSON; the limit for an archive of this size",
+    negative_size: "has a negative size",
     endless_name: "a name that is too long",
     extended_header: "does not begin with manifest.json",
-    other_record: "the record is of another run",
+    other_record: "the record belongs to another run",
     running: "a run has not ended",
     broken_record: "damaged",
 }
@@ -547,7 +547,7 @@ def test_what_is_no_archive_is_refused(
     llmb: Run, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text.tar.zst").write_text("text")
-    assert "not compressed by zstd" in llmb("import", "text.tar.zst").stderr
+    assert "not compressed with zstd" in llmb("import", "text.tar.zst").stderr
     damaged = bytearray(sample.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     (tmp_path / "damaged.tar.zst").write_bytes(damaged)
@@ -558,9 +558,9 @@ def test_what_is_no_archive_is_refused(
     assert "need zstandard" in llmb("import", "damaged.tar.zst").stderr
     monkeypatch.undo()
     (tmp_path / "text.tar.gz").write_text("text")
-    assert "not compressed by gzip" in llmb("import", "text.tar.gz").stderr
+    assert "not compressed with gzip" in llmb("import", "text.tar.gz").stderr
     (tmp_path / "cut.tar.gz").write_bytes(gzip.compress(tar_of(Forger(sample).entries()))[:-100])
-    assert "not compressed by gzip, or damaged" in llmb("import", "cut.tar.gz").stderr
+    assert "damaged or not compressed with gzip" in llmb("import", "cut.tar.gz").stderr
     wide = zstandard.ZstdCompressionParameters(window_log=28)
     raw = tar_of(Forger(sample).entries())
     compressor = zstandard.ZstdCompressor(compression_params=wide).compressobj()
@@ -573,7 +573,7 @@ def test_an_archive_of_too_many_files_is_refused(
 ) -> None:
     monkeypatch.setattr(archive_module, "MOST_FILES", 3)
     done = llmb("import", str(sample), LLMB_INSTALL=str(tmp_path / "there"))
-    assert done.returncode == 2 and "files; 3 are the most" in done.stderr
+    assert done.returncode == 2 and "files; the limit is 3" in done.stderr
 
 
 def test_a_full_disk_leaves_no_run(llmb: Run, sample: Path, tmp_path: Path) -> None:
@@ -663,6 +663,6 @@ def test_a_lock_that_is_a_link_is_not_followed(llmb: Run, sample: Path, tmp_path
     (place / ".import.lock").symlink_to(tmp_path / "elsewhere")
     done = llmb("import", str(sample), LLMB_INSTALL=str(tmp_path / "there"))
     assert done.returncode == 3
-    assert "it is a link, which is not followed for a lock" in done.stderr
+    assert "a lock file must not be a link" in done.stderr
     assert not (tmp_path / "elsewhere").exists()
     assert [path.name for path in place.iterdir()] == [".import.lock"]

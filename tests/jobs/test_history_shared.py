@@ -132,7 +132,7 @@ def test_a_history_to_read_takes_no_changes_and_creates_no_file(tmp_path: Path) 
     before = contents(tmp_path)
     with Store(database_path(tmp_path), "read") as store:
         assert [one.key for one in store.jobs()] == ["a"]
-        with pytest.raises(NotWritable, match="it may be read here, not changed"):
+        with pytest.raises(NotWritable, match="it is read-only"):
             store.next_query()
     assert contents(tmp_path) == before
 

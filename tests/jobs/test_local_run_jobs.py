@@ -109,7 +109,7 @@ def test_a_run_whose_folder_is_gone_is_not_called_killed(llmb: Run, tmp_path: Pa
     llmb("jobs", "refresh", PATH=BARE, code=0)
     (row,) = jobs(llmb)
     assert (row["state"], row["status"]) == ("UNKNOWN", "failed")
-    assert row["reason"] == "the run folder is gone, and with it the record of the run's end"
+    assert row["reason"] == "the run folder was deleted, so the result of the run is unknown"
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb: Run, llmb_pro
         refresh(store, tmp_path)
         (job,) = store.jobs()
     assert (job.status, job.state) == ("running", "UNKNOWN")
-    assert job.reason == "it was started on elsewhere, and only that host can tell whether it is still running"
+    assert job.reason == "it was started on elsewhere; whether it is still running can be checked only there"
     done = llmb("jobs", "cancel", str(job.job_id), code=2)
     assert f"run 'llmb jobs cancel {job.job_id}' on elsewhere" in done.stderr
 

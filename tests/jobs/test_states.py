@@ -64,7 +64,7 @@ def test_a_state_that_is_not_known_decides_nothing_and_is_asked_again() -> None:
     change = found(new, WHOLE, replace(JOB, status="queued"))
     assert (change.status, change.exit_code, change.signal) == ("queued", None, None)
     assert change.reason == (
-        "Slurm reports A_STATE_OF_A_LATER_SLURM, a state that this llmb does not know; querying again"
+        "Slurm reports A_STATE_OF_A_LATER_SLURM, a state that this version of llmb does not know; querying again"
     )
     assert look(JOB, new, NOW) == found(new), "no file decides it either"
     assert look(replace(JOB, status="success"), new, NOW) is None
@@ -88,10 +88,10 @@ def test_every_state_that_slurm_documents_is_known() -> None:
         ("DependencyNeverSatisfied", "will never start; cancel it (DependencyNeverSatisfied)"),
         ("ReqNodeNotAvail, UnavailableNodes:node2", "is not available (ReqNodeNotAvail, UnavailableNodes:node2)"),
         ("QOSMaxJobsPerUserLimit", "QOSMaxJobsPerUserLimit"),
-        ("launch_failed_requeued_held", "'scontrol release' releases the job (launch_failed_requeued_held)"),
-        ("launch failed requeued held", "'scontrol release' releases the job (launch failed requeued held)"),
-        ("job_requeued_in_held_state", "'scontrol release' releases it (job_requeued_in_held_state)"),
-        ("JobHoldMaxRequeue", "'scontrol release' releases it (JobHoldMaxRequeue)"),
+        ("launch_failed_requeued_held", "run 'scontrol release' to release the job (launch_failed_requeued_held)"),
+        ("launch failed requeued held", "run 'scontrol release' to release the job (launch failed requeued held)"),
+        ("job_requeued_in_held_state", "run 'scontrol release' to release it (job_requeued_in_held_state)"),
+        ("JobHoldMaxRequeue", "run 'scontrol release' to release it (JobHoldMaxRequeue)"),
         ("BadConstraints", "it will never start; cancel it (BadConstraints)"),
     ],
 )

@@ -109,7 +109,7 @@ def mark(folder: RunFolder, code: int, signal: str = "") -> None:
 
 def test_a_task_ends_as_its_exit_code_says_with_a_reason_from_its_log(queued: Callable[[TaskKind], RunFolder]) -> None:
     folder = queued("preparation")
-    assert read_folder(str(folder.path)).unread == "job_end.json is not there"
+    assert read_folder(str(folder.path)).unread == "job_end.json is missing"
     mark(folder, 0)
     assert (read_folder(str(folder.path)).run_status, read_folder(str(folder.path)).complete) == ("success", True)
     folder.log.write_text("reading\nllmb: error: the model is gated\n  do: ask\nsrun: error: Exited with exit code 3\n")

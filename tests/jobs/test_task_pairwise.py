@@ -75,7 +75,7 @@ def test_the_slow_node_and_the_one_that_hangs_are_named_and_left_out(
     }, (document, log)  # fmt: skip
     assert found["node1"][1] == found["node3"][1] == []
     (killed,) = found[HUNG][1]
-    assert re.fullmatch(r"alone: it was not done within \d+ s, and was killed", killed)
+    assert re.fullmatch(r"alone: it did not end within \d+ s and was killed", killed)
     assert {text.partition(":")[0] for text in found[SLOW][1]} == {"with node1", "with node3"}
     assert document["group"]["gb_per_s"] > 0
     assert (document["fit_nodes"], document["unfit_nodes"]) == ("node[1,3]", "node[2,4]")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs runs into one file, without checkpoints and without secrets, and unpacks untrusted archives.
 
-Nothing but regular files of runs, as the manifest has them, is unpacked. The tar format is read here, and not by
-``tarfile``, which follows what an archive says: links, devices, headers of any length. Limits hold while it is read, so
-that no archive takes more of the disk or the memory than they allow.
+Only regular files that the manifest lists are unpacked. The tar format is parsed here rather than by ``tarfile``, which
+would also accept links, devices and headers of any length. Limits are checked while an archive is read, so that it
+cannot exhaust the disk or the memory.
 """
 
 import gzip
@@ -34,11 +34,11 @@ from llmb.runs.record import Time, now, read_job_if_whole, read_record
 
 ZSTD, GZIP = ".tar.zst", ".tar.gz"
 ENDINGS = (ZSTD, GZIP)
-"""Endings of archive names; each shows how the archive is compressed."""
+"""Suffixes of archives; each selects a compression."""
 MANIFEST = "manifest.json"
 VERSION: Literal[1] = 1
 MOST_VALUES = 1 << 20
-"""Limit of values in the manifest: the largest archive has 0.8 million."""
+"""The maximum number of JSON values in a manifest: an archive with the most files has 0.8 million."""
 TRACES = (TORCH_FOLDER, NSYS_FOLDER, NCCL_FOLDER)
 _NAME = r"\w[\w.+=@,-]{0,199}"
 _KEPT = re.compile(
@@ -46,7 +46,7 @@ _KEPT = re.compile(
     rf"|checkpoints\.jsonl|resources/{_NAME}\.jsonl|log-{_NAME}\.out|sbatch_{_NAME}\.out)",
     re.ASCII,
 )
-"""Results, logs and samples, but no batch script and no specification of a job: a retry would execute these."""
+"""Results, logs and samples, but no batch script or job specification, because a retry would execute it."""
 _TRACE = re.compile(rf"(?:{'|'.join(TRACES)})/(?:{_NAME}/){{0,3}}{_NAME}", re.ASCII)
 _FOLDER = re.compile(rf"{WORKLOADS}/{_NAME}/experiments/({_NAME})/{_NAME}/\1(\.\d{{1,6}})?", re.ASCII)
 
@@ -60,7 +60,7 @@ class ArchivedFile(Record):
 
 
 class ArchivedRun(Record):
-    """A run and its former job. ``folder`` is relative to the root of installation."""
+    """A run and its former job, if it had one. ``folder`` is relative to the install root."""
 
     run_id: str
     folder: str
@@ -82,17 +82,17 @@ class Manifest(Record):
 
     @property
     def size(self) -> int:
-        """Return the total bytes of all files."""
+        """Return the total size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def json_size(self) -> int:
-        """Return the total bytes of records, steps and samples."""
+        """Return the total size of records, steps and samples in bytes."""
         return sum(file.size for file in self.files if file.path.endswith((".json", ".jsonl")))
 
 
 def is_archived(name: str) -> bool:
-    """Return whether archives include a file, by its path in a run folder; traces only with ``traces``."""
+    """Return whether archives include the file with this path in a run folder; see ``is_trace`` for traces."""
     return bool(_KEPT.fullmatch(name))
 
 
@@ -101,18 +101,18 @@ def is_trace(name: str) -> bool:
 
 
 def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
-    """Return a run's folder in an archive, regardless of its present location. Raises UsageError for invalid names."""
+    """Return a run's path in an archive, regardless of its present location; raise UsageError for an invalid name."""
     experiment = re.sub(r"\.\d+$", "", folder.name)
     group = folder.path.parent.name
     group = group if group.startswith(experiment) else f"{experiment}_{started_s}"
     path = f"{WORKLOADS}/{workload}/experiments/{experiment}/{group}/{folder.name}"
     if not _FOLDER.fullmatch(path):
-        raise UsageError("the name of this run's folder is invalid in an archive", where=str(folder.path))
+        raise UsageError("archives cannot contain a run folder with this name", where=str(folder.path))
     return path
 
 
 def read_manifest(text: bytes) -> Manifest:
-    """Parse the manifest. Raises ValueError for a wrong form or version, or a path that leads outside."""
+    """Parse a manifest; raise ValueError if its format, its version or a path in it is invalid."""
     check_values(text, MOST_VALUES)
     try:
         manifest = Manifest.model_validate_json(text)
@@ -129,46 +129,46 @@ def read_manifest(text: bytes) -> Manifest:
 def _problems(manifest: Manifest) -> Iterator[str]:
     folders, names = [run.folder for run in manifest.runs], [file.path for file in manifest.files]
     if len({*folders}) < len(folders) or len({*names}) < len(names):
-        yield "its manifest has a name twice"
-    yield from (f"it has no such place for a run: '{folder}'" for folder in folders if not _FOLDER.fullmatch(folder))
+        yield "its manifest lists a name more than once"
+    yield from (f"a run has an invalid folder: '{folder}'" for folder in folders if not _FOLDER.fullmatch(folder))
     members = {*folders}
     for file in manifest.files:
         folder = "/".join(file.path.split("/")[:6])
         name = file.path[len(folder) + 1 :]
         if folder not in members or not (is_archived(name) or is_trace(name)):
-            yield f"it has a file that belongs to no run: '{file.path}'"
+            yield f"it contains a file that belongs to no run: '{file.path}'"
         if file.size < 0:
-            yield f"a file of it has no size: '{file.path}'"
-    yield from (f"a run of it has no record: '{folder}'" for folder in folders if f"{folder}/run.json" not in {*names})
+            yield f"a file has a negative size: '{file.path}'"
+    yield from (f"a run has no record: '{folder}'" for folder in folders if f"{folder}/run.json" not in {*names})
 
 
 BLOCK = 512
 """Block size of a tar file in bytes."""
 CHUNK = 1 << 20
 LEVEL = 10
-"""Effort of zstd. Runs shrink to a twentieth; level 19 saves another quarter in seven times the time."""
+"""Compression level of zstd. Runs shrink to a twentieth; level 19 saves another quarter in seven times the time."""
 _KEY_END = "-----END"
 _TOLD = re.compile(r'"(?:reason|note)": "((?:[^"\\]|\\.)*+)"')
-"""A record's text about its end, which may quote its log."""
+"""The fields of a record that may quote the log."""
 _WORD = HIDDEN.encode()
 _ENCODING = ("utf-8", "surrogateescape")
 _Span = tuple[int, int]
-"""The first byte of a part of a file, and the byte after its last."""
+"""Offsets of the first byte of a part of a file, and of the byte after its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The archive that was written."""
+    """An archive that was written."""
 
     path: Path
     manifest: Manifest
     hidden: int
-    """Number of log lines that may have contained a secret, and were redacted."""
+    """Number of parts, such as log lines, that were redacted because they may contain a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A file, its description in the archive, and its redacted parts."""
+    """A file to pack, its entry in the manifest, and the parts to redact."""
 
     path: Path
     file: ArchivedFile
@@ -176,9 +176,9 @@ class _Packed:
 
 
 def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Archive:
-    """Pack the runs of these folders, which have ended, into ``target``, which is complete when it appears.
+    """Pack the ended runs in these folders into ``target``, which appears only when it is complete.
 
-    Raises EnvironmentProblem if something cannot be read or written.
+    Raises EnvironmentProblem if a file cannot be read or written.
     """
     try:
         runs = [_archived_run(RunFolder(folder)) for folder in folders]
@@ -188,7 +188,7 @@ def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Arc
             for name, path in _kept_files(folder, traces=traces)
         ]
     except OSError as error:
-        raise EnvironmentProblem(f"cannot be read: {error.strerror}", where=str(error.filename)) from error
+        raise EnvironmentProblem(f"the file cannot be read: {error.strerror}", where=str(error.filename)) from error
     manifest = Manifest(
         llmb_version=__version__,
         created_at=now(),
@@ -213,7 +213,7 @@ def _archived_run(folder: RunFolder) -> ArchivedRun:
 
 
 def _kept_files(folder: Path, *, traces: bool) -> Iterator[tuple[str, Path]]:
-    """Yield files by their names in the folder of the run, the record first. Links are not followed."""
+    """Yield the files to archive, the record first, each with its path in the run folder; skip symbolic links."""
     places = [folder, folder / "resources", *((folder / name for name in TRACES) if traces else ())]
     paths = {path for place in places for path in (place.rglob("*") if place.name in TRACES else place.glob("*"))}
     for path in sorted(paths, key=lambda path: (path.name != "run.json", path)):
@@ -235,7 +235,7 @@ def _packed(path: Path, name: str) -> _Packed:
 
 
 def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Yield a file in parts, each with a redaction flag: lines of logs; in records, only secrets by their form."""
+    """Yield a file in parts, each with True if it has to be redacted."""
     with open_regular(path, buffering=CHUNK) as file:
         if path.suffix == ".out":
             in_key = False
@@ -269,7 +269,7 @@ def _searched_text(text: str) -> Iterator[tuple[bytes, bool]]:
 
 
 def _content(each: _Packed) -> Iterator[bytes]:
-    """Yield a file in blocks with redacted parts replaced; logs are not searched again, which would take long."""
+    """Yield a file in blocks, with the parts to redact replaced; logs are not searched again, which is slow."""
     with open_regular(each.path, buffering=CHUNK) as file:
         for first, end in each.hidden:
             while block := file.read(min(CHUNK, first - file.tell())):
@@ -292,14 +292,14 @@ def _write(target: Path, manifest: Manifest, packed: Sequence[_Packed]) -> None:
                     digest.update(block)
                     out.write(block)
                 if digest.hexdigest() != each.file.sha256:
-                    do = "wait until nothing writes to the run, and repeat"
+                    do = "wait until no process writes to the run, then run the command again"
                     raise EnvironmentProblem("the file changed while it was read", where=str(each.path), do=do)
                 out.write(_padding(each.file.size))
             out.write(bytes(2 * BLOCK))
 
 
 def _compressor(file: BinaryIO, target: Path) -> AbstractContextManager[BinaryIO]:
-    """Open a stream into ``file``, which stays open; the suffix of ``target`` selects the compression."""
+    """Return a compressing stream into ``file``, which stays open; the suffix of ``target`` selects the compression."""
     if target.name.endswith(GZIP):
         return cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=file, mtime=0))
     import zstandard
@@ -320,19 +320,19 @@ def _padding(size: int) -> bytes:
 
 MOST_MANIFEST_BYTES = 1 << 26
 MOST_JSON_RATIO = 100
-"""Limit of the bytes of the manifest, and of all JSON, relative to the archive's: they are read as a whole."""
+"""Maximum bytes of the manifest, and of all JSON, per byte of the archive: JSON is read as a whole."""
 ALWAYS_JSON_BYTES = 1 << 20
 MOST_FILES = 200_000
 MOST_BYTES = 1 << 36
-"""Size of all files together: 64 GiB."""
+"""Maximum total size of the files: 64 GiB."""
 MOST_RATIO = 1000
-"""Limit of the bytes of the files relative to the archive's: steps and logs have some ten, a zip bomb far more."""
+"""Maximum bytes of the files per byte of the archive: steps and logs have about ten, a zip bomb far more."""
 ALWAYS_BYTES = 1 << 26
-"""The number of bytes to which an archive of any size may expand."""
+"""The number of bytes to which even the smallest archive may expand."""
 MOST_WINDOW_BYTES = 1 << 27
 LONGEST_NAME = 4096
 TAR_RECORD = 20 * BLOCK
-"""The size to which programs that write tar files pad with zeros."""
+"""Tar programs pad their files with zeros to a multiple of this size in bytes."""
 LONG_NAME = b"L"
 """Type of an entry that contains the name of the next one."""
 
@@ -342,26 +342,26 @@ class _Stream(Protocol):
 
 
 class _Refused(ValueError):
-    """The archive is invalid."""
+    """Raised if an archive is invalid."""
 
 
 def default_ending() -> str:
-    """Return the suffix for smaller archives if the library that compresses them is installed."""
+    """Return the suffix of zstd archives, which are smaller, if zstandard is installed, else that of gzip archives."""
     return GZIP if find_spec("zstandard") is None else ZSTD
 
 
 def check_library(path: Path) -> None:
-    """Raise EnvironmentProblem if the library that an archive of this name needs is not installed."""
+    """Raise EnvironmentProblem if an archive with this name needs zstandard and it is not installed."""
     if path.name.endswith(ZSTD) and find_spec("zstandard") is None:
         do = f"{pip_install('export')}, or use a name that ends in {GZIP}"
         raise EnvironmentProblem(f"archives that end in {ZSTD} need zstandard, which is not installed", do=do)
 
 
 def unpack_archive(path: Path, into: Path) -> Manifest:
-    """Write the files of an archive below the empty folder ``into``, and check each against the manifest.
+    """Unpack an archive into the empty folder ``into``, check each file against the manifest, and return the manifest.
 
-    Raises UsageError for anything that is not a complete archive of runs that have ended; what ``into`` then holds
-    must not be used. Raises OSError if it cannot be written.
+    Raises UsageError if it is not a complete archive of ended runs; the content of ``into`` must then not be used.
+    Raises OSError if a file cannot be written.
     """
     with open_file(path, do="pass a file written by 'llmb archive'") as file, _refusing(path):
         check_library(path)
@@ -371,7 +371,7 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
         for run in manifest.runs:
             record = read_record(RunFolder(into / run.folder))
             if record.run_id != run.run_id or record.plan.recipe.workload != run.folder.split("/")[1]:
-                raise _Refused(f"the record is of another run: '{run.folder}'")
+                raise _Refused(f"the record belongs to another run: '{run.folder}'")
             if record.status in ("queued", "running"):
                 raise _Refused(f"a run has not ended: '{run.folder}'")
     return manifest
@@ -379,13 +379,13 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
 
 @contextmanager
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[_Stream]:
-    """Yield the stream. Raises _Refused, also while it is read, if it is damaged or not compressed as named."""
+    """Yield a decompressing stream; raise _Refused, also while it is read, if the file is damaged or wrongly named."""
     if path.name.endswith(GZIP):
         try:
             with gzip.GzipFile(fileobj=file) as stream:
                 yield stream
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise _Refused(f"it is not compressed by gzip, or damaged: {error}") from error
+            raise _Refused(f"it is damaged or not compressed with gzip: {error}") from error
         return
     import zstandard
 
@@ -393,16 +393,16 @@ def _decompressed(file: BinaryIO, path: Path) -> Iterator[_Stream]:
         with zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES).stream_reader(file, closefd=False) as stream:
             yield stream
     except zstandard.ZstdError as error:
-        raise _Refused(f"it is not compressed by zstd, or damaged: {error}") from error
+        raise _Refused(f"it is damaged or not compressed with zstd: {error}") from error
 
 
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
     try:
         yield
-    except ValueError as error:  # also of what reads the manifest and the records
+    except ValueError as error:  # also from reading the manifest and the records
         what = getattr(error, "what", str(error))
-        do = "create it again with 'llmb archive', and compare the checksum of the file after copying"
+        do = "create it again with 'llmb archive', and compare its checksum after copying"
         raise UsageError(f"this archive is not accepted: {what}", where=str(path), do=do) from error
 
 
@@ -412,16 +412,16 @@ def _manifest(stream: _Stream, archive_bytes: int) -> Manifest:
         raise _Refused(f"it does not begin with {MANIFEST}")
     most_json = max(ALWAYS_JSON_BYTES, MOST_JSON_RATIO * archive_bytes)
     if entry.size > min(MOST_MANIFEST_BYTES, most_json):
-        raise _Refused(f"its manifest of {entry.size:,} bytes is too large for an archive of its size")
+        raise _Refused(f"its manifest of {entry.size:,} bytes is too large for an archive of this size")
     manifest = read_manifest(_exactly(stream, entry.size))
     _exactly(stream, -entry.size % BLOCK)
     if len(manifest.files) > MOST_FILES:
-        raise _Refused(f"it has {len(manifest.files):,} files; {MOST_FILES:,} are the most")
+        raise _Refused(f"it contains {len(manifest.files):,} files; the limit is {MOST_FILES:,}")
     most = min(MOST_BYTES, max(ALWAYS_BYTES, MOST_RATIO * archive_bytes))
     if manifest.size > most:
-        raise _Refused(f"its {manifest.size:,} bytes are more than an archive of its size may have ({most:,})")
+        raise _Refused(f"its files have {manifest.size:,} bytes; the limit for an archive of this size is {most:,}")
     if (size := manifest.json_size) > most_json:
-        raise _Refused(f"its {size:,} bytes of JSON are more than an archive of its size may have ({most_json:,})")
+        raise _Refused(f"it has {size:,} bytes of JSON; the limit for an archive of this size is {most_json:,}")
     return manifest
 
 
@@ -434,7 +434,7 @@ def _unpack_files(stream: _Stream, expected: Mapping[str, ArchivedFile], into: P
         if described is None:
             raise _Refused(f"an entry is repeated, or not in the manifest: {entry.name!r}")
         if entry.size != described.size:
-            raise _Refused(f"a file has another size than the manifest has: {entry.name!r}")
+            raise _Refused(f"the size of a file differs from the manifest: {entry.name!r}")
         target = into / described.path
         target.parent.mkdir(parents=True, exist_ok=True)
         digest, remaining = hashlib.sha256(), described.size
@@ -445,17 +445,17 @@ def _unpack_files(stream: _Stream, expected: Mapping[str, ArchivedFile], into: P
                 file.write(block)
                 remaining -= len(block)
         if digest.hexdigest() != described.sha256:
-            raise _Refused(f"a file has another checksum than the manifest has: {described.path!r}")
+            raise _Refused(f"the checksum of a file differs from the manifest: {described.path!r}")
         _exactly(stream, -described.size % BLOCK)
     if missing:
         raise _Refused(f"{len(missing)} files of the manifest are missing, such as {next(iter(missing))!r}")
     rest = _at_most(stream, TAR_RECORD + 1)
     if len(rest) > TAR_RECORD or any(rest):
-        raise _Refused("something follows its end")
+        raise _Refused("it has data after its end")
 
 
 def _next_entry(stream: _Stream) -> TarInfo | None:
-    """Read the header of an entry, with its long name; None at the end, which is two blocks of zeros."""
+    """Read the header of the next entry, with its long name; return None at the end, which is two blocks of zeros."""
     block = _exactly(stream, BLOCK)
     if not any(block):
         if any(_exactly(stream, BLOCK)):
@@ -465,7 +465,7 @@ def _next_entry(stream: _Stream) -> TarInfo | None:
     if entry.type != LONG_NAME:
         return entry
     if entry.size > LONGEST_NAME:
-        raise _Refused("it has a name that is too long")
+        raise _Refused("it contains a name that is too long")
     name = _exactly(stream, entry.size).rstrip(b"\0").decode("utf-8", "backslashreplace")
     _exactly(stream, -entry.size % BLOCK)
     entry = _read_header(_exactly(stream, BLOCK))
@@ -479,7 +479,7 @@ def _read_header(block: bytes) -> TarInfo:
     except HeaderError as error:
         raise _Refused(f"a header is damaged: {error}") from error
     if entry.size < 0:
-        raise _Refused("an entry has no size")
+        raise _Refused("an entry has a negative size")
     return entry
 
 
@@ -491,7 +491,7 @@ def _exactly(stream: _Stream, size: int) -> bytes:
 
 
 def _at_most(stream: _Stream, size: int) -> bytes:
-    """Read this many bytes in small portions; fewer at the end of the stream."""
+    """Read ``size`` bytes in small portions, or fewer if the stream ends."""
     blocks = []
     while size and (block := stream.read(min(size, CHUNK))):
         blocks.append(block)

@@ -18,8 +18,8 @@ from llmb.runs.record import BegunJob, RunRecord, begin_attempt, now, read_recor
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     """Record that the run starts, or restarts, with its job and its nodes.
 
-    Raises UsageError if another job has this run; InfrastructureError, and ends the run's record, if it has no
-    restart left.
+    Raises UsageError if another job has this run. If the run has no restart left, records that it failed, and raises
+    InfrastructureError.
     """
     spec = read_spec(folder)
     job = find_scheduler(spec.scheduler).current_job(environ)
@@ -37,9 +37,9 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
 
 
 def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:
-    """Raise UsageError if another job started the run, unless it was requeued since.
+    """Raise UsageError if another job started the run, unless the run was submitted again since.
 
-    A requeued job keeps its id; a submission of the run in a new job sets its status back to queued.
+    A requeued job keeps its id; submitting the run in a new job sets its status back to queued.
     """
     if record.job is None or record.job.job_id == job.job_id or record.status == "queued":
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Concludes runs whose jobs ended without writing a result: killed, lost with their node, or never begun.
 
-A client does this when it is asked for such a run's result, by the function with which jobs do it.
+Clients do this before they show such a run, with the same function that jobs call.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
-    """Conclude and report those runs of ``folders`` that ended without a result; return False if there are none."""
+    """Conclude the runs in ``folders`` that ended without a result; return True if there was one."""
     installs: dict[Path, list[str]] = {}
     for folder in folders:
         install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
@@ -40,7 +40,7 @@ def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
 
 
 def lacks_result(folder: RunFolder) -> bool:
-    """Return whether the run has no result, or one that its job wrote before it could know of a cancellation."""
+    """Return whether the run has no result, or one that its job wrote on a signal, which may be a cancellation."""
     try:
         record, end = read_record(folder), read_job_end(folder)
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def _conclude_below(install: Path, paths: Iterable[str], say: Say) -> bool:
 
 
 def conclude_job(store: Store, job: Job, say: Say) -> Job:
-    """Conclude the job's run if it ended without a result, and return the updated job."""
+    """Conclude the job's run if it ended without a result; return the job, updated if it was concluded."""
     if job.live or job.kind != "run" or not lacks_result(job.folder):
         return job
     status = read_record(job.folder).status
@@ -72,7 +72,7 @@ def conclude_job(store: Store, job: Job, say: Say) -> Job:
     try:
         _conclude(job)
     except (OSError, ValueError) as error:
-        say(f"run {job.id} has no result, and none can be written: {error}")
+        say(f"run {job.id} has no result, and it cannot be written: {error}")
         return job
     say(f"run {job.id} ended without a result ({job.state}); concluding it now from its files")
     concluded = _with_result(job, read_record(job.folder))
@@ -82,16 +82,16 @@ def conclude_job(store: Store, job: Job, say: Say) -> Job:
 
 
 def _conclude(job: Job) -> None:
-    """Write the result that follows from the run's files and from how its job ended."""
+    """Write the result, which follows from the run's files and the end of its job."""
     folder, record, end = job.folder, read_record(job.folder), read_job_end(job.folder)
     if end and record.job and end.job_id != record.job.job_id:
-        end = None  # of a second job, which was rejected
+        end = None  # it belongs to a second job, which was rejected
     if end and job.state in (COMPLETED, FAILED, LOST):
         finish_job(folder, end.exit_code, end.signal)
         return
     cause: str | None = f"{find_scheduler(job.scheduler).title} ({job.state})"
     code = end.exit_code if end else job.exit_code or KILLED
-    if folder.launch_output.exists():  # no script of llmb has written how it began and ended
+    if folder.launch_output.exists():  # no script of llmb has recorded its start and end
         record = _begun_as(record, job)
         if job.state in (COMPLETED, FAILED):
             cause, code = None, job.exit_code or 0 if job.state == COMPLETED else code
@@ -99,7 +99,7 @@ def _conclude(job: Job) -> None:
 
 
 def _begun_as(record: RunRecord, job: Job) -> RunRecord:
-    """Add the job from the scheduler's report, because the job itself has not written anything."""
+    """Return ``record`` with the job as the scheduler reports it, because the job itself has not written anything."""
     handle = read_job(job.folder)
     if handle is None or job.started_s is None:
         return record
@@ -109,7 +109,7 @@ def _begun_as(record: RunRecord, job: Job) -> RunRecord:
 
 
 def _with_result(job: Job, record: RunRecord) -> Job:
-    """Return ``job`` with the figures of its run. The scheduler's reason stays, unless the result differs from it."""
+    """Return ``job`` with its run's results, and with their status and reason if they differ from the scheduler's."""
     reason = (job.reason or "").partition(NOT_CONCLUDED)[0].removesuffix("; ") or None
     if record.status not in (job.status, "queued", "running") or (job.state == FAILED and record.status == "failed"):
         assert record.result, "it was concluded"

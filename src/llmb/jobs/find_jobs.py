@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds jobs by user input: ids, names, points in time."""
+"""Finds jobs by id, name, label or campaign, parses times, and summarizes the jobs of each node."""
 
 import re
 import time
@@ -21,19 +21,19 @@ SHOWN_BY = {"preparation": "'llmb prepare verify'", "benchmark": "'llmb bench li
 LATEST = "latest"
 GROUPS = ("label", "campaign")
 CLOCKS_DIFFER_S = 3600
-"""A run further in the future has a wrong clock, and would otherwise be the latest one until then."""
+"""A run from further in the future was made with a wrong clock, and is not the latest."""
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
-    """Return the job that each text names, without duplicates. Raises UsageError."""
+    """Find the job that each text names, without duplicates; raise UsageError as ``find_job`` does."""
     jobs = (find_job(store, text) for text in texts)
     return list({job.key: job for job in jobs}.values())
 
 
 def find_job(store: Store, text: str) -> Job:
-    """Find the job with an id, the run whose folder name or short id starts with it, or the newest for ``latest``.
+    """Find a job by its id or by the beginning of its run's folder name or short id, or the newest run for ``latest``.
 
-    If a run was submitted several times, or an id was reused, the latest job. Raises UsageError.
+    If a run was submitted several times, return its latest job. Raises UsageError if none or several match.
     """
     if text == LATEST:
         by_now = Filter(runs_only=True, limit=1, until_s=time.time() + CLOCKS_DIFFER_S)
@@ -54,7 +54,7 @@ def find_job(store: Store, text: str) -> Job:
 
 
 def find_run(store: Store, text: str) -> Job:
-    """Find a job like ``find_job``, but only among jobs that train. Raises UsageError for another job."""
+    """Find a job as ``find_job`` does; raise UsageError if it is not a run."""
     job = find_job(store, text)
     if job.kind != "run":
         do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} its result"
@@ -63,9 +63,9 @@ def find_run(store: Store, text: str) -> Job:
 
 
 def find_runs_by_name(store: Store, text: str) -> list[Job]:
-    """Return the run with that id, or all runs with that label or in that campaign.
+    """Return the run with an id, or all runs with a label or in a campaign.
 
-    Raises UsageError for a word that names nothing, or several things.
+    Raises UsageError if ``text`` matches none of these, or more than one.
     """
     kind, colon, name = text.partition(":")
     spelled = kind if colon and kind in GROUPS else None
@@ -84,12 +84,12 @@ def find_runs_by_name(store: Store, text: str) -> list[Job]:
             *(f"{one} ({len(jobs)} runs)" for one, jobs in groups.items()),
             *(str(job.job_id) for job in ids[:1]),
         ]
-        raise UsageError(f"'{text}' is ambiguous", choices=choices, do="specify which one is meant")
+        raise UsageError(f"'{text}' is ambiguous", choices=choices, do="pass one of these instead")
     return next(iter(groups.values()))
 
 
 def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
-    """Yield the values in ``selection`` that no job has, with the existing ones."""
+    """Yield a message for each value in ``selection`` that no job has, with the existing values."""
     for kind in ("label", "campaign", "workload"):
         name = getattr(selection, kind)
         if name is None or store.count(Filter(**{kind: name})):
@@ -104,14 +104,14 @@ def _ambiguous(text: str, jobs: list[Job]) -> UsageError:
     return UsageError(
         f"'{text}' matches {len(jobs)} jobs",
         choices=choices,
-        do=f"specify more of the name, or an id, such as '{jobs[-1].job_id}'",
+        do=f"pass a longer part of the name, or an id, such as '{jobs[-1].job_id}'",
     )
 
 
 def _unknown(store: Store, text: str) -> UsageError:
     if text and (count := store.count(Filter(label=text, runs_only=True))):
         runs = "1 run" if count == 1 else f"{count} runs"
-        do = f"'llmb runs --label {text}' shows their ids; 'llmb judge' and 'llmb compare' take a label"
+        do = f"'llmb runs --label {text}' shows their ids; 'llmb judge' and 'llmb compare' accept a label"
         return UsageError(f"'{text}' is not an id, but the label of {runs}", where=str(store.path), do=do)
     names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.id, job.job_id, job.name) if name}
     near = closest(text, [*names, LATEST], cutoff=0.6, most=NEAR)
@@ -119,12 +119,12 @@ def _unknown(store: Store, text: str) -> UsageError:
         f"there is no job '{text}' in the history",
         where=str(store.path),
         choices=near,
-        do="see 'llmb jobs list'; 'llmb jobs rebuild' reads the run folders again",
+        do="see 'llmb jobs list', or run 'llmb jobs rebuild' to add jobs from run folders",
     )
 
 
 def parse_since(text: str, now_s: float) -> float:
-    """Parse a date, a time or an age to seconds since 1970; local time without a zone. Raises UsageError."""
+    """Convert a date, a time (local without a zone) or an age to seconds since 1970; raise UsageError if invalid."""
     ago = _AGO.fullmatch(text.strip())
     if ago:
         return now_s - int(ago[1]) * _SECONDS[ago[2]]
@@ -140,7 +140,7 @@ Recipe = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """Statistics of one node."""
+    """Statistics of the jobs that used one node."""
 
     node: str
     runs: int
@@ -150,12 +150,12 @@ class NodeRecord:
     blamed: int
     """Number of jobs in which the node was at fault."""
     slowdown: float | None
-    """Median, over the recipes it ran, of its median step time divided by that of the same recipe elsewhere; 1 is as
-    fast. None if no recipe ran both with and without it."""
+    """Median over recipes of the median step time with this node, divided by that without it; above 1 is slower. None
+    if no recipe ran both with and without it."""
 
 
 def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
-    """Return a record for every node that a run used, the slowest first."""
+    """Return a record for each node that a run used, the slowest node first."""
     ran: dict[str, list[Job]] = defaultdict(list)
     times: dict[Recipe, list[tuple[frozenset[str], float]]] = defaultdict(list)
     for job in jobs:
@@ -171,7 +171,7 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
 
 
 def _recipe(job: Job) -> Recipe:
-    """Return a key that runs with comparable step times share."""
+    """Return a key that is equal for runs with comparable step times."""
     return job.identity or job.experiment, job.gpu_type
 
 

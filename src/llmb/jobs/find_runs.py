@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the runs that a word, a path or a date stands for."""
+"""Finds the runs that a word, a path or a date selects."""
 
 import os
 import re
@@ -43,50 +43,49 @@ from llmb.verdict.match_runs import Earlier
 
 NEAR = 5
 MOST_NEAR = 10
-"""Number of repeats to find before and after a run; older ones had other software."""
+"""The maximum number of repeats to use before a run, and after it; older ones had other software."""
 MOST_RECORDS = 256
-"""Records of repeats to keep for the next run."""
+"""The maximum number of records to cache for the next run."""
 MANY = 500
-"""Number of records that take too long to read with no output."""
+"""From this number of records, reading is announced because it takes long."""
 SELECTORS = (
     "a folder of runs or logs, a run folder, a log, an archive, the JSON document of a comparison of engines",
     "a label, a campaign, the id of a job or a run, 'latest'",
     "a date or a range of dates (2026-11-20, 2026-11-01..2026-11-07)",
 )
-"""The selectors of runs, for messages and helps."""
+"""The valid selectors of runs, for messages and help texts."""
 _PLAIN = re.compile(r"[\w.:@+ -]*", re.ASCII)
 _RUN_ID = re.compile(rb'"run_id": ?"([0-9a-f]*)"')
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\.(\d{4}-\d{2}-\d{2}))?")
 Say = Callable[[str], None]
 _Alike = tuple[str, frozenset[str]]
-"""The key of the identity and the nodes, which repeats share."""
+"""Key of the identity, and nodes; equal for repeats."""
 
 
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
-    """Find the runs that measure the speed of steps, in order of their start; report why others are dropped.
+    """Find the selected runs that measure the speed of steps, in order of start; list the others with reasons.
 
-    ``say`` takes messages for the user. Raises UsageError if the selector stands for nothing, or for several things.
+    ``say`` receives messages for the user. Raises UsageError if the selector matches nothing or is ambiguous.
     """
     return without_unmeasured(find_ended_runs(selector, install, say))
 
 
 def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
-    """The folder of the run with an id, of the newest that ended successfully for ``latest``, or of all runs with a
-    label or of a campaign; a path is that of a run folder, of a folder with only one, or of an archive. Raises
-    UsageError.
+    """Find run folders by an id, a label or a campaign, by ``latest`` for the newest successful run, or by the path of
+    a run folder, of a folder with only one run, or of an archive. Raises UsageError if there is none.
     """
     path = parse_path(text).absolute()
     check_reachable(path)
     if path.is_file() and path.name.endswith(ENDINGS):
         return list(_run_folders(unpacked(path)))
     if path.is_dir() and text != LATEST:
-        path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
+        path = path.resolve()  # a link such as the install root's 'latest' does not have a run's name
         below = sorted(record.parent for record in path.glob(f"*/{RUN_RECORD}") if record.parent.name[0] != ".")
         folder = RunFolder(below[0] if not (path / RUN_RECORD).exists() and len(below) == 1 else path)
         conclude_ended([folder], say)
         return [folder]
     if "/" in text:
-        do = "pass the folder with run.json, a run, a label or a campaign; 'llmb runs' shows all"
+        do = "pass a folder that contains run.json, a run id, a label or a campaign; 'llmb runs' lists all runs"
         raise UsageError(f"there is no folder '{text}'", where=str(path), do=do)
     if text == LATEST:
         return [_latest(install, say).folder]
@@ -97,9 +96,9 @@ def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
 
 
 def _latest(install: Path, say: Say) -> RecordedRun:
-    """Return the newest run of this root that ended successfully; report newer ones, and ignore imported ones.
+    """Return the newest successful run of this root; report newer ones, and ignore imported ones.
 
-    Only the records of these are read.
+    No older record is read.
     """
     newer, folders = [], sorted(map(RunFolder, run_folders_below(install)), key=_made_at, reverse=True)
     for folder in folders:
@@ -119,20 +118,19 @@ def _latest(install: Path, say: Say) -> RecordedRun:
         what, do = "no run has ended successfully yet", f"the newest are: {'; '.join(newer[:NEAR])}"
         raise UsageError(what, where=str(install), do=do)
     if folders:
-        raise UsageError("all runs here are imported", where=str(install), do="select one: 'llmb runs' shows their ids")
+        raise UsageError("all runs here are imported", where=str(install), do="pass the id of one; see 'llmb runs'")
     raise UsageError("there are no runs yet", where=str(install), do="start one with 'llmb run' or 'llmb submit'")
 
 
 def _made_at(folder: RunFolder) -> tuple[int, str]:
-    """Return the creation time in seconds since 1970, with which a run folder's parent's name ends."""
+    """Return the creation time in seconds since 1970, from the name of the run folder's parent, and that name."""
     name = folder.path.parent.name
     seconds = re.search(r"_(\d+)[.\d-]*$", name)
     return int(seconds[1]) if seconds else 0, name
 
 
 def earlier_runs(install: Path, say: Say) -> Earlier:
-    """Find the runs below a root that are repeats of one, on the same nodes: those that were made next to it, before
-    and after. No more records are read than that takes."""
+    """Return a function that finds the repeats of a run on the same nodes that were made next before and after it."""
 
     @cache
     def made(experiments: frozenset[str]) -> Sequence[RunFolder]:
@@ -176,12 +174,12 @@ def _alike(record: RunRecord) -> _Alike:
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> RunSet:
-    """Find every ended run, once, with any result; skip those that are still running or cannot be read."""
+    """Find the selected runs that have ended, with any result and without duplicates; list the others with reasons."""
     return find_all_runs((selector,), install, say)
 
 
 def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> RunSet:
-    """Find the runs of several selections together; without any, every run of the root."""
+    """Find the ended runs of all selectors, without duplicates; without a selector, those of the whole root."""
     sets = [_find(selector, install, say) for selector in selectors or ()]
     if not sets:
         sets = [_found_in("All runs", _folders_below(install, say), say)]
@@ -191,13 +189,13 @@ def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> R
 
 
 def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[RunSet, RunSet | None]:
-    """Find the runs of one or two selections, which may overlap."""
+    """Find the runs of one or two selectors, which may match the same runs."""
     first, *others = once_in(*(_find(selector, install, say) for selector in (before, after) if selector is not None))
     return first, others[0] if others else None
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """Return the runs in the window ``rule``; None keeps theirs. Raises UsageError if a run's steps are not saved."""
+    """Return the runs measured in the window ``rule``, if it is not None; raise UsageError if steps are not saved."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 
@@ -207,7 +205,7 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     if run.record:
         return in_other_window(run, rule)
     if not run.path.is_file():
-        what = f"the steps of {run.id} are not numbered: it is of a comparison of engines"
+        what = f"the steps of {run.id} are not numbered, because it is part of a comparison of engines"
         raise UsageError(what, do="omit --window")
     (logged,) = _possible([logged_run(parse_file(run.path, rule))])
     return replace(logged, faults={**run.faults, **logged.faults})
@@ -215,7 +213,7 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
 
 def _find(selector: str, install: Path, say: Say) -> RunSet:
     text = selector.strip()
-    if not text:  # a variable of a script that is not set; as a path it would be the current folder
+    if not text:  # such as an unset variable of a script; as a path it would be the current folder
         raise UsageError("no runs are selected: the name is empty", choices=SELECTORS)
     path = parse_path(text)
     if "/" in text or text in (".", "..", "~"):
@@ -242,12 +240,12 @@ def _only_meaning(text: str, meanings: Mapping[str, Sequence[RecordedRun]], path
     if len(different) > 1 or os.path.lexists(path):
         choices = [f"{spelled} ({_runs_text(len(runs))})" for spelled, runs in meanings.items()]
         choices += [f"./{text} (a {'folder' if path.is_dir() else 'file'} here)"] if os.path.lexists(path) else []
-        raise UsageError(f"'{text}' is ambiguous", choices=choices, do="specify which one is meant")
+        raise UsageError(f"'{text}' is ambiguous", choices=choices, do="pass one of these instead")
     return _analyzed(text, _concluded(next(iter(meanings.values())), say))
 
 
 def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
-    """Return the runs that a word may refer to, by an unambiguous spelling."""
+    """Return the runs that ``text`` may refer to, by an unambiguous selector for each meaning."""
     kind, colon, word = text.partition(":")
     is_spelled = bool(colon) and kind in ("label", "campaign", "id")
     name = word if is_spelled else text
@@ -261,7 +259,7 @@ def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[Reco
 
 
 def _with_id(name: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
-    """Return the runs with that id or folder, or the runs of the job with that id."""
+    """Return the runs that have this id or folder name, or a job with this id, by an unambiguous selector."""
     matching = [run for run in runs if name in (run.id, run.folder.path.parent.name)]
     jobs = [run for run in runs if name in run.job_ids]
     if len(jobs) == 1:
@@ -275,26 +273,26 @@ def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageErro
     return UsageError(
         f"'{text}' is neither a file nor the label, campaign or id of a run below {install}",
         choices=list(dict.fromkeys(closest(text, [*names, LATEST], cutoff=0.6, most=NEAR))) or SELECTORS,
-        do="'llmb runs' shows the runs, with their ids and labels",
+        do="run 'llmb runs' to list the runs with their ids and labels",
     )
 
 
 def _days(first: str, last: str) -> tuple[float, float]:
-    """Return the beginning of one day and the end of another, by this machine's clock. Raises UsageError."""
+    """Return the start of day ``first`` and the end of day ``last`` in local time; raise UsageError if invalid."""
     try:
         start, end = (datetime.fromisoformat(day).astimezone() for day in (first, last))
     except ValueError as error:
-        do = "write 2026-11-01..2026-11-07"
+        do = "pass dates such as 2026-11-01..2026-11-07"
         raise UsageError(f"'{first}..{last}' has an invalid date", do=do) from error
     if end < start:
-        raise UsageError(f"'{first}..{last}' ends before it begins", do=f"write {last}..{first}")
+        raise UsageError(f"'{first}..{last}' ends before it begins", do=f"pass {last}..{first}")
     return start.timestamp(), (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()
 
 
 def _recorded_below(install: Path, say: Say, words: Collection[str] | None = None) -> Iterator[RecordedRun]:
-    """Yield recorded runs. Unreadable records cannot match a label, campaign or date; ``say`` reports them.
+    """Yield the recorded runs below a root; report unreadable records with ``say``.
 
-    With ``words``, records that have none of them as a value are not parsed, which takes most of the time.
+    With ``words``, skip records that contain none of them as a value: parsing takes most of the time.
     """
     forms = None if words is None else _Forms(words)
     for folder in _folders_below(install, say):
@@ -306,22 +304,22 @@ def _recorded_below(install: Path, say: Say, words: Collection[str] | None = Non
 
 
 class _Forms:
-    """The forms in which files of runs contain these words: a label, a campaign, or the id of a run or a job."""
+    """Searches the files of runs for words, as labels, campaigns, or ids of runs or jobs, without parsing the files."""
 
     def __init__(self, words: Collection[str]) -> None:
         self.words = frozenset(words)
-        # Whether other letters are escaped is up to who wrote the file.
+        # Other characters may be escaped in the file or not.
         self.values = [f'"{word}"'.encode() for word in words if _PLAIN.fullmatch(word)]
         self.has_all = len(self.values) == len(self.words)
 
     def may_be_of(self, folder: RunFolder) -> bool:
-        """Return whether the run may match, even if its record is truncated, so that it is reported. Raises OSError."""
+        """Return True if the run may match, or if its record is truncated; raise OSError if it cannot be read."""
         text = read_regular(folder.record, MOST_JSON_BYTES)
         if not self.has_all or folder.path.parent.name in self.words or not text.rstrip().endswith(b"}"):
             return True
         if (match := _RUN_ID.search(text)) and short_id(match[1].decode()) in self.words:
             return True
-        with suppress(OSError):  # without it, only the campaign and the job are not known
+        with suppress(OSError):  # without this file, only the campaign and the job are unknown
             text += read_regular(folder.job, MOST_JSON_BYTES)
         return any(value in text for value in self.values)
 
@@ -334,7 +332,7 @@ def _folders_below(install: Path, say: Say) -> list[RunFolder]:
 
 
 def _at(text: str, path: Path, say: Say) -> RunSet:
-    """Return the runs at a path: a run folder, its log, an archive, or a folder with run folders and logs."""
+    """Return the runs at a path: a run folder, a log, an archive, a comparison, or a folder with runs and logs."""
     check_reachable(path)
     if path.is_file() and path.name.endswith(ENDINGS):
         return _found_in(text, _run_folders(unpacked(path.absolute())), say)
@@ -353,7 +351,7 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
 
 
 def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
-    """Mark runs as invalid that are faster than their GPU can be."""
+    """Return the runs, with those that are faster than their GPU can be marked as invalid."""
     if not needs_catalogue(logs):
         return logs
     catalogue = Catalogue()
@@ -361,9 +359,9 @@ def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:
-    """Yield run folders, which are not nested. Hidden folders, such as imports in progress, are skipped.
+    """Yield the run folders below ``root``, and folders that cannot be listed, because they may be run folders.
 
-    Links are not followed: the same run would be found twice. A folder that cannot be listed may be a run's.
+    Hidden folders, such as imports in progress, are skipped. Links are not followed, to avoid duplicates.
     """
     unread: list[OSError] = []
     for folder, folders, names in os.walk(root, onerror=unread.append):
@@ -387,7 +385,7 @@ def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> RunSet:
 
 
 def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:
-    """Return the runs, with results added to those that ended without one."""
+    """Conclude runs that ended without a result, and return all runs, read again if one was concluded."""
     without = [run.folder for run in runs if run.record.status in ("queued", "running", "failed")]
     return [read_folder(run.folder) for run in runs] if conclude_ended(without, say) else runs
 

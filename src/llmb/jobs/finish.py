@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The last command of a job's script: ``python -m llmb.jobs.finish RUN_FOLDER EXIT_CODE SIGNAL``.
 
-It writes the result of the job's run after the workers ended; SIGNAL is empty if there was none.
+It writes the result of the job's run after the workers have ended; SIGNAL is empty if there was none.
 """
 
 import sys
@@ -17,7 +17,7 @@ from llmb.runs.result import Result
 
 
 def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
-    """Write the result of a job whose workers ended; ``signal`` is empty if there was none."""
+    """Write and return the result of a run whose workers have ended; ``signal`` is empty if there was none."""
     spec = read_spec(folder)
     cause = find_scheduler(spec.scheduler).cause(signal) if signal else None
     return finish_run(folder, read_record(folder), End(exit_code, cause), spec)

@@ -28,11 +28,11 @@ ASK_EVERY_S = 5.0
 
 
 def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
-    """Yield the whole log, or its last ``lines``, in chunks. Raises UsageError if there is no log yet."""
+    """Yield the whole log, or its last ``lines`` lines, in chunks; raise UsageError if there is no log."""
     path = log_of(job)
     if path is None:
         why = f": {job.reason}" if job.reason else ""
-        do = "'--follow' waits for it" if job.live else None
+        do = "pass --follow to wait for it" if job.live else None
         raise UsageError(f"the run has no log; the job is {job.state}{why}", where=job.run_dir, do=do)
     with path.open("rb") as stream:
         stream.seek(0 if lines is None else start_of_last(stream, lines))
@@ -41,13 +41,13 @@ def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
 
 
 def log_of(job: Job) -> Path | None:
-    """Return the workers' log, or else the batch script's output; None if both are empty."""
+    """Return the path of the workers' log, or else of the batch script's output; None if both are empty or missing."""
     folder = job.folder
     return next((path for path in (folder.log, folder.batch_output) if path.exists() and path.stat().st_size), None)
 
 
 def start_of_last(stream: BinaryIO, lines: int) -> int:
-    """Return the offset in bytes of the last ``lines`` lines."""
+    """Return the byte offset at which the last ``lines`` lines begin."""
     last = deque(stream, maxlen=lines)
     return stream.seek(0, 2) - sum(map(len, last))
 
@@ -57,7 +57,7 @@ def follow_log(
 ) -> Job:
     """Write the log of ``job`` as it grows, until the job has ended; return the ended job.
 
-    ``look`` is called beside it, again and again.
+    ``ask`` updates the job every few seconds; ``look`` is called with it in each iteration.
     """
     reader: _Follower | None = None
     queried_s = -math.inf
@@ -76,7 +76,7 @@ def follow_log(
 
 
 class _Follower:
-    """Copies new content of a file to the output."""
+    """Copies what is appended to a file."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
         self.path = path
@@ -93,7 +93,7 @@ class _Follower:
 
 
 def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Follower | None:
-    """Return the reader of the log: the workers' log replaces the batch script's output once it exists."""
+    """Return a reader of the log, a new one when the workers' log replaces the batch script's output."""
     path = log_of(job)
     if path is None or (reader and reader.path == path):
         return reader
@@ -101,9 +101,9 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 
 
 def asker(store: Store, install: Path, say: Say) -> Ask:
-    """Return a function that brings a job up to date; for a retried job, it returns the last attempt.
+    """Return a function that updates a job and returns it, or its last retry.
 
-    If its scheduler does not respond, the record shows whether the run has ended.
+    If the scheduler does not respond, the status comes from the run's record.
     """
 
     def ask(job: Job) -> Job:
@@ -114,13 +114,13 @@ def asker(store: Store, install: Path, say: Say) -> Ask:
             now, record = store.by_key(job.key) or job, read_run(job)
             return now if record is None or record.status in LIVE else replace(now, status=record.status)
         last = last_try(store, now.key)
-        return now if last.key == now.key else last  # a history that must not be changed has it as it was
+        return now if last.key == now.key else last  # a read-only history still has the old row
 
     return ask
 
 
 def job_of_folder(folder: RunFolder) -> Job:
-    """Build the job of a run that is in no history, such as a copy, from its record. Raises UsageError."""
+    """Build a job from the record of a run that is in no history; raise UsageError if the record is unreadable."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
@@ -139,9 +139,9 @@ def job_of_folder(folder: RunFolder) -> Job:
 
 
 def current(store: Store, install: Path, job: Job, say: Say) -> Job:
-    """Bring ``job`` up to date, and conclude it if it has ended, even if the history is read-only.
+    """Update ``job`` from its scheduler, and conclude its run if the job has ended; only its status if read-only.
 
-    Raises InfrastructureError if its scheduler does not answer, EnvironmentProblem if it is not installed here.
+    Raises InfrastructureError if the scheduler does not answer, EnvironmentProblem if it is not installed here.
     """
     try:
         refresh(store, install)
@@ -151,7 +151,7 @@ def current(store: Store, install: Path, job: Job, say: Say) -> Job:
 
 
 def _ended(job: Job) -> Job:
-    """Return ``job`` of a read-only history, with its status if it has ended."""
+    """Return ``job`` from a read-only history, with its final status if it has ended."""
     state = find_scheduler(job.scheduler).states([job], TIME_OUT_S).states.get(job.key)
     if state is None or state.end_pending or state.phase in ("queued", "running", "unrecognized"):
         return job

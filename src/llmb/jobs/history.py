@@ -27,19 +27,19 @@ _PARTS = ("", "-wal", "-shm", "-journal")
 
 
 def run_folders_below(install: Path) -> set[Path]:
-    """Return the folders of every run made, submitted or imported there, without hidden ones."""
+    """Return the folders of all runs made, submitted or imported below ``install``, without hidden ones."""
     return {path.parent for path in _shown(install, f"{RUNS}/{RUN_RECORD}")}
 
 
 def _shown(install: Path, pattern: str) -> list[Path]:
-    """List the matches in order, without names that begin with a dot, unless the pattern does."""
+    """List the paths that match ``pattern``, sorted, without hidden names that the pattern does not contain."""
     parts = {*pattern.split("/")}
     paths = sorted(install.glob(pattern))
     return [path for path in paths if not any(part[0] == "." for part in {*path.relative_to(install).parts} - parts)]
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
-    """Yield all jobs that were submitted, in the state in which they were queued."""
+    """Yield all jobs that the folders of runs and tasks contain, in the state in which they were queued."""
     yield from _jobs(install, RUNS, lambda folder: row_of_record(read_record(folder)))
     for pattern in TASKS:
         yield from _jobs(install, pattern, lambda folder: read_task(folder).row())
@@ -64,19 +64,19 @@ def _job(folder: RunFolder, row: Mapping[str, Any], submitted: SubmittedJob) -> 
         experiment=folder.name,
         submitted_s=datetime.fromisoformat(submitted.submitted_at).timestamp(),
         state="PENDING",
-        reason="as of its submission: the history was rebuilt from the run folders",
+        reason="as of its submission, because the history was rebuilt from the run folders",
     )
 
 
 def database_path(install: Path) -> Path:
-    """Return the path of the database. Raises UsageError if it is reached through another user's link."""
+    """Return the path of the database; raise UsageError if it is reached through another user's link."""
     path = install / STATE_FOLDER / DATABASE
     check_links(path)
     return path
 
 
 def open_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history below ``install``; a missing one is rebuilt from the run folders. Raises EnvironmentProblem."""
+    """Open the history below ``install``, or rebuild it if missing; raise EnvironmentProblem if it cannot be opened."""
     path = database_path(install)
     if not _has_content(path):
         with _locked(path):  # another process must find the complete history
@@ -86,12 +86,12 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
 
 
 def rebuild_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open like ``open_history``, and add missing jobs; a damaged one is renamed and rebuilt from the run folders."""
+    """Open the history and add missing jobs from the run folders; rename and rebuild it if it is damaged."""
     path = database_path(install)
     try:
         with open_history(install, say) as store:
             added = store.restore(jobs_of_folders(install))
-            store.jobs()  # some damage shows only where every row is read
+            store.jobs()  # some damage shows only when every row is read
         say(f"{added} jobs were added from run folders")
         return open_history(install, say)
     except Damaged as error:
@@ -107,8 +107,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history for a command that only reads, even if it cannot be written, such as on a full
-    disk, or in an install root of another user, where no file is created. It then takes no changes.
+    """Open the history for a command that only reads, even if it cannot be written, such as on a full disk. In another
+    user's install root, no file is created, and changes are rejected.
     """
     path = database_path(install)
     try:
@@ -136,11 +136,11 @@ def _has_content(path: Path) -> bool:
         return False
     except OSError as error:
         what = f"the history of jobs cannot be read: {error.strerror}"
-        raise EnvironmentProblem(what, where=str(path), do="ask its owner for permission to read") from error
+        raise EnvironmentProblem(what, where=str(path), do="ask the owner of the file for read permission") from error
 
 
 def _is_own(install: Path) -> bool:
-    """Return whether new files there belong to the owner of the folder; True if it does not exist."""
+    """Return True if the current user owns the folder, or if it does not exist."""
     try:
         return install.stat().st_uid == os.geteuid()
     except OSError:
@@ -157,11 +157,11 @@ def _checked(store: Store) -> Store:
 
 
 def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
-    """Rebuild the history. It gets its name when it is complete, and has another one until then."""
+    """Rebuild the history under another name, and rename it once it is complete."""
     partial = path.with_name(f".{path.name}.partial")
     for part in _PARTS:
         Path(f"{partial}{part}").unlink(missing_ok=True)
-    partial.touch(mode=0o666)  # with what the umask leaves; SQLite by itself permits only its owner to write
+    partial.touch(mode=0o666)  # subject to the umask; SQLite by itself lets only the owner write
     with Store(partial) as store:
         count = store.restore(jobs_of_folders(install))
     _rename_damaged(path)  # SQLite would take the old database's -wal and -shm files for the new one's

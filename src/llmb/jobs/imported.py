@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds the runs of an archive to a root of installation and to its history, where they keep their origin."""
+"""Adds the runs of an archive to an install root and its history, and records their origin."""
 
 import atexit
 import hashlib
@@ -25,21 +25,21 @@ from llmb.runs.record import LOCAL, RunRecord, SubmittedJob, Time, now, read_job
 
 PATIENCE_S = 600.0
 STAGING = ".import-"
-"""The prefix of folders into which archives are unpacked, on the disk of the runs."""
+"""Prefix of the folders into which archives are unpacked, on the same disk as the runs."""
 STATES = {"success": COMPLETED, "cancelled": "CANCELLED"}
-"""States of imported jobs by the status of the run; all others are failed."""
+"""States of imported jobs by the status of the run; the state for other statuses is FAILED."""
 
 
 class ImportOrigin(Record):
-    """The content of ``imported.json``: where an imported run comes from."""
+    """The content of ``imported.json``: the origin of an imported run."""
 
     archive: str
-    """Name of the file."""
+    """File name of the archive."""
     archive_sha256: str
     created_at: Time
     imported_at: Time
     llmb_version: str
-    """Version of the llmb that made the archive."""
+    """Version of llmb that wrote the archive."""
     scheduler: str | None
     job_id: str | None
     """The id of the run's job in its original root."""
@@ -47,17 +47,17 @@ class ImportOrigin(Record):
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """The result: run folders that were added, and those of runs that existed before."""
+    """The result of an import: folders of runs that were added, and of runs that already existed."""
 
     added: tuple[Path, ...]
     present: tuple[Path, ...]
 
 
 def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Import:
-    """Add the runs of an archive that are not in the history. Nothing that exists is changed.
+    """Add the runs of an archive that the install root lacks; change no existing run.
 
-    All files are checked before the first run is added, and a run appears when it is complete. Raises UsageError for
-    what is not accepted, EnvironmentProblem if it cannot be written.
+    All files are checked before the first run is added, and each run appears complete. Raises UsageError if the archive
+    is not accepted, EnvironmentProblem if a file cannot be written.
     """
     place = install / WORKLOADS
     check_links(place / "any")
@@ -66,7 +66,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
         place.mkdir(parents=True, exist_ok=True)
     with writing(place), scratch_folder(STAGING, place) as staging:
         manifest = _unpack(path, staging)
-        # From the look at what is there to the last run: of two imports at once the second finds the runs of the first.
+        # The lock includes the listing of existing runs, so that two concurrent imports do not add a run twice.
         with file_lock(place / ".import.lock", PATIENCE_S, "importing"), open_history(install, say) as store:
             there = _runs_there(install, store)
             for run in manifest.runs:
@@ -89,7 +89,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
 
 
 def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
-    """Return the folders of the runs by id. Runs that the history lacks after a killed import are added to it."""
+    """Return the run folders by run id; add runs to the history that a killed import left out of it."""
     listed = {Path(job.run_dir): job.run_id for job in store.jobs(Filter(runs_only=True))}
     there = {run_id: path for path, run_id in listed.items() if RunFolder(path).record.exists()}
     for path in run_folders_below(install) - listed.keys():
@@ -104,9 +104,9 @@ def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
 
 
 def _unpack(path: Path, into: Path) -> Manifest:
-    """Unpack the runs, and give them a job and their origin.
+    """Unpack the runs, and write a job and the origin of each.
 
-    The job is new: by that of another cluster, its scheduler would be asked for it, or it would be retried, here.
+    The job is a local one, so that no scheduler here is queried about another cluster's job, or retries it.
     """
     manifest = unpack_archive(path, into)
     with path.open("rb") as file:
@@ -135,7 +135,7 @@ def _unpack(path: Path, into: Path) -> Manifest:
 
 
 def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
-    """Return the run as it ended. No scheduler is queried for it, and its faulty nodes belong to another cluster."""
+    """Return the row of an imported run, without its faulty nodes, which belong to another cluster."""
     figures = read_figures(str(target)) | {"bad_nodes": None} if record.status == "success" else {}
     return Job(
         **row_of_record(record),
@@ -158,12 +158,12 @@ def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
 
 
 def read_origin(folder: RunFolder) -> ImportOrigin | None:
-    """Return the source of an imported run; None for one of this root."""
+    """Return the origin of an imported run; None if the run was made in this root."""
     return read_stored(folder.imported, ImportOrigin) if folder.imported.exists() else None
 
 
 def unpacked(path: Path) -> Path:
-    """Unpack an archive's runs into a folder that exists as long as the process; return it. Raises UsageError."""
+    """Unpack an archive into a folder that is deleted when the process ends; raise UsageError if it is not accepted."""
     status = path.stat()
     return _unpacked(path, status.st_mtime_ns, status.st_size)
 

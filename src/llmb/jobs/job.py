@@ -16,7 +16,7 @@ LIVE: tuple[Status, ...] = ("queued", "running")
 
 # A scheduler's states of a job are used unchanged. These three are llmb's own:
 SUBMITTING = "SUBMITTING"
-"""Recorded before the job is submitted, which may have reached the scheduler or not."""
+"""Recorded before the job is submitted; the job may or may not have reached the scheduler."""
 NOT_SUBMITTED = "NOT_SUBMITTED"
 """The scheduler never received it."""
 LOST = "LOST"
@@ -31,7 +31,7 @@ class Job:
     """Assigned before the job is submitted; no key is submitted twice."""
     scheduler: str
     cluster: str | None = None
-    """The cluster, if the scheduler serves several."""
+    """The cluster, if the scheduler manages several."""
     job_id: str | None = None
     run_dir: str
     experiment: str
@@ -45,7 +45,7 @@ class Job:
     state: str = SUBMITTING
     """The scheduler's state of the job."""
     status: Status = "queued"
-    """The result of the run: it may be a success in a job that was killed, or invalid in one that completed."""
+    """The status of the run, which may be a success in a job that was killed, or invalid in one that completed."""
     reason: str | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -55,30 +55,30 @@ class Job:
     started_s: float | None = None
     ended_s: float | None = None
     checked_s: float | None = None
-    """The time at which the scheduler was last queried; the row is as of then."""
+    """The time at which the scheduler was last queried about this job."""
     retries: int = 0
-    """The number of times that it may be resubmitted after failures of the infrastructure."""
+    """The number of times that it may still be resubmitted after infrastructure failures."""
     retry_of: str | None = None
     """The key of the job that this one repeats."""
     fault: str | None = None
-    """The cause of its failure, if known: a name of faults.yaml, or a description of its end."""
+    """The cause of its failure, if known: a name from faults.yaml, or a description of its end."""
     bad_nodes: str | None = None
     """Nodes at fault, separated by commas."""
     step_time_s: float | None = None
-    """Mean over the window, for a success."""
+    """Mean step time over the window in seconds, if the run succeeded."""
     proxy: str = ""
     """The proxy for the model or for all ranks; empty if there is none."""
     kind: Kind = "run"
     subject: str = ""
-    """The subject that a job prepares or measures, or the node that it checks; empty for a run."""
+    """The subject of the preparation or measurement, or the node that is checked; empty for a run."""
     data: str = "synthetic"
     """The training data in one or two words."""
     label: str | None = None
     """A label that the user chose."""
     run_id: str | None = None
-    """The key of the run, which its retries share; None for jobs that are not runs."""
+    """The id of the run, which its retries share; None for jobs that are not runs."""
     identity: str | None = None
-    """A key that repeats share; None for jobs that are not runs."""
+    """A key that is equal for repeats; None for jobs that are not runs."""
     verdict: str | None = None
     """The verdict of its result; None without one."""
     origin: str | None = None
@@ -98,7 +98,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Return the model, with the dtype of a run or the task of a preparation."""
+        """Return the model, or else the kind of job, followed by a run's dtype or another job's subject."""
         does = self.dtype if self.kind == "run" else self.subject
         return f"{self.model_name or self.kind} {does}"
 
@@ -109,17 +109,17 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return the name of the run's own folder, ``<experiment>_<seconds>``."""
+        """Return the name of the run folder's parent, ``<experiment>_<seconds>``."""
         return Path(self.run_dir).parent.name
 
     def document(self) -> dict[str, Any]:
-        """Return the job as plain values for JSON; the keys are a contract."""
+        """Return the job as a dictionary for JSON; its keys are part of the public interface."""
         first = {"id": self.id, "job_id": self.job_id, "name": self.name}
         return first | {field.name: getattr(self, field.name) for field in fields(self) if field.name != "job_id"}
 
 
 def row_of_record(record: RunRecord) -> dict[str, Any]:
-    """Return the fields of a job that describe its run."""
+    """Return the fields of ``Job`` that describe the run, from its record."""
     plan, recipe = record.plan, record.plan.recipe
     return {
         "label": record.label,
@@ -140,13 +140,13 @@ COLUMNS: tuple[str, ...] = tuple(item.name for item in fields(Job))
 
 
 ANSWERED = ("state", "exit_code", "signal", "nodes", "restarts", "started_s", "ended_s")
-"""Columns with answers of the scheduler."""
+"""Columns with values that the scheduler reports."""
 CHANGING = (*ANSWERED, "status", "reason", "checked_s", "fault", "bad_nodes", "step_time_s", "verdict")
 """Columns that a query of the scheduler may change."""
 
 
 def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
-    """Return whether any of ``jobs`` may have changed since its scheduler was queried."""
+    """Return True if a live job in ``jobs`` was last queried more than ``older_than_s`` seconds ago."""
     submitted = [job for job in jobs if job.live and job.state != SUBMITTING]
-    # A query that was made in the future was made by a clock that was wrong.
+    # A query time in the future comes from a wrong clock, so that it counts as old.
     return any(abs(now_s - (job.checked_s or 0)) > older_than_s for job in submitted)

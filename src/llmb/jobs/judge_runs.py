@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges runs against the reference that an id, label, path or file selects: runs, expectations or figures."""
+"""Judges runs against a reference: other runs, an expectations file, the published figure or a prediction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,15 +31,15 @@ class Against:
     tolerance: Tolerance | None = None
     """None for the default."""
     logs: Mapping[str, Value] = field(default_factory=dict)
-    """The facts that logs do not report, by the keys of a configuration."""
+    """Facts that logs do not report, by the key of the configuration."""
     window: str | None = None
-    """The window rule that the runs were read with; their reference uses it too."""
+    """The window rule with which the runs were read; reference runs use it too."""
 
 
 def judge_runs(
     runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
 ) -> list[Judged]:
-    """Judge runs. Raises UsageError if there is no reference, or if logs contradict the options."""
+    """Judge runs; raise UsageError if the selected reference does not exist, or if logs contradict ``against.logs``."""
     runs = with_stated(runs, against.logs, Catalogue()) if against.logs else runs
     pretended, others = [run for run in runs if is_pretended(run)], [run for run in runs if not is_pretended(run)]
     judged = [judge_pretended(repeats) for repeats in grouped(pretended)]
@@ -73,7 +73,7 @@ def _judge_runs(
 
 
 def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
-    """Judge a run that has no other reference by its predicted step time; the source says so."""
+    """Judge a run without any other reference against its predicted step time, which the verdict names as source."""
     run = judged.runs[0]
     if run.step_time_s is None or judged.verdict.reference or judged.verdict.verdict == "invalid":
         return judged

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on this machine: of one recipe, from its request to its row in the history, and repeats of several in turn."""
+"""Runs on this machine: plans and makes single runs, and interleaves repeats of several recipes."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ from llmb.runs.steps import StepNews
 
 LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-"""Variables that name the image inside a container."""
+"""Environment variables that are set to the image's name inside a container."""
 DETECTED = "detected"
 NOT_SAVED = "no checkpoint was saved to continue from"
 Say = Callable[[str], None]
@@ -57,7 +57,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """A run that is planned, but not started."""
+    """A run that is planned but not started."""
 
     plan: EnginePlan
     unprofiled: Plan
@@ -68,21 +68,21 @@ class LocalRun:
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     label: str | None = None
     missing: NotPrepared | None = None
-    """The preparations before it can be started."""
+    """The preparations that are missing before it can start, if any."""
 
     @property
     def program(self) -> str:
         return self.framework.framework or ENGINE
 
     def sample(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the workers' command and variables, for a folder that need not exist."""
+        """Return the command and variables of the workers, with a placeholder for the run folder."""
         name = self._experiment()
         folder = RunFolder(run_parent(self.install, self.plan, name) / "SECONDS" / name)
         spec = local_spec(self.plan, self.install, self.environ, folder, self.framework)
         return local_command(spec, folder, started_rank(self.environ)), self._variables(spec)
 
     def check(self) -> None:
-        """Raise NotPrepared if preparations are missing, EnvironmentProblem if this machine cannot run it."""
+        """Raise NotPrepared if preparations are missing, EnvironmentProblem if this machine cannot make the run."""
         if self.missing:
             raise self.missing
         if not started_rank(self.environ):  # else they may be on several machines
@@ -93,9 +93,9 @@ class LocalRun:
         check_space(self.plan, saved_in)
 
     def beside(self) -> Iterator[str]:
-        """Describe other work on this machine now: other runs of llmb, and processes on its GPUs.
+        """Yield warnings about other work on this machine: other runs of llmb, and processes on its GPUs.
 
-        Nothing if something else has started the ranks: the run's own cannot yet be distinguished from others.
+        Yield none if another launcher started the ranks, because they cannot yet be distinguished from others.
         """
         if started_rank(self.environ):
             return
@@ -108,9 +108,9 @@ class LocalRun:
             yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
 
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
-        """Run it to its end, successful or not, and write its record.
+        """Make the run, write its record and return it, whether it succeeded or failed.
 
-        Raises UserInterrupt once an interrupted run is recorded, EnvironmentProblem if files cannot be written.
+        Raises UserInterrupt after recording an interrupted run, EnvironmentProblem if files cannot be written.
         """
         folder = create_run_folder(self.install, self.plan, self._experiment())
         spec = local_spec(self.plan, self.install, self.environ, folder, self.framework)
@@ -132,13 +132,13 @@ class LocalRun:
         if end.cause:
             saved = newest_checkpoint(folder, self.plan)
             again = f"add '--load-checkpoint {saved.path}' to continue" if saved else NOT_SAVED
-            do = f"'llmb jobs log {record.id}' prints its log; {again}"
+            do = f"run 'llmb jobs log {record.id}' for its log; {again}"
             raise UserInterrupt(f"run {record.id} was {result.reason}", do=do)
         return EndedRun(folder, record, result)
 
     def _begin(self, spec: JobSpec, folder: RunFolder, variables: Mapping[str, str], say: Say) -> tuple[RunRecord, Job]:
-        """Write all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
-        # A missing history is rebuilt before there is this run to be found. Its problems show when its row is added.
+        """Write the files of the run and its row in the history, before its workers start."""
+        # A missing history is rebuilt before this run exists, so that it is not added twice. Problems show below.
         with suppress(EnvironmentProblem, UsageError):
             open_history(self.install, say).close()
         handle = send(Prepared(spec, folder), {})
@@ -158,12 +158,12 @@ class LocalRun:
         return record, row
 
     def _note(self, say: Say, write: Callable[[Store], object]) -> None:
-        """Write to the history. A failure does not fail the run: 'llmb jobs rebuild' adds it later."""
+        """Write to the history; report a failure, which does not fail the run."""
         try:
             with open_history(self.install, say) as store:
                 write(store)
         except (EnvironmentProblem, UsageError) as error:
-            say(f"the history of jobs lacks this run: {error.what}; 'llmb jobs rebuild' adds it")
+            say(f"the history of jobs lacks this run: {error.what}; run 'llmb jobs rebuild' to add it")
 
     def _experiment(self) -> str:
         return experiment_name(self.plan, self.program, self.framework.arguments)
@@ -181,18 +181,18 @@ def plan_here(
     pretended_rank: int | None = None,
     framework: FrameworkOptions | None = None,
 ) -> LocalRun:
-    """Plan a run on this machine; ``pretended_rank`` runs alone, from random weights on synthetic data.
+    """Plan a run on this machine; with ``pretended_rank``, of this rank alone, with random weights and synthetic data.
 
-    Raises UsageError with everything that is wrong with the request.
+    Raises UsageError with all problems of the request if it is invalid.
     """
     options = framework or FrameworkOptions()
     program = find_program(options.framework or ENGINE)
     if not program.runs_here:
-        do = "run 'llmb submit' where Slurm is available, or omit --framework"
-        raise UsageError(f"{program.name} needs a scheduler, and nothing is queued here", do=do)
+        do = "run 'llmb submit' on a machine with Slurm, or omit --framework"
+        raise UsageError(f"{program.name} runs only in jobs of a scheduler, not on this machine alone", do=do)
     if options.framework and started_rank(environ):
-        what = f"ranks that something else started train with llmb's engine, not {program.name}"
-        raise UsageError(what, do="unset RANK and WORLD_SIZE: 'llmb run' then starts the ranks")
+        what = f"ranks that another launcher started can train only with llmb's engine, not {program.name}"
+        raise UsageError(what, do="unset RANK and WORLD_SIZE so that 'llmb run' starts the ranks")
     machine = this_machine()
     recipe = recipe_for(catalogue, request, machine, started_rank(environ))
     if pretended_rank is not None:
@@ -218,10 +218,9 @@ def plan_here(
 
 
 def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started: StartedRank | None = None) -> Recipe:
-    """Resolve ``request`` on ``machine``, which determines the GPU type and scale that the request leaves open.
+    """Resolve ``request`` with the GPU type and number of GPUs of ``machine`` unless the request specifies them.
 
-    The recipe says what was detected. A GPU that is not the recipe's own type has no known peak: MFU then stays
-    unknown.
+    The recipe records detected values. If the GPU is not of the recipe's type, its peak and thus the MFU are unknown.
     """
     here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
     gpu_type = request.gpu_type
@@ -231,7 +230,7 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
         gpu_type = CPU
     scale = request.scale
     if started and scale not in (None, started.world_size):
-        what = f"--scale is {scale}, and {started.world_size} ranks were started"
+        what = f"--scale is {scale}, but {started.world_size} ranks were started"
         raise UsageError(what, do="omit --scale, or start that many ranks")
     if started:
         scale = started.world_size
@@ -250,7 +249,7 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
 
 
 def raise_unless_successful(run: EndedRun) -> None:
-    """Raise InvalidRun or RunFailed; if the run itself failed, with the end of the log."""
+    """Raise InvalidRun or RunFailed if the run did not succeed, with the last lines of the log if it failed."""
     log, result = run.folder.log, run.result
     if result.status == "invalid":
         raise InvalidRun(f"the run is invalid: {result.reason}", where=str(log))
@@ -262,29 +261,29 @@ def raise_unless_successful(run: EndedRun) -> None:
 
 
 class Turn(NamedTuple):
-    """One run: ``recipe`` counts from 0, ``repeat`` from 1."""
+    """One run of a series: ``recipe`` counts from 0, ``repeat`` from 1."""
 
     recipe: int
     repeat: int
 
 
 def interleaved(repeats: Sequence[int]) -> Iterator[Turn]:
-    """Yield each recipe once per round, with every second round reversed (A B B A ...), so that drift during the runs,
-    such as the temperature, then adds the same to the mean of each. ``repeats`` are those of each recipe."""
+    """Yield each recipe once per round, with every second round reversed (A B B A ...), so that drift, such as of the
+    temperature, affects the mean of each recipe equally. ``repeats`` are the number of repeats of each recipe."""
     for repeat in range(1, max(repeats, default=0) + 1):
         order = range(len(repeats)) if repeat % 2 else reversed(range(len(repeats)))
         yield from (Turn(recipe, repeat) for recipe in order if repeat <= repeats[recipe])
 
 
 def remaining(turns: Iterator[Turn], finished: Mapping[int, int]) -> list[Turn]:
-    """Return the turns without the first ``finished`` repeats of each recipe."""
+    """Return the turns that remain after the first ``finished`` repeats of each recipe, by its index."""
     return [turn for turn in turns if turn.repeat > finished.get(turn.recipe, 0)]
 
 
 def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
-    """Return successful repeats of ``local`` with its label, without duplicates and in order; empty without a label.
+    """Return the successful repeats of ``local`` with its label, oldest first; none without a label.
 
-    Runs whose client was killed after their last step count: they are concluded.
+    Runs whose client was killed after their last step are concluded first.
     """
     if local.label is None:
         return []
@@ -299,16 +298,16 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
 
 
 def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
-    """Hold a lock while several runs are made in turn, so that clients of an install root do not measure each other.
+    """Return a lock for a series of runs, so that clients of an install root do not disturb each other's measurements.
 
-    Another client waits, as long as it takes, and says so. Raises EnvironmentProblem where there are no locks.
+    Clients wait for it without limit, with a message. Raises EnvironmentProblem if the file system has no locks.
     """
     waiting = "another command is running a series here; waiting for it to end"
     return file_lock(install / STATE_FOLDER / "runs.lock", inf, "making several runs", lambda: say(waiting))
 
 
 def _ended(folder: RunFolder) -> EndedRun | None:
-    """Read the run; None if it no longer exists or cannot be read."""
+    """Read an ended run; return None if it no longer exists or cannot be read."""
     try:
         return read_ended_run(folder)
     except (UsageError, EnvironmentProblem):
@@ -316,5 +315,5 @@ def _ended(folder: RunFolder) -> EndedRun | None:
 
 
 def _measured(plan: Plan) -> tuple[int, ...]:
-    """Return a key that is equal for runs of one identity if their steps, seed and window are equal."""
+    """Return the steps, seed and window, which repeats of an identity must share."""
     return plan.first_step, plan.steps, plan.seed, plan.window.first, plan.window.last

@@ -17,10 +17,10 @@ POLL_S = 0.02
 
 @contextmanager
 def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
-    """Hold the lock on ``path``; yield its descriptor. ``on_wait`` is called once if another process holds it.
+    """Hold the lock on ``path`` and yield its file descriptor; call ``on_wait`` once if another process holds it.
 
-    A child that inherits the descriptor holds the lock, too, also after its parent ended. Raises EnvironmentProblem
-    after ``patience_s``, or if the file system has no locks.
+    A child that inherits the descriptor keeps the lock after its parent ends. Raises EnvironmentProblem if the lock is
+    still held after ``patience_s`` seconds, or if the file system has no locks.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,16 +33,16 @@ def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], No
 
 
 def _opened(path: Path) -> int:
-    """Open a lock file. Links are not followed and pipes do not block, because another user may have created them."""
+    """Open a lock file without following links or blocking on pipes, which another user may have created."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, which is not followed for a lock", str(path)) from error
+            raise OSError(errno.ELOOP, "a lock file must not be a link", str(path)) from error
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        # Another user created it. A lock needs no permission to write, except on a file system such as NFS.
+        # Another user created it. Locking needs no write permission, except on a file system such as NFS.
         try:
             return os.open(path, os.O_RDONLY | flags)
         except FileNotFoundError:
@@ -56,7 +56,7 @@ def _acquire(descriptor: int, path: Path, patience_s: float, what: str, on_wait:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
-                do = "retry; if it stays so, end the process that holds the file (see lsof)"
+                do = "retry; if it fails again, end the process that holds the file (see lsof)"
                 how = f"has been {what} for {patience_s:.0f} s" if patience_s else f"is {what}"
                 raise EnvironmentProblem(f"another process {how}", where=str(path), do=do) from None
             if not is_held:
@@ -65,6 +65,6 @@ def _acquire(descriptor: int, path: Path, patience_s: float, what: str, on_wait:
             time.sleep(POLL_S)
         except OSError as error:
             do = "set LLMB_INSTALL to a folder on a file system with locks"
-            raise EnvironmentProblem(f"cannot lock: {error.strerror}", where=str(path), do=do) from error
+            raise EnvironmentProblem(f"the file cannot be locked: {error.strerror}", where=str(path), do=do) from error
         else:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns requests into jobs: the effect of settings and options on each job, the checks of a run, and its folder."""
+"""Turns requests into jobs: applies settings and options, checks the run, and writes its folder."""
 
 import shutil
 from abc import ABC, abstractmethod
@@ -53,8 +53,8 @@ def on_site(
 ) -> JobSpec:
     """Add the cluster's settings, the user's options and the scheduler's flags to ``spec``.
 
-    A job that is ``measured`` also gets what decides its speed: the variables of the network, the GPUs' boost and
-    bindings. Nothing replaces the variables that are a job's ``own``. Raises UsageError if it is not possible.
+    A ``measured`` job also gets the network's variables, the GPU boost and CPU bindings, which affect its speed. The
+    job's ``own`` variables take precedence over all others. Raises UsageError if the job is not possible.
     """
     config = site.config
     fabric = site.fabric if measured and spec.gpus else None
@@ -90,13 +90,13 @@ def on_site(
 def boost(
     options: JobOptions, config: ClusterConfig, placement: Placement, of_recipe: int | None = None
 ) -> Boost | None:
-    """Return the boost, if any. The cluster's setting is for full nodes only, whose GPUs no other jobs share.
+    """Return the boost, if any. The cluster's setting applies only to full nodes, whose GPUs no other job shares.
 
-    What the published jobs asked for is tried, as they did. Raises UsageError where an option asks for a boost on a
-    part of a node.
+    The recipe's boost is not required to succeed, as in the published jobs. Raises UsageError if an option requests a
+    boost on part of a node.
     """
     if options.vboost and not placement.whole_nodes:
-        do = "omit --vboost, or use all GPUs of the node"
+        do = "omit --vboost, or request all GPUs of the node"
         raise UsageError("vboost affects all GPUs of a node, but this job uses only some of them", do=do)
     level = options.vboost if options.vboost is not None else config.vboost if placement.whole_nodes else None
     if level == "recipe":
@@ -105,7 +105,7 @@ def boost(
 
 
 def binding(options: JobOptions, config: ClusterConfig) -> Binding:
-    """Return the binding: the cluster's settings, overridden by the options."""
+    """Return the CPU and NUMA binding: the cluster's settings, overridden by the options."""
     chosen = {"cpu": options.cpu_binding, "numa": options.numa_binding}
     return config.binding.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
@@ -120,13 +120,13 @@ def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) ->
 
 
 def mounted_folders(container: ContainerSettings, folders: Iterable[str]) -> ContainerSettings:
-    """Add the folders that a job needs. Raises UsageError for a folder whose name cannot be mounted."""
+    """Add mounts for the folders that a job needs; raise UsageError if a folder's name cannot be mounted."""
     if container.runtime == "none":
         return container
     names = list(folders)
     odd = [path for path in names if "," in path or ":" in path]
     if odd:
-        do = "use a folder whose name has no comma and no colon"
+        do = "use a folder without commas and colons in its path"
         raise UsageError(f"{container.runtime} cannot mount {', '.join(map(repr, odd))}", do=do)
     return container.model_copy(update={"mounts": tuple(dict.fromkeys([*container.mounts, *names]))})
 
@@ -137,34 +137,34 @@ FINISH = (PYTHON, "-P", "-m", "llmb.jobs.finish", RUN_FOLDER)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job whose files are written, but which is not submitted yet."""
+    """A job whose files have been written, and which can be submitted."""
 
     spec: JobSpec
     folder: RunFolder
     row: Mapping[str, Any] = field(default_factory=dict)
-    """The row for the history."""
+    """Fields of the job's row in the history."""
     again: bool = False
     """True if it was submitted before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder(ABC):
-    """A job that can be queued: everything but its folder is decided."""
+    """A job that can be queued: everything except its folder is decided."""
 
     options: JobOptions
     site: Site
 
     @abstractmethod
     def place(self) -> tuple[Path, str]:
-        """Return the folder of all similar jobs, and the prefix of the name of the job's own folder."""
+        """Return the parent of the job's folder, and the prefix of the folder's name."""
 
     @abstractmethod
     def spec(self, folder: RunFolder) -> JobSpec:
-        """Return the job in ``folder``, which need not exist. Raises UsageError if it is not possible."""
+        """Return the job's specification for a folder that need not exist; raise UsageError if it is not possible."""
 
     @abstractmethod
     def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
-        """Write the files that only jobs of this kind have; return the note for the history."""
+        """Write the files that only this kind of job has; return the fields of its row in the history."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -175,15 +175,15 @@ class JobOrder(ABC):
         return RunFolder(parent / f"{name}_SECONDS" / name)
 
     def sample(self) -> JobSpec:
-        """Return the job in a folder that need not exist. Raises UsageError if it is not possible."""
+        """Return the job's specification with a placeholder for the folder; raise UsageError if it is not possible."""
         return self.spec(self.sample_folder())
 
     def script(self) -> str:
-        """Return the batch script for a folder that need not exist. Raises UsageError if the job is not possible."""
+        """Return the batch script with a placeholder for the folder; raise UsageError if the job is not possible."""
         return self.scheduler.script(self.sample(), self.sample_folder())
 
     def write(self, folder: RunFolder) -> Prepared:
-        """Write all files of the job. Raises UsageError if it is not possible, EnvironmentProblem."""
+        """Write all files of the job. Raises UsageError if it is not possible, EnvironmentProblem if writing fails."""
         spec = self.spec(folder)
         script = self.scheduler.script(spec, folder)
         with writing(folder.path):
@@ -196,7 +196,7 @@ class JobOrder(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order(JobOrder):
-    """A job that runs a plan."""
+    """A job that trains according to a plan."""
 
     plan: Plan
     defaults: JobDefaults
@@ -204,7 +204,7 @@ class Order(JobOrder):
     choices: Choices = field(default_factory=Choices)
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     missing: NotPrepared | None = None
-    """The preparations before the job can be queued; only for a dry run."""
+    """The preparations that are missing before the job can be queued; only set for a dry run."""
 
     def place(self) -> tuple[Path, str]:
         experiment = experiment_name(self.plan, self.program, self.framework.arguments)
@@ -240,7 +240,7 @@ class Order(JobOrder):
             log=folder.log.name,
             documented_root=str(site.install) if site.shell.get("STAGE_PATH") else None,
         )
-        if work.launch:  # its own script decides what jobs of llmb get from the recipe and the network
+        if work.launch:  # the program's own script sets what llmb would take from the recipe and the network
             variables = work.variables.variables
             return on_site(spec, site, options, workload=recipe.workload, own=variables, measured=False)
         return on_site(spec, site, options, (work, defaults), workload=recipe.workload)
@@ -291,9 +291,9 @@ def make_order(
     *,
     dry_run: bool = False,
 ) -> Order:
-    """Check everything that can be checked without the cluster.
+    """Make the order of a run, with all checks that do not need the cluster.
 
-    Raises UsageError, and NotPrepared unless it is a ``dry_run``.
+    Raises UsageError if a check fails, and NotPrepared, except for a ``dry_run``, if preparations are missing.
     """
     chosen = scheduler_of(site).defaults(site, options, request.gpu_type)
     on_site = replace(request, gpu_type=chosen.gpu_type)
@@ -324,22 +324,22 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the requested scale, or the one that the requested nodes imply. Raises UsageError if they differ."""
+    """Return the requested scale, or the one that the requested nodes imply; raise UsageError if they differ."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))
     per_node = options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)
     if per_node is None:
-        raise UsageError("the number of processes per node is not specified", do="add --gpus-per-node")
+        raise UsageError("the number of processes per node is not specified", do="pass --gpus-per-node")
     scale = options.nodes * per_node
     if request.scale not in (None, scale):
         what = f"{options.nodes} nodes with {per_node} GPUs each are {scale} GPUs, but the scale is {request.scale}"
-        raise UsageError(what, do="specify either the nodes or the scale")
+        raise UsageError(what, do="pass either --nodes or --scale")
     return scale
 
 
 def prepare(order: Order) -> Prepared:
-    """Write everything that the job needs into its run folder. Raises UsageError, EnvironmentProblem."""
+    """Write the job's run folder; raise UsageError or EnvironmentProblem if it is not possible or writing fails."""
     plan, (parent, experiment) = order.plan, order.place()
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else parent)
     folder = create_run_folder(order.site.install, plan, experiment)
@@ -348,9 +348,9 @@ def prepare(order: Order) -> Prepared:
 
 
 def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> SubmittedJob:
-    """Submit the job to its scheduler, whose programs inherit the descriptors ``held`` and thus the locks on them.
+    """Submit the job. The scheduler's client programs inherit the file descriptors ``held``, and thus their locks.
 
-    Raises UsageError and EnvironmentProblem if it was rejected, InfrastructureError if the scheduler did not answer.
+    Raises UsageError or EnvironmentProblem if the job is rejected, InfrastructureError if the scheduler is unreachable.
     """
     spec, folder = prepared.spec, prepared.folder
     job = Submission(spec=spec, folder=folder, environ=environ, held=held, again=prepared.again)
@@ -359,9 +359,9 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
 
 @contextmanager
 def removed_if_refused(folder: RunFolder, plan: Plan | None = None) -> Iterator[None]:
-    """Remove the folder of a rejected job, and the folder that ``plan`` would have saved to.
+    """Remove the folders of a rejected job and its checkpoints if UsageError or EnvironmentProblem is raised.
 
-    They are kept if the scheduler does not answer, since the job may be queued: its script identifies it.
+    They are kept if the scheduler does not answer, because the job may have been queued.
     """
     try:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that has not ended: its steps so far, their pace, the remaining time, and whether that is as expected."""
+"""Follows a run that has not ended: its steps so far, their pace, the remaining time, and the expected pace."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from llmb.verdict.judgement import default_tolerance
 State = Literal["queued", "starting", "running", "ended"]
 Standing = Literal["too early", "as expected", "slower", "faster"]
 PACE_STEPS = 20
-"""Number of last steps that define the pace, so that a change shows soon."""
+"""The pace is measured over this number of last steps, so that changes show soon."""
 FEWEST_STEPS = 10
-"""Fewer steps do not show whether the pace is as expected."""
+"""With fewer steps, the pace is not compared with the expectation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The times of an attempt's last steps, without profiled ones and the first step, which includes warm-up."""
+    """Step times of an attempt's last steps, without profiled steps and the first step, which includes warm-up."""
 
     first_step: int
     last_step: int
@@ -36,7 +36,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The step time that a run should have, and its source."""
+    """The expected step time of a run, with its source and tolerance."""
 
     step_time_s: float
     source: str
@@ -45,7 +45,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceComparison:
-    """The median of the pace against the expectation; a ``delta_pct`` above 0 is slower."""
+    """Comparison of the median step time with the expected one; ``delta_pct`` is positive if the run is slower."""
 
     expected: Expected
     standing: Standing
@@ -54,7 +54,7 @@ class PaceComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The state of a run at one moment. Times are in seconds, points in time in seconds since 1970."""
+    """The state of a run at ``at_s``, in seconds since 1970. Durations are in seconds."""
 
     at_s: float
     state: State
@@ -73,7 +73,7 @@ class RunView:
 
 
 def find_pace(steps: Sequence[StepNews]) -> Pace | None:
-    """Return the pace of one attempt's steps, which are in order; None if no step's time counts."""
+    """Return the pace of an attempt from its steps in order; None if all are profiled or there are none."""
     counted = [step for step in steps if not step.profiled and math.isfinite(step.step_time_s)]
     last = (counted[1:] or counted)[-PACE_STEPS:]
     if not last:
@@ -91,7 +91,7 @@ def compare_with(expected: Expected, pace: Pace | None) -> PaceComparison:
 
 
 def expectation(plan: Plan, given_s: float | None) -> Expected | None:
-    """Return the explicit step time, or else the recipe's published one, with the tolerance of a verdict."""
+    """Return the step time ``given_s``, or else the published one, with the tolerance of a verdict; None if neither."""
     if given_s is not None:
         return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
     figure = plan.recipe.figure
@@ -102,7 +102,7 @@ def expectation(plan: Plan, given_s: float | None) -> Expected | None:
 
 
 class WatchedRun:
-    """Keeps the steps of a run between updates. Raises OSError or ValueError if the record cannot be read."""
+    """Follows a run, keeping its steps between updates; raises OSError or ValueError if its record cannot be read."""
 
     def __init__(self, folder: RunFolder, expected_s: float | None) -> None:
         self.folder = folder
@@ -113,7 +113,7 @@ class WatchedRun:
         self.limit_s = _time_limit_s(folder)
 
     def look(self, job: Job, now_s: float) -> RunView:
-        with suppress(OSError, ValueError):  # what cannot be read for now, as on a shared file system, stays as it was
+        with suppress(OSError, ValueError):  # if the record cannot be read, as on a slow file system, keep the last one
             self.record = read_record(self.folder)
         for step in self.new_steps.new():
             if self.steps and step.step <= self.steps[-1].step:
@@ -150,7 +150,7 @@ class WatchedRun:
         return "queued" if job.status == "queued" else "running" if self.steps else "starting"
 
     def _since_last_s(self, now_s: float) -> float | None:
-        """Return the seconds since the last step; None before the first step."""
+        """Return the seconds since the last step; None before the first step or if they cannot be read."""
         try:
             return max(0.0, now_s - self.folder.steps.stat().st_mtime) if self.steps else None
         except OSError:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run of a folder, by its record and its steps, of a log, or of a comparison of engines: as it ended, or in another
-window.
+"""Reads runs from run folders, logs or comparisons of engines, in their own window or another.
 
-The figures of a run with a readable record are those of its steps. Its own log only shows how far it came if it has no
-figures, and whether it contradicts the record.
+The figures of a run with a readable record are computed from its steps. Its log is used only to show how far a run
+without figures came, and to check the record.
 """
 
 import re
@@ -54,16 +53,16 @@ from llmb.verdict.copies import digest_of
 NO_RUN = ("not_training_log", "unreadable")
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16
-"""The number of first steps that distinguish a run from all others."""
+"""The times of this number of first steps identify a run."""
 _AROUND_EXPERIMENT = re.compile(
     r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
 )
-"""Parts of a log's name to ignore: the account, and the numbers of the job and of its start, or of a repeat."""
+"""Parts of a log's file name to ignore: the account, and the numbers of the job, its start or its repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run folder of which only the record has been read."""
+    """A run of which only the record and the job have been read."""
 
     folder: RunFolder
     record: RunRecord
@@ -95,12 +94,12 @@ class RecordedRun:
 
 
 def read_folder(folder: RunFolder) -> RecordedRun:
-    """Read a run. Raises BrokenRecord, or OSError if the record cannot be read."""
+    """Read the record of a run; raise BrokenRecord if it is damaged, OSError if it cannot be read."""
     return RecordedRun(folder, read_record(folder), read_job_if_whole(folder))
 
 
 def recorded_run(run: RecordedRun) -> AnalyzedRun:
-    """Return a run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
+    """Return an ended run with its figures; raise BrokenRecord or OSError if they cannot be read."""
     record = run.record
     result, steps = stored_run(run.folder, record)
     window, stats = result.window or record.plan.window, result.step_time_s or None
@@ -121,7 +120,7 @@ def recorded_run(run: RecordedRun) -> AnalyzedRun:
 
 
 def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
-    """Describe the run by its record, ended or not, without its figures."""
+    """Return the run as its record describes it, without figures."""
     record = run.record
     return AnalyzedRun(
         id=run.id,
@@ -142,12 +141,12 @@ def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
 
 
 def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
-    """Return the step times without profiled steps."""
+    """Return the step times in seconds, without profiled steps."""
     return tuple(step.step_time_s for step in steps if not step.profiled)
 
 
 def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
-    """Compute the statistics that the run would have with the window ``rule`` in its plan."""
+    """Return the run with the statistics that it would have if its plan had the window ``rule``."""
     record, folder = run.record, RunFolder(run.path)
     assert record, "it has a folder"
     if run.status != "success" or record.plan.recipe.pretended_rank is not None:
@@ -171,7 +170,7 @@ def planned_window(plan: Plan, rule: str) -> Window:
 
 
 def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Step]) -> AnalyzedRun:
-    """Use the window of ``record``, whose run has not ended; the rule ``auto`` is resolved with ``steps``."""
+    """Measure the run from its steps in the window of ``record``; the rule ``auto`` is resolved with the steps."""
     if contradiction := why_contradicting(record, steps):
         return _measured(run, record.plan.window, (), Missing(contradiction)).invalid(contradiction)
     record, unsteady = with_steady_window(record, steps)
@@ -185,7 +184,7 @@ def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Ste
 def _measured(
     run: AnalyzedRun, window: Window | None, steps: Sequence[Step], times: Statistics | Missing, flaw: str | None = None
 ) -> AnalyzedRun:
-    """Add the statistics, and ``steps`` if the times are known one by one. The run is invalid if no GPU is so fast."""
+    """Add statistics to the run, and the times of ``steps`` if known; mark it invalid if it is impossibly fast."""
     assert run.record, "it has a folder"
     plan, stats = run.record.plan, times or None
     figures = figures_of(plan, stats.mean, measured_packing(plan, steps)) if stats else {}
@@ -207,12 +206,12 @@ def _figure_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def parsed_run(path: Path, rule: str) -> AnalyzedRun:
-    """Parse the run of a log file, with the steps of the window ``rule``."""
+    """Parse a log file and return its run, measured in the window ``rule``."""
     return run_of_log(parse_file(path, rule), rule)
 
 
 def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
-    """Return the run of a parsed log in its window; only from the log if the run's other files are damaged."""
+    """Return the run of a parsed log; from the log alone if it is not in a run folder or other files are damaged."""
     parts = file.path.absolute().parts
     folder = RunFolder(file.path.absolute().parent) if parts[-1] == log_name(parts[-2:][0]) else None
     if not folder or not folder.record.is_file():
@@ -228,7 +227,7 @@ def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
 
 
 def _run_with_log(recorded: RecordedRun, file: ParsedFile, rule: str) -> AnalyzedRun:
-    """Return the run of a folder whose log was parsed with a window. Raises BrokenRecord or OSError."""
+    """Return a recorded run with the outcome of its log; raise BrokenRecord or OSError if its files cannot be read."""
     record, log = recorded.record, _in_planned_window(file, recorded.record, rule)
     steps = read_steps(recorded.folder.steps)
     if record.status == "success" and record.program == ENGINE and not steps:
@@ -248,7 +247,7 @@ def _run_with_log(recorded: RecordedRun, file: ParsedFile, rule: str) -> Analyze
 
 
 def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOutcome:
-    """Judge the log by the record's window, because a log does not contain the planned one."""
+    """Return the log's outcome in the planned window, which is only in the record, unless another is requested."""
     read, window = file.outcome.window, record.window
     if rule != DEFAULT_RULE or read is None or read == window:
         return file.outcome
@@ -257,7 +256,7 @@ def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOut
 
 
 def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
-    """Add the record's facts that the log may lack: the run's owner, whether it is still running, and how it ended."""
+    """Correct the log's outcome with facts of the record: whether the run is still running, and how it ended."""
     if log.status == "not_training_log":
         reason = record.reason or record.plan.recipe.pretended_text
         why = f": {reason}" if reason else ""
@@ -276,7 +275,7 @@ def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
 
 
 def _as_measured(log: LogOutcome, run: AnalyzedRun, steps: Sequence[Step]) -> LogOutcome:
-    """Return the run as ``llmb result`` and ``llmb judge`` show it, however many of its steps the log shows."""
+    """Correct the log's outcome with the run's figures, so that it agrees with ``llmb result`` and ``llmb judge``."""
     assert run.record, "it has a folder"
     plan, window, attempts = run.record.plan, run.window, len(run.record.attempts)
     if not run.step_time_s or not window:
@@ -317,10 +316,10 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
 
 
 def log_identity(file: ParsedFile) -> RunIdentity:
-    """Return a key that logs of repeats share.
+    """Return an identity that is equal for logs of repeats.
 
-    The name counts, without the number at its end, if neither it nor the log shows what was trained: two runs are not
-    taken for repeats because nothing is known of either.
+    If the log does not show what was trained, its file name is part of the identity, without the number of the repeat,
+    so that unrelated logs are not repeats.
     """
     outcome = file.outcome
     values = dict(outcome.configuration)
@@ -339,13 +338,13 @@ def _written_s(path: Path) -> float | None:
 
 
 def _anomalies(outcome: LogOutcome) -> Anomalies | None:
-    """Find anomalies of the steps; None unless the steps of the window are consecutive."""
+    """Find anomalies in the step times of the window; return None unless the log has all of its steps."""
     times, window = outcome.step_times_s, outcome.window
     return find_anomalies(times, window.first) if window and len(times) == window.size else None
 
 
 def _network(path: Path) -> Network | None:
-    """Read the beginning of a log of any program; None if it has no network or cannot be read."""
+    """Find the network at the beginning of a log; return None if there is none or the log cannot be read."""
     try:
         with open_regular(path) as stream:
             return read_network((text for text in beginning(PlainText(stream)) if NCCL in text), str(path)) or None
@@ -354,7 +353,7 @@ def _network(path: Path) -> Network | None:
 
 
 def logged_runs(root: Path, recorded: set[Path]) -> RunSet:
-    """Return the runs of a log, or of all logs below a folder except those in the run folders ``recorded``."""
+    """Return the run of a log, or those of all logs below a folder except in the run folders ``recorded``."""
     logs = _logs_outside(root, recorded)
     files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
     runs = tuple(logged_run(file) for file in files if file.outcome.status not in NO_RUN)
@@ -377,13 +376,13 @@ def _logs_outside(root: Path, recorded: set[Path]) -> LogFiles:
 LAYOUT = ("mbs", "gbs", "seq_len", "layers")
 SAME = ("workload", "size", "dtype", "gpu_type", "vocab_size", "experts")
 LLMB = "llmb"
-"""The document's name for the engine whose options it has."""
+"""The name of llmb's engine in the document, which has options for this engine only."""
 
 
 class EngineCase(BaseModel):
-    """One engine, model, dtype, batch and round; fields that are not compared are not read.
+    """The result of one engine, model, dtype, batch and round, with the fields that are compared.
 
-    variant: what llmb does otherwise than it is used. outdated: why the result is not one of the present code.
+    ``variant`` describes unusual options of llmb; ``outdated``, why the result is not from the present code.
     """
 
     engine: str
@@ -413,7 +412,7 @@ class EngineCase(BaseModel):
 
 
 class EngineDocument(BaseModel):
-    """A comparison of engines (benchmarks/README.md). Version 1 has neither variants nor outdated cases."""
+    """A document of a comparison of engines (benchmarks/README.md). Version 1 has no variants or outdated cases."""
 
     schema_version: Literal[1, 2]
     kind: Literal["engine-comparison"]
@@ -423,7 +422,7 @@ class EngineDocument(BaseModel):
 
 
 def runs_of_engines(path: Path, title: str) -> RunSet:
-    """Return one run for each case and round. Raises UsageError if the file is not such a document."""
+    """Return one run for each case and round; raise UsageError if the file is not a comparison of engines."""
     text = read_text_file(path)
     try:
         document = EngineDocument.model_validate_json(text)

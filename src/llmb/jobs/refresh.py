@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates the states of jobs: a few queries to schedulers for all jobs, then a look into run folders.
+"""Updates the states of jobs from a few queries to schedulers and from the run folders.
 
-If a job failed, also whether the infrastructure made it, and which nodes are at fault.
+If a job failed, it also finds the cause, whether the infrastructure is to blame, and the nodes at fault.
 """
 
 import re
@@ -25,38 +25,38 @@ from llmb.runs.record import LOCAL
 
 TABLE = Path(__file__).parent / "data" / "faults.yaml"
 TIME_OUT_S = 60.0
-"""The time limit of one query."""
+"""Time limit of one query in seconds."""
 SETTLE_S = 10.0
 REQUEUE_S = 3600.0
-"""The time after its end in which a job is still queried: it may have been requeued."""
+"""Seconds after its end in which a job is still queried, because it may have been requeued."""
 NOT_CONCLUDED = "not concluded"
-"""The reason of an ended job whose run has no result yet."""
+"""Part of the reason of an ended job whose run has no result yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The cause of a job's failure. ``nodes`` are those at fault, if known."""
+    """The cause of a job's failure, and the nodes at fault, if known."""
 
     name: str
     nodes: tuple[str, ...] = ()
 
 
 def read_faults(path: Path = TABLE) -> FaultTable:
-    """Return the patterns for every log. Raises CatalogueError for a file that violates its schema."""
+    """Read the patterns that apply to every log; raise CatalogueError if the file violates its schema."""
     return read_file(path, FaultTable)
 
 
 @cache
 def faults_of(scheduler: Scheduler) -> FaultTable:
-    """Return the patterns for every log, and those of the scheduler's own messages."""
+    """Return the patterns that apply to every log, and those for the scheduler's own messages."""
     return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))
 
 
 def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
-    """Find the cause of the end ``phase`` of a job whose log ends with ``log``; None if it is unknown.
+    """Find the cause of a job's failure from its phase and the end of its log; return None if it is unknown.
 
-    The scheduler's state takes precedence: messages of processes that die with their node are misleading. A node that
-    the scheduler found dead is already down, so it is not listed. A run without a known cause is not retried.
+    The phase takes precedence, because messages of processes that die with their node are misleading. Nodes that the
+    scheduler found dead are not listed, because they are already down.
     """
     if phase in INFRASTRUCTURE:
         return Fault(phase)
@@ -72,24 +72,24 @@ def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
 
 
 def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
-    """Return whether ``fault`` is a fault of the infrastructure."""
+    """Return True if ``fault`` is an infrastructure failure, after which the job may succeed if it is retried."""
     if fault in INFRASTRUCTURE:
         return True
     return any(entry.fault == fault and entry.kind == "infrastructure" for entry in table.faults)
 
 
 def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
-    """Return the nodes in the line; if there are none, the node of the rank that failed first."""
+    """Return the nodes that the matched line names, or else the node of the rank that failed first."""
     texts = [text for name, text in match.groupdict().items() if text]
     host = failed_host(log)
     return tuple(texts) or ((host,) if host else ())
 
 
 def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list[str]:
-    """Bring every job that may have changed up to date; return warnings.
+    """Update every job that may have changed, and return warnings.
 
-    Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here; its jobs
-    are then unchanged, and those of the others are up to date.
+    Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here, after
+    updating the jobs of all other schedulers.
     """
     query_s, query = time.time(), store.next_query()
     jobs = store.changeable(query_s - REQUEUE_S)
@@ -125,7 +125,7 @@ def _apply(store: Store, jobs: Sequence[Job], states: Mapping[str, JobState], qu
 
 
 def look(job: Job, state: JobState, query_s: float) -> Job | None:
-    """Return ``job`` in its present state; None if nothing can have changed. Nothing is written."""
+    """Return ``job`` updated from ``state`` and its folder; None if it has not changed or its end is not yet known."""
     if not job.live and (state.phase == "unrecognized" or (state.ended and state.restarts <= job.restarts)):
         return None
     if state.phase in ("queued", "running", "unrecognized"):
@@ -144,7 +144,7 @@ def look(job: Job, state: JobState, query_s: float) -> Job | None:
 
 
 def with_outcome(job: Job, phase: Phase) -> Job:
-    """Return the ended ``job`` with the figures of a success, or the cause of a failure, and the nodes at fault."""
+    """Return the ended ``job`` with the figures of a success, or with the cause of a failure and the nodes at fault."""
     figures = read_figures(job.run_dir) if job.kind == "run" else {}
     if job.status != "failed":
         return replace(job, **figures) if job.status == "success" else job
@@ -159,7 +159,7 @@ def with_outcome(job: Job, phase: Phase) -> Job:
 
 
 def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes of ``listed`` that are in ``names``, whose entries may include the domain."""
+    """Return the nodes in ``listed`` that are also in ``names``, where they may include a domain."""
     return tuple(dict.fromkeys(host for name in names for host in (name, name.split(".")[0]) if host in listed))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting that a job submitted here would get, with its source."""
+"""Collects every setting that a job submitted here would get, with its source."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ CATALOGUE: SourceKind = "catalogue"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value. ``place`` is its source: the file and line, the variable, or the entry of the catalogue."""
+    """A setting; ``place`` is the file and line, the variable, or the catalogue entry from which its value comes."""
 
     key: str
     value: Value
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsInEffect:
-    """``variables`` are those of the workers' environment."""
+    """The settings in effect, with the files they come from; ``variables`` are the workers' environment variables."""
 
     install_root: Setting
     files: tuple[SettingsFile, ...]
@@ -56,9 +56,9 @@ def settings_in_effect(
     size: str | None = None,
     partition: str | None = None,
 ) -> SettingsInEffect:
-    """Return ``workload`` adds the settings of its jobs, ``partition`` those of its jobs.
+    """Collect the settings in effect, with those of jobs of ``workload`` and in ``partition`` if specified.
 
-    Raises UsageError with all that is wrong with files and variables.
+    Raises UsageError with all problems if files or variables are invalid.
     """
     schema = cluster_schema()
     site_file = read_cluster_file(root.path / CLUSTER_CONFIG, schema)
@@ -97,7 +97,7 @@ def settings_in_effect(
 
 
 def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: Path) -> Iterator[Setting]:
-    """Yield the settings of files and the defaults of llmb; ``files`` have the nearest one first."""
+    """Yield the settings from files, in order of precedence, and the defaults of llmb."""
     for keys, value in leaves(config):
         file = next((file for file in files if has_keys(file.data, keys)), None)
         if file is None:
@@ -108,7 +108,7 @@ def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: P
 
 
 def _place(file: SettingsFile, keys: tuple[str, ...]) -> str:
-    """Return a file of the reference suite has other keys: its lines are unknown."""
+    """Return the file and line of a key; a file of the reference suite has other keys, so its lines are unknown."""
     name = file.path.name if file.path.name == CLUSTER_CONFIG else str(file.path)
     return f"{name} ({file.form.title})" if file.form else f"{name}:{line_in(compose_file(file.path), keys)}"
 
@@ -131,7 +131,7 @@ def _variables(
     workload: str | None,
     jobs: tuple[str, JobDefaults] | None,
 ) -> Iterator[Setting]:
-    """Return the workers' variables: files override the shell, which overrides the catalogue."""
+    """Yield the workers' variables: files override the shell, which overrides the catalogue."""
     shipped: dict[str, Setting] = {}
     if config.fabric:
         fabric = find_fabric(catalogue, config.fabric)
@@ -153,7 +153,7 @@ def _variables(
 
 
 def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> tuple[str, JobDefaults]:
-    """Return the size, by default the first one of the workload, and the job settings of its recipe."""
+    """Return the size, by default the workload's first one for the GPU type, and its recipe's job settings."""
     sizes = sizes_of(find_workload(catalogue, workload))
     chosen = size or next(name for name in sizes if is_tiny(name) == (gpu_type == CPU))
     recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))

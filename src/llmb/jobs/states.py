@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a job: a pure function of its scheduler's answer and of its folder's content, which is read here.
+"""Decides the state of a job from the scheduler's answer and the content of the job's folder.
 
-The scheduler reports how the job ended, the folder how the run did: a run with all steps done is a success even if the
-job was killed, and a run whose loss is not a number is invalid even if the job completed.
+The scheduler reports how the job ended; the folder, how the run ended. A run that completed all steps is a success even
+if the job was killed, and a run whose loss is not a number is invalid even if the job completed.
 """
 
 from collections.abc import Callable
@@ -32,27 +32,27 @@ class FolderState:
     run_status: Status | None = None
     """The ``status`` in run.json; None if it cannot be read."""
     unread: str = "there is no record of it"
-    """The reason for the state."""
+    """The reason for which the run's status cannot be read."""
     gone: bool = False
     """True if the folder no longer exists."""
     run_reason: str | None = None
     run_of: tuple[str, int] | None = None
-    """The last job that ran it, and that job's restarts."""
+    """Id and number of restarts of the last job that started the run."""
     steps: int = 0
     """The number of steps done."""
     planned: int | None = None
     complete: bool = False
-    """True if every step is done, and the last checkpoint exists if one was requested."""
+    """True if every step is done, and the last checkpoint exists if it was requested."""
 
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
-        """Return the recorded end if it belongs to the job's latest start; an older one is irrelevant."""
+        """Return the recorded end if it belongs to this start of the job, else None."""
         end = self.end
         return end if end and end.job_id == job.job_id and end.restarts >= restarts else None
 
 
 COMPLETED, FAILED = "COMPLETED", "FAILED"
 COMMON_STATES = frozenset([COMPLETED, FAILED, LOST, SUBMITTING, NOT_SUBMITTED])
-"""States that exist without a scheduler."""
+"""States that jobs of every scheduler may have."""
 
 
 def job_states() -> frozenset[str]:
@@ -61,9 +61,9 @@ def job_states() -> frozenset[str]:
 
 
 def decide(job: Job, state: JobState, folder: FolderState, now_s: float) -> Job:
-    """Return ``job`` updated by its scheduler's answer ``state`` at ``now_s``.
+    """Return ``job`` updated with the scheduler's answer ``state`` at ``now_s``.
 
-    The result of a job that the scheduler does not know, or no longer knows, follows only from its folder.
+    The result of a job that the scheduler no longer knows follows only from its folder.
     """
     if state.phase == "unknown":
         return _forgotten(job, folder, now_s)
@@ -102,12 +102,12 @@ def _ended(job: Job, state: JobState, folder: FolderState) -> tuple[Status, str 
         return "cancelled", f"{meaning}{_progress(folder)}"
     is_this = folder.end_of(job, state.restarts) is not None or folder.run_of == (job.job_id, state.restarts)
     if state.phase == "failed" and folder.run_status == "failed" and is_this:
-        return "failed", folder.run_reason or meaning  # names the rank, and has the steps already
+        return "failed", folder.run_reason or meaning  # it names the rank and includes the number of steps
     return "failed", f"{meaning}{_progress(folder)}"
 
 
 def _completed(folder: FolderState) -> tuple[Status, str | None]:
-    """Return the run's status. Only the record can make it a success: the scheduler knows the job, not the run."""
+    """Return status and reason of the run of a completed job; only the run's record can make it a success."""
     if folder.run_status is None:
         return "invalid", f"the job completed, but the result of the run is unknown: {folder.unread}"
     if folder.run_status in ("failed", "cancelled"):
@@ -122,7 +122,7 @@ def _progress(folder: FolderState) -> str:
 
 
 def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
-    """Conclude a forgotten job: schedulers never forget pending or running ones. Its folder may describe the end."""
+    """Conclude, from its folder, a job that the scheduler no longer knows; schedulers never forget live jobs."""
     end = folder.end_of(job, job.restarts)
     if end:
         state, status, reason = _marked(folder, end)
@@ -169,11 +169,11 @@ def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
 Content = TypeVar("Content")
 MOST_LINES = 12
 MOST_LISTED_BYTES = 1 << 20
-"""The bytes of some 1,700 steps, which are read within 0.1 s: a list must not wait longer for each run."""
+"""Bytes of about 1,700 steps, which are read within 0.1 s; a list of runs must not take longer for each."""
 
 
 def read_folder(run_dir: str) -> FolderState:
-    """Read a folder. Missing, damaged and unreadable files count as missing, because a job may die at any point."""
+    """Read a job's folder. Damaged and unreadable files count as missing, because a job may die at any point."""
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
     progress = StepProgress(0, complete=False)
@@ -197,17 +197,17 @@ def read_folder(run_dir: str) -> FolderState:
 
 
 def _unread(folder: RunFolder) -> str:
-    """Describe why a record cannot be read; None if it can."""
+    """Describe why the record of a run or a task cannot be read, if it cannot."""
     if not folder.path.is_dir():
         return "the run folder is gone"
     if folder.task.exists():
-        return f"{folder.job_end.name} is not there"
+        return f"{folder.job_end.name} is missing"
     return f"{folder.record.name} " + ("cannot be read" if folder.record.exists() else "is gone")
 
 
 def read_figures(run_dir: str) -> dict[str, Any]:
-    """Read the fields of a job that its run's result has: mean step time in seconds, verdict, and the nodes to drain
-    by what happened on them; None if it has none.
+    """Read the fields of a job that come from its run's result: mean step time in seconds, verdict, and nodes at fault;
+    each is None if the result does not contain it.
     """
     record = _readable(read_record, RunFolder(Path(run_dir)))
     result = record.result if record else None
@@ -219,7 +219,7 @@ def read_figures(run_dir: str) -> dict[str, Any]:
 
 
 def read_step_times(job: Job) -> list[float]:
-    """Return step times in seconds, in order; empty if the run has none, has too many to list, or cannot be read."""
+    """Return step times in seconds, in order; none if the run has too many to list, or they cannot be read."""
 
     def times(folder: RunFolder) -> list[float]:
         if folder.steps.stat().st_size > MOST_LISTED_BYTES:
@@ -237,12 +237,12 @@ def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Conten
 
 
 def read_run(job: Job) -> RunRecord | None:
-    """Read the record of a job's run; None if the job is not a run, or the record cannot be read."""
+    """Read the record of a job's run; return None if the job is not a run or the record cannot be read."""
     return _readable(read_record, job.folder) if job.kind == "run" else None
 
 
 def read_last_lines(job: Job) -> list[str]:
-    """Read the log of a failed job up to the failure, or its batch script's output."""
+    """Return the last lines of a failed job's log, or else of its batch script's output; none for other jobs."""
     folder = job.folder
     if job.status != "failed":
         return []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of jobs in SQLite.
 
-Any number of processes may use it at once. Every change is one transaction, which is on disk when the call returns; a
-process that dies leaves the state before it or after it. A later query's result is never replaced by an earlier one's.
+Any number of processes may use it concurrently. Every change is one transaction, which is on disk when the call
+returns. The result of a query never replaces that of a later query.
 """
 
 import errno
@@ -22,7 +22,7 @@ from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.record import may_be_short_id
 
 SCHEMA_VERSION = 13
-"""The version of the schema; lower ones are from development versions before 0.1."""
+"""The version of the schema; lower versions were written by development versions before 0.1."""
 QUERY = "query INTEGER NOT NULL DEFAULT 0"
 """The number of the query that last updated a row."""
 NUMBERS = {int: "INTEGER", float: "REAL"}
@@ -33,7 +33,7 @@ CREATE UNIQUE INDEX jobs_by_repeated ON jobs (retry_of);
 CREATE TABLE queries (latest INTEGER NOT NULL);
 INSERT INTO queries VALUES (0)
 """
-BUSY_S = 20.0  # how long to wait for another process that writes
+BUSY_S = 20.0  # seconds to wait for another process that is writing
 APPLICATION_ID = 0x6C6C6D62  # 'llmb', in the file's header
 CAUSES = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
@@ -49,20 +49,20 @@ _SELECT = f"SELECT {', '.join(COLUMNS)} FROM jobs"  # noqa: S608 (names of colum
 
 
 class Damaged(EnvironmentProblem):
-    """The history of jobs is not a database, or an incomplete one."""
+    """Raised if the history of jobs is not an SQLite database, or is corrupt."""
 
     def __init__(self, what: str, path: Path) -> None:
-        do = "'llmb jobs rebuild' renames the file, and rebuilds the history from the run folders"
+        do = "run 'llmb jobs rebuild', which renames the file and rebuilds the history from the run folders"
         super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
 
 
 class KeyExists(UsageError):
-    """A job with this key is in the history already: it was submitted, or is being submitted."""
+    """Raised if the history already contains a job with this key, which was submitted or is being submitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Selects jobs; None and empty select all. ``states`` are states or statuses, case-insensitive."""
+    """Selects jobs; None or an empty value selects all. ``states`` are states or statuses, case-insensitive."""
 
     states: tuple[str, ...] = ()
     workload: str | None = None
@@ -72,19 +72,19 @@ class Filter:
     since_s: float | None = None
     until_s: float | None = None
     runs_only: bool = False
-    """True for runs only, each once with its last job."""
+    """True to select only runs, each once with its last job."""
     kind: Kind | None = None
     limit: int | None = None
-    """The maximum number of jobs, the newest ones."""
+    """The maximum number of jobs; the newest are selected."""
 
 
 class Store:
-    """An open history. Raises NotWritable, EnvironmentProblem if it cannot be read or written, or Damaged.
+    """An open history. Methods raise NotWritable, Damaged, or EnvironmentProblem if the file cannot be read or written.
 
-    Folders below the install root, which has the file in a folder of its own, are stored relative to it.
+    Run folders below the install root are stored relative to it; the file is in ``.llmb`` there.
 
-    ``change`` and ``read`` raise EnvironmentProblem for a file that does not exist; a history to ``read`` takes no
-    changes, and one in ``memory`` is empty and no file.
+    The modes ``change`` and ``read`` require an existing file; ``read`` rejects changes, and ``memory`` uses an empty
+    database without a file.
     """
 
     def __init__(self, path: Path, mode: Literal["create", "change", "read", "memory"] = "create") -> None:
@@ -119,17 +119,17 @@ class Store:
         self.db.execute("PRAGMA query_only = ON")
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add jobs. Raises KeyExists, and adds none, if one exists already, unless it never reached its scheduler."""
+        """Add jobs, replacing any that never reached the scheduler; add none and raise KeyExists if another exists."""
         rows = [self._row(job) for job in jobs]
         try:
             with self._transaction():
                 self.db.executemany(f"DELETE FROM jobs WHERE key = :key AND state = '{NOT_SUBMITTED}'", rows)  # noqa: S608
                 self.db.executemany(_insert("INSERT"), rows)
         except sqlite3.IntegrityError as error:
-            raise KeyExists(f"this was submitted before: {error}", where=str(self.path)) from error
+            raise KeyExists(f"this job was submitted before: {error}", where=str(self.path)) from error
 
     def restore(self, jobs: Iterable[Job]) -> int:
-        """Add missing jobs, which are identified by key and by their run's job id; return how many were added."""
+        """Add the jobs that are missing, by key and by folder with job id; return the number of added jobs."""
         rows = [self._row(job) for job in jobs]
         with self._transaction():
             before = self.db.total_changes
@@ -137,7 +137,7 @@ class Store:
             return self.db.total_changes - before
 
     def submitted(self, job_ids: Mapping[str, str], cluster: str | None = None) -> None:
-        """Set the ids of jobs that the scheduler accepted, by key. A job keeps its first id."""
+        """Set the ids of accepted jobs by their keys, unless a job already has an id."""
         with self._transaction():
             self.db.executemany(
                 "UPDATE jobs SET reason = NULL, job_id = ?, cluster = coalesce(?, cluster), state = 'PENDING',"
@@ -146,12 +146,12 @@ class Store:
             )
 
     def withdraw(self, keys: Iterable[str]) -> None:
-        """Remove the jobs of these keys, which were rejected."""
+        """Remove the rejected jobs with these keys, except those with an id."""
         with self._transaction():
             self.db.executemany("DELETE FROM jobs WHERE key = ? AND job_id IS NULL", [(key,) for key in keys])
 
     def not_submitted(self, key: str, reason: str) -> None:
-        """Record that the job of ``key`` never reached its scheduler."""
+        """Record that the job with ``key`` never reached the scheduler."""
         with self._transaction():
             self.db.execute(
                 "UPDATE jobs SET state = ?, status = 'failed', reason = ? WHERE key = ? AND job_id IS NULL",
@@ -159,13 +159,13 @@ class Store:
             )
 
     def next_query(self) -> int:
-        """Return a number for the next query; it increases with every query, independent of clocks."""
+        """Return the number of the next query, which increases with every query, independently of clocks."""
         with self._transaction():
             self.db.execute("UPDATE queries SET latest = latest + 1")
             return self._single("SELECT latest FROM queries", ())
 
     def apply(self, jobs: Iterable[Job], query: int) -> None:
-        """Write the results of a query, except for jobs that were queried later."""
+        """Write the results of a query, except for jobs that a later query has updated."""
         columns = (*CHANGING, "key")
         rows = [{name: getattr(job, name) for name in columns} | {"query": query} for job in jobs]
         values = ", ".join(f"{name} = :{name}" for name in (*CHANGING, "query"))
@@ -173,7 +173,7 @@ class Store:
             self.db.executemany(f"UPDATE jobs SET {values} WHERE key = :key AND query <= :query", rows)  # noqa: S608
 
     def jobs(self, selection: Filter = Filter()) -> list[Job]:
-        """Return the selected jobs, in the order of their submission."""
+        """Return the selected jobs in order of submission."""
         where, values = _where(selection)
         limit = "" if selection.limit is None else " LIMIT ?"
         values += [] if selection.limit is None else [selection.limit]
@@ -188,15 +188,15 @@ class Store:
         return self.jobs(Filter(states=LIVE))
 
     def changeable(self, since_s: float) -> list[Job]:
-        """Return jobs that have not ended, or ended after ``since_s``, because they may be requeued."""
+        """Return jobs that have not ended, and jobs that ended after ``since_s`` and may have been requeued."""
         return self._select("WHERE status IN ('queued', 'running') OR ended_s >= ? ORDER BY submitted_s", since_s)
 
     def unresolved(self) -> list[Job]:
-        """Return jobs whose submission may or may not have reached their scheduler."""
+        """Return jobs that may or may not have reached the scheduler."""
         return self._select("WHERE job_id IS NULL AND state = ? ORDER BY submitted_s", SUBMITTING)
 
     def failed_with_retries(self, since_s: float) -> list[Job]:
-        """Return failed jobs with a known cause that may be resubmitted, and have not been."""
+        """Return jobs that failed after ``since_s`` for a known cause, have retries left, and were not resubmitted."""
         return self._select(
             "AS failed WHERE status = 'failed' AND retries > 0 AND fault IS NOT NULL AND ended_s >= ? AND NOT EXISTS"
             " (SELECT 1 FROM jobs AS next WHERE next.retry_of = failed.key AND next.state != ?) ORDER BY submitted_s",
@@ -208,13 +208,13 @@ class Store:
         return {job.job_id for job in self._select("WHERE job_id IS NOT NULL") if job.job_id}
 
     def find_named(self, text: str) -> list[Job]:
-        """Return jobs with the id ``text``, and runs whose folder name starts with it."""
+        """Return jobs with the id ``text``, and jobs with a folder name that starts with it."""
         pattern = f"%/{_escaped(text)}%/%"
         jobs = self._select("WHERE job_id = ? OR '/' || run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s", text, pattern)
         return [job for job in jobs if job.job_id == text or job.name.startswith(text)]
 
     def with_short_id(self, text: str) -> list[Job]:
-        """Return jobs whose run's short id starts with ``text``."""
+        """Return runs with a short id that starts with ``text``."""
         if not may_be_short_id(text):
             return []
         return [job for job in self._select("WHERE kind = 'run' ORDER BY submitted_s") if job.id.startswith(text)]
@@ -228,14 +228,14 @@ class Store:
             return jobs
 
     def next_try(self, key: str) -> Job | None:
-        """Return the job that was submitted because the job of ``key`` had failed."""
+        """Return the job that retries the job with ``key``, or None."""
         return next(iter(self._select("WHERE retry_of = ? AND state != ?", key, NOT_SUBMITTED)), None)
 
     def by_key(self, key: str) -> Job | None:
         return next(iter(self._select("WHERE key = ?", key)), None)
 
     def check(self) -> None:
-        """Raise Damaged if the file's pages are inconsistent."""
+        """Raise Damaged if the database is corrupt, or jobs lack a time or a folder."""
         with self._reading() as cursor:
             cursor.row_factory = None
             (problem,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
@@ -246,7 +246,7 @@ class Store:
             raise Damaged(problem, self.path)
 
     def _row(self, job: Job) -> dict[str, Any]:
-        path = Path(job.run_dir)  # relative to the root, which may be moved or copied
+        path = Path(job.run_dir)  # stored relative to the root, which may be moved or copied
         return asdict(job) | {"run_dir": str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)}
 
     def _job(self, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Job:  # noqa: ARG002 (as sqlite3 calls it)
@@ -285,7 +285,7 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Cursor]:
-        """Yield a cursor, and close it: a failed one locks the file as long as its error exists."""
+        """Yield a cursor and close it, because a failed cursor would lock the file while its error exists."""
         with self._problems(), closing(self.db.cursor()) as cursor:
             yield cursor
 
@@ -316,7 +316,7 @@ class Store:
 
 
 def _column(item: "Field[Any]") -> str:
-    """Return the declaration of the column for a field of ``Job``."""
+    """Return the SQL declaration of the column for a field of ``Job``."""
     types = (item.type, *get_args(item.type))
     kind = next((name for number, name in NUMBERS.items() if number in types), "TEXT")
     needed = "PRIMARY KEY" if item.name == "key" else "" if NoneType in types else "NOT NULL"
@@ -324,7 +324,7 @@ def _column(item: "Field[Any]") -> str:
 
 
 def check_states(states: Sequence[str], store: Store) -> None:
-    """Raise UsageError if a text is neither a state of a job nor a status of a run, and no job has it."""
+    """Raise UsageError if one of ``states`` is invalid as a state and as a status, and no job in the history has it."""
     if not states:
         return
     valid = sorted({*job_states(), *get_args(Status)})
@@ -376,12 +376,12 @@ def _where(selection: Filter) -> tuple[str, list[object]]:
 
 
 def _escaped(text: str) -> str:
-    """Escape for LIKE, with ``!`` as the escape character."""
+    """Escape a text for LIKE with the escape character ``!``."""
     return "".join(f"!{letter}" if letter in "!%_" else letter for letter in text)
 
 
 def check_writable(path: Path) -> None:
-    """Raise NotWritable if ``path`` or its folder cannot be changed: SQLite would open it, and fail later."""
+    """Raise NotWritable if ``path`` or its folder is read-only, because SQLite would open it and fail later."""
     for place in (path, path.parent):
         if place.exists() and not os.access(place, os.W_OK):
             cause = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
@@ -389,7 +389,7 @@ def check_writable(path: Path) -> None:
 
 
 def _code(error: sqlite3.OperationalError) -> int:
-    """Return SQLite's primary error code; 0 for an error of Python, such as for text that is not UTF-8."""
+    """Return SQLite's primary error code; 0 for an error from Python, such as for text that is not UTF-8."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
@@ -399,9 +399,9 @@ def _environment_problem(error: sqlite3.OperationalError, path: Path) -> Environ
         return EnvironmentProblem(
             f"another process has been writing to the history of jobs for {BUSY_S:.0f} s",
             where=str(path),
-            do="retry; if that does not help, end the process that holds it (see lsof)",
+            do="retry; if it fails again, end the process that holds the file (see lsof)",
         )
     kind = NotWritable if code in CAUSES else EnvironmentProblem
-    do = WRITE_ADVICE[CAUSES[code]] if code in CAUSES else "see whether the folder and the disk can be read"
-    problem = "it may be read here, not changed" if code == sqlite3.SQLITE_READONLY else problem
+    do = WRITE_ADVICE[CAUSES[code]] if code in CAUSES else "check that the folder and the disk can be read"
+    problem = "it is read-only" if code == sqlite3.SQLITE_READONLY else problem
     return kind(f"the history of jobs cannot be used: {problem}", where=str(path), do=do)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submits jobs that are in the history before the scheduler receives them, so that a client may die at any time.
+"""Submits jobs, recording each in the history before the scheduler receives it, so that a client may die at any time.
 
-One submission at a time: the row is written, the job submitted, its id written. The program that submits (sbatch)
-inherits the lock on this. So the next holder of the lock knows that no submission is in progress: each row without an
-id has reached the scheduler already, or never will.
+Under a lock, the row is written, the job is submitted, and its id is written. The submitting program (sbatch) inherits
+the lock. The next holder of the lock can therefore rely on no submission being in progress: a job without an id either
+has reached the scheduler or never will.
 """
 
 import secrets
@@ -26,7 +26,7 @@ from llmb.runs.record import SubmittedJob, now, read_job, read_record, write_rec
 
 LOOK_BACK_S = 86400.0
 SETTLED_S = 5.0
-"""A busy scheduler may take this long to process a submission."""
+"""Seconds that a busy scheduler may take to process a submission."""
 PATIENCE_S = 300.0
 
 
@@ -36,7 +36,7 @@ def new_key() -> str:
 
 @contextmanager
 def submission_lock(install: Path) -> Iterator[int]:
-    """Hold a lock that keeps other submissions below ``install`` from being in progress."""
+    """Hold the lock that serializes submissions below ``install``; yield its file descriptor."""
     with file_lock(install / STATE_FOLDER / "submit.lock", PATIENCE_S, "submitting jobs") as descriptor:
         yield descriptor
 
@@ -46,9 +46,9 @@ def submit_order(
 ) -> Job:
     """Queue ``order`` under ``key``.
 
-    Raises KeyExists if that was done before; UsageError and EnvironmentProblem if it is rejected, and then it is not in
-    the history; InfrastructureError if the scheduler does not answer: the job may be queued, and the next refresh finds
-    out.
+    Raises KeyExists if the key was used before, UsageError or EnvironmentProblem if the job is rejected, which removes
+    it from the history, and InfrastructureError if the scheduler does not answer. In this case, the job may be queued;
+    the next refresh resolves that.
     """
     with submission_lock(order.site.install) as descriptor:
         prepared = prepare(order)
@@ -59,7 +59,7 @@ def submit_order(
 
 
 def submit_task(store: Store, order: TaskOrder, environ: Mapping[str, str], folder: RunFolder | None = None) -> Job:
-    """Queue a job that trains nothing, in ``folder`` or in a new one below the order's. Raises as ``submit_order``."""
+    """Queue a job that trains nothing, in ``folder`` or a new folder; raises the same errors as ``submit_order``."""
     with submission_lock(order.site.install) as descriptor:
         target = folder or stamped_folder(order.parent, order.name)
         with removed_if_refused(target):
@@ -74,7 +74,7 @@ def _add(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str],
 
 @contextmanager
 def unanswered_is_explained() -> Iterator[None]:
-    """Run a submission; if the scheduler does not answer, the error warns that a rerun could queue the job twice."""
+    """Add a warning to errors of a submission without an answer that the job may have been queued."""
     do = "run 'llmb jobs refresh' and 'llmb jobs list' before submitting it again"
     try:
         yield
@@ -85,7 +85,7 @@ def unanswered_is_explained() -> Iterator[None]:
 
 
 def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str], descriptor: int) -> Job:
-    """Submit a job that is in the history, and write its id."""
+    """Submit a job that is in the history, record its id and return it; remove the job if it is rejected."""
     try:
         handle = send(prepared, environ, [descriptor])
     except (UsageError, EnvironmentProblem):
@@ -97,9 +97,9 @@ def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, 
 
 
 def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
-    """Write ``handle``, and those of the jobs that it retries: the history is rebuilt from it.
+    """Write ``handle`` and those of the jobs that it retries, from which the history can be rebuilt.
 
-    Raises EnvironmentProblem.
+    Raises EnvironmentProblem if the file cannot be written.
     """
     before = read_job(folder)
     earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()
@@ -110,7 +110,7 @@ def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
 
 
 def new_job(prepared: Prepared, key: str, campaign: str | None = None) -> Job:
-    """Return the row for a job that is about to be submitted."""
+    """Return the history's row for a job that is about to be submitted."""
     return Job(
         **prepared.row,
         key=key,
@@ -124,13 +124,13 @@ def new_job(prepared: Prepared, key: str, campaign: str | None = None) -> Job:
 
 
 def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s: float) -> Iterator[str]:
-    """Find the id of every submission to ``scheduler`` that has none, or record that it was not submitted.
+    """Find the ids of jobs whose submission to ``scheduler`` was interrupted, or record that they were not submitted.
 
     Yields messages for the user. Raises InfrastructureError if the scheduler does not answer.
     """
     if not _unresolved(store, scheduler):
         return
-    # While the lock is held no submission is in progress: a job that is unknown now stays unknown.
+    # While the lock is held, no submission is in progress, so a job that the scheduler does not know never reached it.
     with submission_lock(install):
         unresolved = _unresolved(store, scheduler)
         claimed = store.job_ids()
@@ -158,7 +158,7 @@ def _unresolved(store: Store, scheduler: str) -> list[Job]:
 
 
 def _begun_as(job: Job, claimed: set[str]) -> str | None:
-    """Return the id that the job in the folder recorded; None if it belongs to an earlier attempt."""
+    """Return the job id that the run's record contains; None if it has none, or one that another job has."""
     try:
         begun = read_record(job.folder).job
     except (OSError, ValueError):

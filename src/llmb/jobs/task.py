@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that train nothing: they prepare a dataset, measure nodes, or check one.
+"""Jobs that train nothing: they prepare a dataset or a checkpoint, measure nodes, or check a node.
 
-They have no plan, no steps and no result: their exit code, and what they keep themselves, is what comes of them.
+They have no plan, steps or result; their outcome is their exit code and the files that they write.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ from llmb.runs.folder import RunFolder, read_stored, tail, write_atomically
 from llmb.runs.record import JobEnd
 
 PREPARATIONS = "preparations"
-"""Folder of a workload."""
+"""Name of the folder of preparations below a workload's folder."""
 BENCHMARKS = Path(STATE_FOLDER) / "bench_jobs"
 CHECKS = Path(STATE_FOLDER) / "health"
 FOLDERS = (f"{WORKLOADS}/*/{PREPARATIONS}/*/*", f"{BENCHMARKS}/*/*", f"{CHECKS}/*/.jobs/*/*")
-"""Folders of such jobs, below the root of installation."""
+"""Patterns of the folders of these jobs, below the install root."""
 ERROR = "llmb: error: "
-"""The beginning of the message of a command that fails."""
+"""The beginning of a failed command's error message."""
 STARTER = "srun: "
-"""The prefix after the message, of the program that started the command."""
+"""The prefix of lines from srun, which follow the command's own message."""
 TaskKind = Literal["preparation", "benchmark", "check"]
 
 
@@ -38,41 +38,41 @@ class TaskRecord(Record):
     subject: str
     """``dataset`` or ``checkpoint``, ``collectives``, ``pairwise`` or ``gpus``, or the node that is checked."""
     workload: str = ""
-    """The workload and size that a preparation is for."""
+    """The workload, and below the size, for which a preparation is made."""
     size: str = ""
     gpus: bool
     gpu_type: str | None
     """``cpu`` for a job without GPUs; None for GPUs of an unknown type."""
     scale: int
-    """The number of GPUs, or of processes of a job without GPUs."""
+    """The number of GPUs, or of processes in a job without GPUs."""
 
     def row(self) -> dict[str, Any]:
-        """Return the fields of the history that describe the job."""
+        """Return the fields of the history's row that describe the job."""
         fields = self.model_dump(exclude={"schema_version", "gpus"})
         return {**fields, "gpu_type": self.gpu_type or "GPU", "dtype": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOrder(JobOrder):
-    """A job that trains nothing."""
+    """A job that trains nothing and can be queued."""
 
     task: TaskRecord
     name: str
     parent: Path
-    """The folder of all similar jobs."""
+    """The folder of all jobs of this kind."""
     title: str
     placement: Placement
     time_limit_min: int
     work: tuple[Word, ...]
     finish: tuple[Word, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    """The files that its program reads, by name."""
+    """The contents of files that its program reads, by file name."""
     start: StartMode | Literal["once", "rounds"] = "once"
     node: str | None = None
-    """The node that the job is for."""
+    """The node on which the job has to run; None for any."""
     cpus: int | None = None
     secrets: tuple[str, ...] = ()
-    """Names of variables with secrets."""
+    """Names of environment variables with secrets."""
     sources: tuple[str, ...] = ()
     """Folders that the job reads."""
     in_container: bool = True
@@ -115,7 +115,7 @@ class TaskOrder(JobOrder):
 
 
 def read_task(folder: RunFolder) -> TaskRecord:
-    """Read the record. Raises OSError, and ValueError for a file that is not a record."""
+    """Read the record of a task; raise OSError if it cannot be read, ValueError if it is not a valid record."""
     return read_stored(folder.task, TaskRecord)
 
 
@@ -129,7 +129,7 @@ class TaskOutcome:
 
 
 def task_outcome(folder: RunFolder, end: JobEnd | None) -> TaskOutcome | None:
-    """Return the outcome; None for a run's folder, and for a task that is running or was killed. Raises OSError."""
+    """Return a task's outcome; None for a run, or for a task that is running or was killed by a signal."""
     if end is None or end.signal or not folder.task.exists():
         return None
     if end.exit_code == 0:

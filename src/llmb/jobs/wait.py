@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for jobs to end, and resubmits those that failed because of the infrastructure, without the nodes at fault.
+"""Waits for jobs to end, and resubmits jobs after infrastructure failures, excluding the nodes at fault.
 
-A run keeps its folder: the new job resumes from the last checkpoint, if one exists.
+A retry uses the same run folder and resumes from the last checkpoint, if there is one.
 """
 
 import re
@@ -35,18 +35,18 @@ from llmb.runs.record import read_record, write_record
 from llmb.runs.steps import StepNews
 
 LONGEST_AGO_S = 86400.0
-"""A job that failed longer ago is not retried."""
+"""A job that failed more than this number of seconds ago is not retried."""
 _NUMBER = re.compile(r"(.*)#(\d+)")
 SHORTEST_S, LONGEST_S = 1.0, 15.0
-"""The time between two queries of a scheduler, which grows with the time waited."""
+"""Seconds between two queries of a scheduler, which increase with the time waited."""
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 600.0
-"""How long a scheduler may fail to answer."""
+"""Seconds for which a scheduler may fail to answer."""
 WORST_FIRST = (RunFailed.exit_code, InfrastructureError.exit_code, InvalidRun.exit_code, UserInterrupt.exit_code, 0)
 
 
 def pause_s(waited_s: float) -> float:
-    """Return the wait before the next query."""
+    """Return the seconds to wait before the next query, after ``waited_s`` seconds of waiting."""
     return min(max(waited_s / 20, SHORTEST_S), LONGEST_S)
 
 
@@ -59,7 +59,7 @@ def wait_for(
     time_out_s: float | None = None,
     watch: "Watch | None" = None,
 ) -> list[Job]:
-    """The jobs of ``keys`` once all have ended, or ``time_out_s`` is over; for a retried job, its last attempt.
+    """Wait until all jobs with ``keys`` have ended, or for ``time_out_s``; return them, or the last retry of each.
 
     ``watch`` is called while waiting. Raises InfrastructureError if a scheduler does not respond for ten minutes.
     """
@@ -88,18 +88,18 @@ def wait_for(
 
 
 def wait_for_one(install: Path, job: Job, environ: Mapping[str, str], say: Say, watch: "Watch") -> Job:
-    """Wait until ``job``, or its last retry, has ended; return it. Raises InfrastructureError, UserInterrupt."""
+    """Wait until ``job`` or its last retry has ended, and return it; raise UserInterrupt on Ctrl-C."""
     with open_history(install, say) as store:
         try:
             (ended,) = wait_for(store, install, [job.key], environ, say, watch=watch)
         except KeyboardInterrupt as error:
-            do = f"'llmb jobs wait {job.job_id}' waits again, 'llmb jobs cancel {job.job_id}' ends the job"
+            do = f"run 'llmb jobs wait {job.job_id}' to wait again, or 'llmb jobs cancel {job.job_id}' to end the job"
             raise UserInterrupt("stopped waiting; the job continues", where=job.run_dir, do=do) from error
     return ended
 
 
 class Watch:
-    """Reports the state of one awaited job, and its steps as they complete."""
+    """Reports the state of the first awaited job, and its steps as they complete."""
 
     def __init__(self, on_job: Callable[[Job], None], on_step: Callable[[StepNews], None]) -> None:
         self.on_job = on_job
@@ -123,7 +123,7 @@ class Watch:
 def refresh_and_retry(
     store: Store, install: Path, environ: Mapping[str, str], say: Say, concluded: Iterable[str] = ()
 ) -> None:
-    """Update all jobs, conclude those with keys in ``concluded``, and resubmit those that may be retried."""
+    """Update all jobs, conclude those with keys in ``concluded``, and resubmit jobs after infrastructure failures."""
     for line in refresh(store, install):
         say(line)
     for key in concluded:
@@ -133,7 +133,7 @@ def refresh_and_retry(
 
 
 def last_try(store: Store, key: str) -> Job:
-    """Return the last retry of the job of ``key``, or the job itself if there is none."""
+    """Return the last retry of the job with ``key``, or the job itself if there is none."""
     job = store.by_key(key)
     assert job, f"no job has the key {key}"
     while again := store.next_try(job.key):
@@ -142,7 +142,7 @@ def last_try(store: Store, key: str) -> Job:
 
 
 def exit_code(jobs: Sequence[Job]) -> int:
-    """Return the exit code of the worst job; a job that has not ended counts as invalid."""
+    """Return the exit code for the worst outcome of ``jobs``; a job that has not ended counts as invalid."""
     codes = {_exit_code(job, worth_a_retry(faults_of(find_scheduler(job.scheduler)), job.fault)) for job in jobs}
     return next(code for code in WORST_FIRST if code in codes or code == 0)
 
@@ -155,9 +155,9 @@ def _exit_code(job: Job, infrastructure: bool) -> int:
 
 
 def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s: float) -> Iterator[str]:
-    """Resubmit jobs that may be retried; yield messages for the user.
+    """Resubmit jobs that failed because of the infrastructure and have retries left; yield messages for the user.
 
-    Of several clients only one does it. A rejected job is left unchanged, and retried at the next refresh.
+    Only one of several clients resubmits a job. A rejected job is retried at the next refresh.
     """
     for job in store.failed_with_retries(now_s - LONGEST_AGO_S):
         if job.retries - job.restarts < 1 or not worth_a_retry(faults_of(find_scheduler(job.scheduler)), job.fault):
@@ -175,7 +175,7 @@ def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s:
 
 
 def repeated(job: Job, now_s: float) -> Job:
-    """Return the next attempt at ``job``, to which each restart counts as a retry. Pure."""
+    """Return the row of the next attempt at ``job``; restarts by the scheduler count as retries. Pure."""
     numbered = _NUMBER.fullmatch(job.key)
     key = f"{numbered[1]}#{int(numbered[2]) + 1}" if numbered else f"{job.key}#2"
     fresh: dict[str, Any] = {item.name: item.default for item in fields(Job) if item.name in ("job_id", *CHANGING)}
@@ -184,7 +184,7 @@ def repeated(job: Job, now_s: float) -> Job:
 
 
 def excluded(*nodes: str | None) -> str | None:
-    """Merge the nodes that the job itself excludes with all nodes that were at fault. Pure."""
+    """Join lists of nodes, separated by commas, without duplicates; return None if all are empty. Pure."""
     return ",".join(dict.fromkeys(filter(None, nodes))) or None
 
 
@@ -209,7 +209,7 @@ def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, s
 
 
 def _tries(store: Store, job: Job) -> Iterator[Job]:
-    """Yield the job, and the jobs that it retries."""
+    """Yield the job and, from the last to the first, the jobs that it retries."""
     tried: Job | None = job
     while tried:
         yield tried

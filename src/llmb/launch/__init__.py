@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting of jobs by the scheduler of a cluster, or on this machine."""
+"""Starts jobs through the scheduler of a cluster, or on this machine."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binds a worker to CPU cores and to the memory of a NUMA node, then becomes the worker.
 
-Called with the settings ``binding.cpu`` and ``binding.numa`` and the worker's command. It imports nothing of llmb:
-where a framework's container lacks llmb, the batch script carries its text.
+Its arguments are the settings ``binding.cpu`` and ``binding.numa`` and the worker's command. It imports nothing from
+llmb, because the batch script contains its source text if the container does not have llmb.
 """
 
 import ctypes
@@ -13,19 +13,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-"""Number of the system call, by machine."""
+"""Number of the system call by architecture."""
 MPOL_BIND = 2
 MOST_NODES = 1024
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Parse the kernel's lists, such as ``0-3,8``."""
+    """Parse a list of CPUs in the kernel's format, such as ``0-3,8``."""
     spans = (span.partition("-") for span in text.strip().split(",") if span)
     return [cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)]
 
 
 def cpu_text(cpus: Iterable[int]) -> str:
-    """Format CPUs as the kernel's lists."""
+    """Format CPUs as a list in the kernel's format."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and cpu == spans[-1][1] + 1:
@@ -36,7 +36,7 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 
 def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
-    """Return the available CPUs by NUMA node, without nodes that have none."""
+    """Return the allowed CPUs by NUMA node, without nodes that have none."""
     nodes = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)
@@ -46,7 +46,7 @@ def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
 
 
 def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> list[list[int]]:
-    """Return the hardware threads of each core, in the order of NUMA nodes."""
+    """Return the hardware threads of each core, ordered by NUMA node."""
     groups = set()
     for cpu in cpus:
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -72,7 +72,7 @@ def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int]
 
 
 def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
-    """Return the GPU that a name in CUDA_VISIBLE_DEVICES, a number or a UUID, selects."""
+    """Return the GPU that a number or UUID from CUDA_VISIBLE_DEVICES selects, if any."""
     if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
     return next((gpu for gpu in gpus if name in (gpu / "information").read_text()), None)
@@ -81,9 +81,9 @@ def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
 def share(
     root: Path, environ: Mapping[str, str], allowed: Collection[int], cpu: str, numa: str
 ) -> tuple[list[int], int | None]:
-    """Return this worker's CPUs, and the NUMA node whose memory it uses; None for any.
+    """Return this worker's CPUs, and the NUMA node with the memory that it should use, or None for any.
 
-    Raises ValueError where the node has too few cores.
+    Raises ValueError if there are too few cores.
     """
     rank, workers = int(environ["LOCAL_RANK"]), int(environ["LOCAL_WORLD_SIZE"])
     nodes = numa_nodes(root, allowed)
@@ -106,7 +106,7 @@ def share(
 
 
 def bind_memory(node: int) -> str | None:
-    """Bind this process, and the program it becomes, to the memory of ``node``; return the problem, if any."""
+    """Bind this process and the program that it becomes to the memory of ``node``; return the problem, if any."""
     number = SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"unsupported on {platform.machine()}"
@@ -119,7 +119,7 @@ def bind_memory(node: int) -> str | None:
 
 
 def main(cpu: str, numa: str, *command: str) -> None:
-    """Log the CPUs and the memory that the worker is bound to."""
+    """Bind this process to CPUs and memory, log both, and execute the worker's command."""
     where = os.environ.get("SLURMD_NODENAME") or platform.node()
     try:
         cpus, node = share(Path("/"), os.environ, os.sched_getaffinity(0), cpu, numa)
@@ -133,7 +133,7 @@ def main(cpu: str, numa: str, *command: str) -> None:
     rank = os.environ["LOCAL_RANK"]
     sys.stderr.write(f"llmb: local rank {rank} of {where}: CPUs {cpu_text(cpus)}{memory}\n")
     sys.stderr.flush()
-    os.execvp(command[0], command)  # noqa: S606 (what the batch script gives)
+    os.execvp(command[0], command)  # noqa: S606 (the batch script's command)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine as a scheduler: a job is the process of ``llmb run``, which starts at once and runs the workers."""
+"""This machine as a scheduler: a job is the process of ``llmb run``, which starts immediately and runs the workers."""
 
 import os
 import secrets
@@ -26,16 +26,16 @@ from llmb.runs.folder import RunFolder, writing
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
 
 THREADS = "OMP_NUM_THREADS"
-"""A default for processes: otherwise the thread pool of each process uses all cores."""
+"""Set by default, because otherwise the thread pool of each process uses all cores."""
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 LOOK_EVERY_S = 0.5
-"""Between two looks at a run's files. A process that wakes up interrupts a thread that others of its process wait for:
-20 looks per second made the steps of a tiny model on a CPU 8 % longer."""
+"""Seconds between checks of a run's files. Each check preempts a thread of the workers: with 20 checks per second, the
+steps of a tiny model on a CPU took 8 % longer."""
 
 
 def local_command(spec: JobSpec, folder: RunFolder, started: StartedRank | None = None) -> tuple[str, ...]:
-    """One process per GPU (or as many on a CPU), started and watched by one that does not load torch; one process if
-    the others were ``started`` by something else."""
+    """Return the command that starts and watches the workers without loading torch; only the worker's own command if
+    another launcher ``started`` the ranks."""
     work = tuple(filled(word, str(folder.path), sys.executable) for word in spec.work)
     if started:
         return work
@@ -43,7 +43,7 @@ def local_command(spec: JobSpec, folder: RunFolder, started: StartedRank | None 
 
 
 def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add to ``environ``; those that the user has set stay."""
+    """Return the variables to add to ``environ``, without those that the user has set there."""
     threads = max(1, cores // spec.placement.processes_per_node)
     shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
     if rank := started_rank(environ):
@@ -56,12 +56,12 @@ def run_workers(
 ) -> int:
     """Run ``command`` with its output in the run's log, calling ``on_time`` repeatedly; return its exit code.
 
-    Workers get no variable that may hold a secret: libraries print and record their environment.
+    Variables that may contain secrets are not passed on, because libraries print and record their environment.
 
-    Workers end when this process is gone, even if it was killed: they know it by a variable, and on Linux the kernel
-    kills those that are stopped. When they end a hung run, this ends those that are stopped.
+    Workers end when this process ends, even if it is killed: they check its id, and on Linux the kernel kills stopped
+    workers. If workers report a stall, this function ends those that are stopped.
 
-    Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
+    Raises Interrupted after ending all workers, EnvironmentProblem if the log cannot be written.
     """
     with writing(folder.log):
         log = folder.log.open("wb")
@@ -80,7 +80,7 @@ def run_workers(
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PS_LIMIT_S = 30
 START_FIELD = 19
-"""Index after the name in /proc/<pid>/stat: ticks since boot."""
+"""Index, counted after the name, of the start time in /proc/<pid>/stat, in ticks since boot."""
 
 
 def this_process() -> Process:
@@ -93,12 +93,12 @@ def is_here(process: Process) -> bool:
 
 
 def is_alive(process: Process) -> bool:
-    """Return whether a process of this machine exists."""
+    """Return True if the process, which ran on this machine, still exists."""
     return started(process.pid) == process.started
 
 
 def started(pid: int) -> str | None:
-    """Return the start time of a process of this machine; None for one that does not exist, or has ended."""
+    """Return the start time of a process on this machine; None if it does not exist or has ended."""
     stat = Path(f"/proc/{pid}/stat")
     if not Path("/proc/self/stat").exists():
         listing = ["ps", "-o", "lstart=", "-p", str(pid)]
@@ -112,9 +112,9 @@ def started(pid: int) -> str | None:
 
 
 INTERRUPTED = 130
-"""Exit code of a run that ended on request."""
+"""Exit code of a run that was interrupted."""
 JOB_VARIABLE = "LLMB_JOB_ID"
-GONE = "the run folder is gone, and with it the record of the run's end"
+GONE = "the run folder was deleted, so the result of the run is unknown"
 WORDS: dict[Phase, str] = {
     "running": "RUNNING",
     "completed": "COMPLETED",
@@ -125,7 +125,7 @@ WORDS: dict[Phase, str] = {
 
 
 class LocalScheduler(Scheduler):
-    """Nothing is queued: submitting a job makes this process the one that runs it."""
+    """Runs jobs in the submitting process, without a queue."""
 
     name = "local"
     title = "the system"
@@ -133,8 +133,8 @@ class LocalScheduler(Scheduler):
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002 (of the port)
         if spec.launch:
-            do = "run 'llmb submit' where Slurm is available, or omit --framework"
-            raise UsageError(f"{spec.program} queues its jobs in Slurm itself, and nothing is queued here", do=do)
+            do = "run 'llmb submit' on a machine with Slurm, or omit --framework"
+            raise UsageError(f"{spec.program} queues its jobs in Slurm itself and cannot run on this machine", do=do)
         return spec
 
     def script(self, spec: JobSpec, folder: RunFolder) -> str:
@@ -154,7 +154,7 @@ class LocalScheduler(Scheduler):
                 continue
             if not is_here(process):
                 do = f"run 'llmb jobs cancel {job.job_id}' on {process.host}"
-                raise UsageError(f"job {job.job_id} runs on {process.host}, not on this host", do=do)
+                raise UsageError(f"job {job.job_id} runs on {process.host}, not on this machine", do=do)
             if is_alive(process):
                 _end(process, job)
 
@@ -168,7 +168,7 @@ def _end(process: Process, job: JobHandle) -> None:
     except ProcessLookupError:
         return
     except PermissionError as error:
-        raise UsageError(f"job {job.job_id} is another user's process", do="ask its owner to cancel it") from error
+        raise UsageError(f"job {job.job_id} belongs to another user", do="ask that user to cancel it") from error
 
 
 def _process(base: RunFolder) -> Process | None:
@@ -180,7 +180,7 @@ def _process(base: RunFolder) -> Process | None:
 
 
 def _state(job: JobHandle) -> JobState:
-    """Check for the process first: if the run ends in between, its record is written by then."""
+    """Return a job's state; check the process before the record, which exists once the process has ended."""
     job_id, process = str(job.job_id), _process(job.folder)
     here = process is not None and is_here(process)
     alive = process is not None and here and is_alive(process)
@@ -193,7 +193,7 @@ def _state(job: JobHandle) -> JobState:
         return _ended(job_id, record, nodes)
     started_s = seconds_of(record.started_at) if record else None
     if process and not here:
-        meaning = f"it was started on {process.host}, and only that host can tell whether it is still running"
+        meaning = f"it was started on {process.host}; whether it is still running can be checked only there"
         return JobState(job_id=job_id, phase="running", meaning=meaning, nodes=nodes, started_s=started_s)
     if process is None and not job.folder.path.is_dir():
         return JobState(job_id=job_id, state=UNKNOWN, phase="failed", meaning=GONE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job of a run on this machine."""
+"""Specifies the job of a run on this machine."""
 
 import sys
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def local_spec(
     folder: RunFolder,
     framework: FrameworkOptions | None = None,
 ) -> JobSpec:
-    """Return the job that runs ``plan`` here, in ``folder``, which need not exist."""
+    """Return the specification of a job that runs ``plan`` on this machine in ``folder``, which need not exist."""
     options = framework or FrameworkOptions()
     program = find_program(options.framework or ENGINE)
     site = Site(install=install, shell=environ)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the ranks of this node, and ends them all when one fails.
 
-``python -m llmb.launch.ranks NODES RANKS_PER_NODE COMMAND...`` does what torch.distributed.run would: without its
-store, which listens on all interfaces and whose content its agent unpickles from any writer; and without loading
-torch. Ranks on one node meet in a file that only their user can open, and on several at MASTER_ADDR and MASTER_PORT,
-where rank 0 listens.
+``python -m llmb.launch.ranks NODES RANKS_PER_NODE COMMAND...`` replaces torch.distributed.run. It does not load torch,
+and does not use its store, which listens on all interfaces and unpickles what any client writes. Ranks on one node
+connect through a file that only their user can open; on several nodes, rank 0 listens at MASTER_ADDR and MASTER_PORT.
 """
 
 import os
@@ -21,25 +20,25 @@ from llmb.base.scratch import scratch_folder
 from llmb.readers.samples.host import host_name, usable_cores
 
 STORE = "LLMB_STORE"
-"""The file through which the ranks of one node meet."""
+"""Variable with the path of the file through which ranks on one node connect."""
 GRACE_S = 10.0
-"""Time that ranks have to end after a request; then they are killed."""
+"""Seconds that ranks have to end after a request before they are killed."""
 TOGETHER_S = 0.5
-"""Time after the first failure in which other ranks may end on their own."""
+"""Seconds after the first failure in which other ranks may end on their own."""
 MOST_FILES = 65_536
-"""Number of files that a process may open, if its hard limit allows; a higher one slows programs that try each."""
+"""The soft limit of open files to set, if the hard limit allows; a higher one slows programs that close every file."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 FAILED = 1
 Process = subprocess.Popen[bytes]
 
 
 def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
-    """Return the words between interpreter and command of a node's ranks; ``nodes`` may be a shell expression."""
+    """Return the words between the interpreter and the command of a node's ranks; ``nodes`` may be shell text."""
     return ("-P", "-m", "llmb.launch.ranks", nodes if isinstance(nodes, str) else str(nodes), str(per_node))
 
 
 def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a rank's variables for torch.distributed and, on one node, those that keep its libraries on loopback."""
+    """Return the environment of a rank for torch.distributed; on a single node, libraries use only loopback."""
     node = int(environ["SLURM_NODEID"]) if nodes > 1 else 0
     words = {
         # By default, the compiler of each rank starts processes for all cores of the node.
@@ -63,7 +62,7 @@ def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: M
 
 
 def allow_open_files() -> None:
-    """Increase the soft limit, often 1,024, for this process and its children: sockets grow with the ranks."""
+    """Raise the soft limit of open files, often 1,024, because the number of sockets grows with the ranks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -71,12 +70,12 @@ def allow_open_files() -> None:
 
 
 def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
-    """Return the exit code: 0 if all ranks succeeded."""
+    """Run the ranks of this node; return 0 if all succeeded, 1 if one failed, or 128 + the signal that ended them."""
     arrivals = _arrivals()
     ranks = {}
     for local_rank in range(per_node):
         environ = variables(nodes, per_node, local_rank, store, os.environ)
-        # A session of its own: what a rank starts ends with it.
+        # Each rank has a session of its own, so that its child processes end with it.
         process = subprocess.Popen(command, env=environ, start_new_session=True)
         ranks[process] = int(environ["RANK"])
     code = _wait(ranks, arrivals)
@@ -85,7 +84,7 @@ def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
 
 
 def _arrivals() -> int:
-    """Open a pipe that receives the number of each signal: a rank has ended, or all are requested to end."""
+    """Open a pipe that receives the numbers of signals: SIGCHLD if a rank ended, others if all are requested to end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -95,9 +94,9 @@ def _arrivals() -> int:
 
 
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
-    """Return when all have ended, soon after one has failed, or at a signal.
+    """Wait until all ranks have ended, shortly after one has failed, or for a signal; return the exit code.
 
-    Others that end by themselves are named, too: of two that end together, one may be seen first by chance.
+    Every rank that fails in that time is reported, because the first to be noticed may be first by chance.
     """
     running, code, end = list(ranks), 0, None
     while running and (end is None or time.monotonic() < end):
@@ -115,7 +114,7 @@ def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
 
 
 def _end(ranks: Sequence[Process], arrivals: int) -> None:
-    for number in (signal.SIGTERM, signal.SIGCONT):  # one that is stopped ends when it goes on
+    for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped rank ends once it is continued
         _send(ranks, number)
     end = time.monotonic() + GRACE_S
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
@@ -134,7 +133,7 @@ def _send(ranks: Sequence[Process], number: signal.Signals) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """Describe an exit code, which is negative for a signal."""
+    """Describe how a process ended by its exit code, which is negative for a signal."""
     if code > 0:
         return f"ended with exit code {code}"
     names = {item.value: item.name for item in signal.Signals}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers by name; each is imported when it is first used."""
+"""Finds schedulers by name, importing each when it is first used, and combines their options and settings."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -25,14 +25,14 @@ SCHEDULERS = {
     LOCAL: ("llmb.launch.local", "LocalScheduler"),
 }
 UNNAMED = next(iter(SCHEDULERS))
-"""The scheduler of a cluster whose settings name none."""
+"""The scheduler of a cluster if its settings do not name one."""
 USER_KEYS = ("gpu_type", "python", *SCHEDULERS)
-"""Keys of cluster_config.yaml that a user may have a default for: personal ones, not the cluster's."""
+"""Keys of cluster_config.yaml for which users may have defaults of their own."""
 
 
 @cache
 def find_scheduler(name: str) -> Scheduler:
-    """Find a scheduler. Raises UsageError for a name that does not exist."""
+    """Return the scheduler with this name; raise UsageError if there is none."""
     if name not in SCHEDULERS:
         raise unknown("scheduler", name, SCHEDULERS)
     module, attribute = SCHEDULERS[name]
@@ -45,19 +45,19 @@ def all_schedulers() -> Iterator[Scheduler]:
 
 
 def scheduler_of(site: Site) -> Scheduler:
-    """Return the scheduler that queues the jobs of a cluster."""
+    """Return the scheduler that the site's settings name, or the default one."""
     return find_scheduler(site.config.scheduler or UNNAMED)
 
 
 def scheduler_options() -> Mapping[str, Option]:
-    """Return the options of all schedulers, by name, because the cluster's scheduler is known only later."""
+    """Return the options of all schedulers by name, because it is not yet known which one is used."""
     return options_of(*(item.choices for item in all_schedulers()))
 
 
 def read_job_options(site: Site, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
-    """Return the options for the site's scheduler, as its ``read_options``.
+    """Read the options of a job for the site's scheduler.
 
-    Raises UsageError with all that is wrong, and for an option that only another scheduler has.
+    Raises UsageError if an option is invalid, or only another scheduler supports it.
     """
     scheduler = scheduler_of(site)
     foreign = [item for name, item in scheduler_options().items() if name not in options_of(scheduler.choices)]
@@ -77,7 +77,7 @@ def cluster_schema() -> type[ClusterConfig]:
 
 @cache
 def user_schema() -> type[BaseModel]:
-    """Return the schema of the user's own defaults, which override those of the cluster."""
+    """Return the schema of the file with the user's own defaults, which override the cluster's settings."""
     fields = {name: field for name, field in cluster_schema().model_fields.items() if name in USER_KEYS}
     kinds: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
     kinds[ROOT_KEY] = (Annotated[str, AfterValidator(_absolute)] | None, Field(default=None))
@@ -86,10 +86,10 @@ def user_schema() -> type[BaseModel]:
 
 def _absolute(root: str) -> str:
     if not root.startswith(("/", "~")):
-        raise ValueError(f"it is relative to the current folder: {ABSOLUTE}")
+        raise ValueError(f"the path is relative: {ABSOLUTE}")
     return root
 
 
 def read_cluster_site(catalogue: Catalogue, install: Path, environ: Mapping[str, str]) -> Site:
-    """Read the site below ``install``, with the settings of all schedulers. Raises UsageError with all problems."""
+    """Read the site below ``install``; raise UsageError with all problems if settings are invalid."""
     return read_site(catalogue, install, environ, cluster_schema(), user_schema())

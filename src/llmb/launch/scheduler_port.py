@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of schedulers, in general terms, and the form of an installation's questions."""
-# ruff: noqa: ARG002 (what a scheduler does by default needs fewer arguments than its own answer)
+"""The interface that schedulers implement, in general terms, and the base of the installer's questions."""
+# ruff: noqa: ARG002 (default implementations need fewer arguments)
 
 import re
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
 
 NONE = "none"
-"""The answer to a question that does not apply here; a question without an answer is open."""
+"""The answer to a question that does not apply; questions without an answer are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class Choice:
 
 
 class Question:
-    """One question, which can refer to the earlier answers."""
+    """A question of the installer, which can refer to earlier answers."""
 
     name: ClassVar[str]
-    """Name of the answer's field."""
+    """Name of the field that stores the answer."""
     text: ClassVar[str]
     closed: ClassVar[bool] = True
-    """True if only the choices, if there are any, are valid."""
+    """True if only the choices are valid, provided there are any."""
     several: ClassVar[bool] = False
-    """True if answers are separated by commas."""
+    """True if several answers are possible, separated by commas."""
     interactive: ClassVar[bool] = True
-    """True to ask on a terminal; the assumed value is used otherwise."""
+    """True if it is asked on a terminal; otherwise, the assumed value is used."""
 
     def applies(self) -> bool:
         return True
@@ -50,15 +50,15 @@ class Question:
         return ()
 
     def assumed(self) -> str | None:
-        """Return the value without an answer; None if that cannot be known, and an answer is required."""
+        """Return the value to use without an answer; None if an answer is required."""
         return None
 
     def check(self, value: str) -> str | None:
-        """Return the problem of a value that is among the choices, or of a question without choices."""
+        """Describe any further problem with a value that is one of the choices; return None if it is valid."""
         return None
 
     def problem(self, value: str) -> str | None:
-        """Return the problem of an answer."""
+        """Describe what is wrong with an answer; return None if it is valid."""
         names = [choice.value for choice in self.choices()]
         values = [item.strip() for item in value.split(",")] if self.several else [value]
         wrong = [item for item in values if self.closed and names and item not in names]
@@ -71,25 +71,25 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Nodes that a scheduler groups. None means unknown or not applicable."""
+    """A partition of a scheduler; None means unknown or not applicable."""
 
     name: str
     is_default: bool = False
     nodes: int = 0
     gpus_per_node: int | None = None
-    """GPUs of most of its nodes; None if the scheduler does not count GPUs there."""
+    """The number of GPUs that most of its nodes have; None if the scheduler does not manage GPUs there."""
     gres_type: str | None = None
     architecture: str | None = None
-    """The kernel's name: x86_64, aarch64."""
+    """The kernel's name for the architecture: x86_64 or aarch64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Accounts, partitions and GPUs that a scheduler offers this user."""
+    """Partitions, with their GPUs, and accounts that a scheduler offers this user."""
 
     partitions: tuple[Partition, ...] = ()
     accounts: tuple[str, ...] | None = None
-    """The user's accounts; None if the scheduler has no accounting, or does not answer."""
+    """The user's accounts; None if the scheduler has no accounting or does not answer."""
     default_account: str | None = None
 
     def partition(self, name: str | None) -> Partition | None:
@@ -97,10 +97,10 @@ class Offer:
 
 
 class SchedulerQuestion(Question):
-    """A question of one scheduler, based on its offer."""
+    """A question for one scheduler, with what it offers."""
 
     after: ClassVar[str] = "scheduler"
-    """The general question that it follows."""
+    """Name of the general question after which it is asked."""
 
     def __init__(self, answers: Any, offer: Offer) -> None:  # noqa: ANN401 (with the fields that it declares)
         self.answers = answers
@@ -124,31 +124,31 @@ Phase = Literal[
     "unrecognized",
 ]
 FROM_OUTSIDE: frozenset[Phase] = frozenset(["timed_out", "node_fail", "preempted", "boot_fail", "cancelled", "killed"])
-"""Ends that do not show the result of the run: it may have been complete."""
+"""Phases of jobs that were ended from outside, so that the run may have been complete."""
 INFRASTRUCTURE: frozenset[Phase] = frozenset(["node_fail", "preempted", "boot_fail"])
-"""Ends after which the same job may succeed."""
+"""Phases of jobs that failed because of the infrastructure, and may succeed if they are retried."""
 
 
 class JobState(Record):
-    """A scheduler's report on a job. Exit code and signal are from its processes; None if unknown."""
+    """A scheduler's report on a job. Times are in seconds since 1970; exit code and signal are None if unknown."""
 
     job_id: str
     state: str = UNKNOWN
-    """The scheduler's own term."""
+    """The state in the scheduler's own terms."""
     phase: Phase = "unknown"
-    """The meaning; unknown if the scheduler does not know the job, or has forgotten it, and unrecognized if it reports
-    a state that this llmb does not know: whether the job has ended is then queried again."""
+    """The state in general terms: ``unknown`` if the scheduler does not know the job, or no longer does;
+    ``unrecognized`` if it reports a state that llmb does not know, so that the job is queried again."""
     meaning: str | None = None
-    """The reason why the job is waiting, or how it ended."""
+    """Why the job is waiting, or how it ended."""
     end_pending: bool = False
-    """True for an unknown state of an ended job whose end may become known later."""
+    """True if the job has ended, but the scheduler may report only later how it ended."""
     exit_code: int | None = None
     signal: int | None = None
     nodes: str | None = None
-    """The nodes in the scheduler's syntax."""
+    """The list of nodes in the scheduler's syntax."""
     restarts: int = 0
     started_s: float | None = None
-    """The start time in seconds since 1970, like all times."""
+    """The time at which the job last started."""
     ended_s: float | None = None
 
     @property
@@ -157,7 +157,7 @@ class JobState(Record):
 
 
 class JobHandle(Protocol):
-    """The scheduler's view of a job in the history."""
+    """The fields of a job in the history that schedulers use."""
 
     @property
     def key(self) -> str: ...
@@ -176,7 +176,7 @@ class JobHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobAnswers:
-    """States by key, without jobs whose scheduler could not be queried. ``warnings`` are shown to the user."""
+    """States by the key of the job, without jobs that could not be queried; ``warnings`` are shown to the user."""
 
     states: Mapping[str, JobState]
     warnings: Sequence[str] = ()
@@ -184,72 +184,72 @@ class JobAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Defaults from a cluster's settings for the choices of a job."""
+    """Defaults from a cluster's settings for options of a job."""
 
     gpu_type: str | None = None
-    """The type of the job's nodes, if known."""
+    """The GPU type of the job's nodes, if known."""
     gpus_per_node: int | None = None
     start: StartMode = "torchrun"
     retries: int = 0
 
 
 Trait = Literal["tracking", "binding", "selection", "gpus", "mpi", "containers"]
-"""The traits that a job relies on: all its processes are tracked, tasks are bound to cores, parts of nodes are
-allocated, GPUs are counted, MPI's start-up protocols, and containers."""
+"""Properties of a scheduler's setup that affect jobs: how it tracks processes, binds tasks to cores, allocates parts of
+nodes, counts GPUs, starts MPI, and runs containers."""
 
 
 class Plugin(Record):
-    """The scheduler's implementation of a trait, in its own words."""
+    """The scheduler's setting for a trait, in its own terms."""
 
     value: str
     fit: bool
-    """True if it suits jobs with GPUs on whole nodes."""
+    """True if it is suitable for jobs with GPUs on whole nodes."""
 
 
 class NodeState(Record):
-    """A node, as the scheduler sees it."""
+    """The state of a node according to the scheduler."""
 
     state: str
     usable: bool
     reason: str | None = None
     gpus: int | None = None
-    """The number of GPUs that it may allocate here; None if it does not count GPUs."""
+    """The number of GPUs that the scheduler can allocate on the node; None if it does not manage GPUs."""
     partitions: tuple[str, ...] = ()
 
     @property
     def problem(self) -> str | None:
-        """Return why the node gets no jobs; None if it does."""
+        """Describe why the scheduler does not use the node; return None if it does."""
         return None if self.usable else f"{self.state}{f': {self.reason}' if self.reason else ''}"
 
 
 class SchedulerSetup(Record):
-    """The setup of the scheduler of this machine."""
+    """The scheduler's setup, as seen from this machine."""
 
     version: str | None = None
     traits: dict[Trait, Plugin] = Field(default_factory=dict)
-    """Setup without the parts that could not be read."""
+    """Settings by trait, without those that could not be read."""
     node: NodeState | None = None
-    """None if this machine is not a node of it."""
+    """The state of this machine; None if it is not a node of the scheduler."""
 
 
 class Overlay(Record):
-    """A setting that comes from outside the files of settings."""
+    """A setting that does not come directly from its key in a settings file."""
 
     key: str
     """The dotted key, as in cluster_config.yaml."""
     value: str | int | bool | None
     source: Literal["shell", "option", "setting"]
     place: str
-    """The variable, the option, or the key of the other setting."""
+    """The variable, the option, or the key of the other setting from which it comes."""
 
 
 class FaultPattern(Record):
-    """A pattern in a run's log that identifies the cause of a failure."""
+    """A pattern that identifies the cause of a failure in a run's log."""
 
     fault: str
     kind: Literal["own", "infrastructure"]
     pattern: str
-    """Regular expression; named groups match the node at fault."""
+    """A regular expression; named groups match nodes at fault."""
     meaning: str
 
     @field_validator("pattern")
@@ -263,113 +263,113 @@ class FaultPattern(Record):
 
 
 class FaultTable(Record):
-    """The content of a file ``faults.yaml``."""
+    """The content of a ``faults.yaml`` file."""
 
     faults: tuple[FaultPattern, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job whose files are written, ready to be submitted."""
+    """A job whose files have been written, ready to be submitted."""
 
     spec: JobSpec
     folder: RunFolder
     """Folder of the script and of the job's output."""
     environ: Mapping[str, str]
     held: Sequence[int] = ()
-    """Descriptors inherited by every program that is run to submit it."""
+    """File descriptors that programs inherit if they are run to submit the job."""
     again: bool = False
     """True if it was submitted before."""
 
 
 class Queue(ABC):
-    """Takes jobs and reports their states: the functions that a scheduler has to implement.
+    """Accepts jobs and reports their states: the methods that every scheduler implements.
 
-    Raises InfrastructureError if it does not respond, EnvironmentProblem if it cannot be reached from here.
+    Methods raise InfrastructureError if the scheduler does not respond, EnvironmentProblem if it is not installed here.
     """
 
     @abstractmethod
     def script(self, spec: JobSpec, folder: RunFolder) -> str:
-        """Return the text that does the whole job. Raises UsageError if it cannot work in ``folder``."""
+        """Return the batch script of a job; raise UsageError if it cannot run in ``folder``."""
 
     @abstractmethod
     def submit(self, job: Submission) -> SubmittedJob:
-        """Submit a job. Raises UsageError if it is rejected."""
+        """Submit a job; raise UsageError if it is rejected."""
 
     @abstractmethod
     def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
-        """Return the states of ``jobs``."""
+        """Query and return the states of ``jobs``."""
 
     @abstractmethod
     def cancel(self, jobs: Sequence[JobHandle]) -> None:
-        """End jobs. Raises UsageError if that is rejected; jobs that have ended are no error."""
+        """Cancel jobs, ignoring those that have ended; raise UsageError if a job cannot be cancelled."""
 
     @abstractmethod
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:
-        """Return the job that this process runs in."""
+        """Return the job in which this process runs."""
 
     def find(self, jobs: Sequence[JobHandle], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
-        """Return the ids, by key, of ``jobs`` without one that were submitted since; ``claimed`` ids belong to others.
+        """Find the ids, by key, of ``jobs`` that were submitted after ``since_s`` but whose ids were not recorded.
 
-        A job that is not found has none, unless it has begun: its folder then has the id.
+        ``claimed`` are ids of other jobs. A job may be missing from the answer if it was never queued.
         """
         return {}
 
     def handing_over(self, base: RunFolder, spec: JobSpec) -> tuple[str, ...]:
-        """Return the command that submits a job, for the job's record."""
+        """Return the command that submits a job, to be saved in the run's record."""
         return ()
 
 
 class Cluster:
-    """The scheduler's view of its nodes, and their description in a cluster's settings.
+    """The nodes of a scheduler, and its settings.
 
-    The defaults are those of a scheduler that shows nothing of its nodes, and has no settings.
+    The defaults are for a scheduler that does not report its nodes and has no settings.
     """
 
     settings: type[Record] | None = None
-    """Schema of its section in cluster_config.yaml."""
+    """Schema of the scheduler's section in cluster_config.yaml."""
     gpus_key: str | None = None
-    """The dotted setting in it for the number of GPUs per node."""
+    """Dotted key of the setting for the number of GPUs per node."""
     time_limit_key: str | None = None
 
     def is_installed(self, environ: Mapping[str, str]) -> bool:
-        """Return True if jobs can be submitted to the scheduler."""
+        """Return True if jobs can be submitted to the scheduler from this machine."""
         return True
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
-        """Return the settings' choices for a job with ``options`` that asks for ``gpu_type``, or for none.
+        """Return the settings' defaults for a job with ``options`` that requests ``gpu_type``, if any.
 
-        Raises UsageError where the nodes that the options name do not have it.
+        Raises UsageError if the nodes that the options select do not have this GPU type.
         """
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """Return changes of the cluster's settings by the shell, and the nodes of ``partition``. Raises UsageError."""
+        """Return settings that shell variables or ``partition`` override; raise UsageError if they are invalid."""
         return ()
 
     def offer(self) -> Offer:
-        """Return the choices of this user."""
+        """Return the partitions and accounts that this user can use."""
         return Offer()
 
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
-        """Return the scheduler's setup, and the state of ``node`` as it sees it."""
+        """Return the scheduler's setup, with the state of ``node``."""
         return SchedulerSetup()
 
     def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-        """Return the nodes of a list in the scheduler's syntax, or else of a partition or the whole cluster, by name.
+        """Return nodes by name: those in a list in the scheduler's syntax, or of a partition, or of the whole cluster.
 
-        Raises UsageError for a node or a partition that does not exist.
+        Raises UsageError if a node or the partition does not exist.
         """
         if listed is None:
-            raise UsageError("the scheduler does not list its nodes", do="add --nodes")
+            raise UsageError("the scheduler does not list its nodes", do="pass --nodes")
         return {name: NodeState(state=UNKNOWN, usable=True) for name in self.host_names(listed)}
 
     def host_names(self, nodes: str | None) -> list[str]:
-        """Return every name in a list of nodes."""
+        """Return the names in a list of nodes in the scheduler's syntax."""
         return nodes.split(",") if nodes else []
 
     def host_list(self, names: Iterable[str]) -> str:
-        """Format the names as a list for its commands; empty for none."""
+        """Format names of nodes as a list in the scheduler's syntax; empty for none."""
         return ",".join(names)
 
 
@@ -377,67 +377,67 @@ class Wording:
     """The scheduler's terms."""
 
     title: str
-    """Its display name."""
+    """The scheduler's display name."""
     words: frozenset[str] = frozenset()
-    """Every state that its jobs may have."""
+    """All states that jobs may have, in the scheduler's terms."""
 
     def cause(self, signal: str) -> str:
-        """Name the sender of this signal to a job."""
+        """Describe who sends ``signal`` to a job."""
         return signal
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
-        """Return the scheduler's own messages in a log that show the cause of a failure."""
+        """Return patterns of the scheduler's own messages in logs that show the cause of a failure."""
         return ()
 
 
 class InstallerPart:
-    """The scheduler's part of an installation. ``answers`` are all answers so far, including those that it declares."""
+    """The scheduler's part of an installation; arguments ``answers`` are all answers so far."""
 
     answers: type[Record] = Record
-    """Declares the answers that only it needs, as options."""
+    """Declares, as options, the answers that only this scheduler needs."""
     questions: Sequence[type[SchedulerQuestion]] = ()
     runtimes: Sequence[Choice] = ()
-    """Container runtimes that it can start."""
+    """Container runtimes that the scheduler can start."""
     comments: Mapping[str, str] = MappingProxyType({})
-    """The comments on keys of its section of cluster_config.yaml."""
+    """Comments on the keys of the scheduler's section in cluster_config.yaml."""
 
     def training_nodes(self, answers: Any, offer: Offer) -> Partition | None:  # noqa: ANN401 (with its own fields)
-        """Return the nodes that train, as far as the scheduler reports them."""
+        """Return the partition for training, if the scheduler reports it."""
         return None
 
     def section(self, answers: Any, gpus_per_node: int | None) -> dict[str, Any]:  # noqa: ANN401 (with its own fields)
-        """Return the scheduler's section of cluster_config.yaml, without empty values."""
+        """Return the scheduler's section for cluster_config.yaml, without empty values."""
         return {}
 
     def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answers, by name, that the scheduler's section of cluster_config.yaml contains."""
+        """Return the answers, by name, that the scheduler's section in cluster_config.yaml contains."""
         return {}
 
 
 class Scheduler(Queue, Cluster, Wording, InstallerPart):
-    """One scheduler: its queue, its cluster, its wording and its installation, and the options of its jobs."""
+    """A scheduler: its queue, cluster, terms and part of the installation, and the options of its jobs."""
 
     name: str
     choices: type[Record] = Record
-    """Declares its options, one per field."""
+    """Declares the options of its jobs, one per field."""
 
     def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
-        """Return the job options from the values of options, above the variables of the shell; ``python`` is the
-        interpreter that runs where nothing else is specified. Raises UsageError with all problems."""
+        """Build the job's options from option values or else from variables in ``environ``; ``python`` is the default
+        interpreter. Raises UsageError with all problems if one is invalid."""
         return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
-        """Return the options of the job that this process runs in, if they name its nodes; none outside of a job."""
+        """Return options that select the nodes of the job in which this process runs; none outside of a job."""
         return JobOptions()
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Add a script's requirements for running on the nodes of the present job, without secrets."""
+        """Return the environment, without secrets, in which a batch script can run inside the present job."""
         return without_secrets(environ)
 
     def warnings(self, spec: JobSpec) -> Sequence[str]:
-        """Return why it will probably reject a completed job."""
+        """Describe why the scheduler will probably reject the job; empty if no reason is known."""
         return ()
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
-        """Return the specification with its final flags and limits. Raises UsageError with all problems."""
+        """Return the specification with its final flags and limits; raise UsageError if they are invalid."""
         return spec

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that something else has started, such as torchrun, mpirun or a Kubernetes TrainJob: each runs ``llmb run``.
+"""Ranks that another launcher has started, such as torchrun, mpirun or a Kubernetes TrainJob: each runs ``llmb run``.
 
-Rank 0 plans the run, makes its folder and writes its record; the other ranks learn the folder from the store of
+Rank 0 plans the run, creates its folder and writes its record; the other ranks get the folder's path from the store of
 torch.distributed, and train.
 """
 
@@ -16,16 +16,16 @@ from llmb.base.secrets import without_secrets
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOIN = "llmb.engine.join"
-"""The program of a rank other than 0, which does not know the folder of the run."""
+"""The program that ranks other than 0 run to get the run folder's path and train."""
 STORE_ID = "LLMB_STORE_ID"
 RANK_VARIABLES = "LLMB_RANK_VARIABLES"
-"""Names of the variables that rank 0 gets from the plan and broadcasts to the other ranks."""
+"""Variable with the names of those that rank 0 gets from the plan and sends to the other ranks."""
 RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
 
 
 @dataclass(frozen=True, slots=True)
 class StartedRank:
-    """This process as one of the ranks that something else started."""
+    """This process as a rank that another launcher started."""
 
     rank: int
     world_size: int
@@ -33,24 +33,24 @@ class StartedRank:
 
 
 def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
-    """Return this rank; None if ``llmb run`` starts the ranks. Raises UsageError if a variable is missing or wrong."""
+    """Return this rank, or None if ``llmb run`` starts the ranks; raise UsageError if a variable is invalid."""
     if not all(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return None
     if missing := [name for name in VARIABLES if not environ.get(name)]:
-        what = f"RANK and WORLD_SIZE are set, as for ranks that something else starts, but not {', '.join(missing)}"
-        raise UsageError(what, do="set them, or unset RANK and WORLD_SIZE: 'llmb run' then starts the ranks")
+        what = f"RANK and WORLD_SIZE are set, as for ranks that another launcher starts, but not {', '.join(missing)}"
+        raise UsageError(what, do="set them, or unset RANK and WORLD_SIZE so that 'llmb run' starts the ranks")
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         if not (0 <= rank < world_size and int(environ["LOCAL_RANK"]) >= 0 and 0 < int(environ["MASTER_PORT"]) < 65536):
             raise ValueError
     except ValueError as error:
         values = ", ".join(f"{name} is '{environ[name]}'" for name in VARIABLES)
-        raise UsageError(f"invalid ranks: {values}", do="RANK counts from 0 to WORLD_SIZE - 1") from error
+        raise UsageError(f"invalid ranks: {values}", do="set RANK to a value from 0 to WORLD_SIZE - 1") from error
     return StartedRank(rank, world_size, environ["MASTER_ADDR"])
 
 
 def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
-    """The worker's additional variables: the prefix of keys in the store, and loopback for ranks that meet there."""
+    """Return variables to add for a worker: the prefix of keys in the store, and loopback if ranks connect over it."""
     words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
     if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -59,7 +59,7 @@ def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, s
 
 
 def join_run(rank: StartedRank, environ: Mapping[str, str]) -> None:
-    """Train as a rank other than 0. Raises RunFailed and UserInterrupt; its messages go to standard error."""
+    """Train as a rank other than 0, with output to stderr; raise RunFailed if it fails, UserInterrupt on a signal."""
     command = (sys.executable, "-P", "-m", JOIN)
     own = {**without_secrets(environ), **rank_variables(rank, environ)}
     try:
@@ -68,4 +68,4 @@ def join_run(rank: StartedRank, environ: Mapping[str, str]) -> None:
     except Interrupted as signal:
         raise UserInterrupt(f"rank {rank.rank} was ended by {signal}") from signal
     if code:
-        raise RunFailed(f"rank {rank.rank} of {rank.world_size} ended with exit code {code}", do="see rank 0")
+        raise RunFailed(f"rank {rank.rank} of {rank.world_size} ended with exit code {code}", do="see rank 0's output")

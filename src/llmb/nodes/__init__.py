@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of nodes before and during training, and the speed of their parts."""
+"""Checks nodes before training, measures the speed of their parts, and accepts machines."""

@@ -103,17 +103,17 @@ pretrain_llama3.1 8b , 8
         "pretrain_llama3.1, pretrain_mixtral, pretrain_nemotron4, pretrain_qwen3, sft_llama3"
     )
     assert [problem.removeprefix("jobs.txt:") for problem in problems] == [
-        "1:1: this tuple has no header 'WORKLOAD_SIZE:' above it",
+        "1:1: there is no header 'WORKLOAD_SIZE:' above this tuple",
         "2:1: a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', but this has 3 words",
         "3:27: scales is '8x'; it must be a whole number of at least 1",
-        "3:30: unknown key 'tpp'; did you mean 'tp'?; a key is an option of 'llmb submit'; see its --help",
+        "3:30: unknown key 'tpp'; did you mean 'tp'?; use an option of 'llmb submit' as key; see its --help",
         "3:36: repeats is '0'; it must be a whole number of at least 1",
         f"4:1: unknown workload 'pretrain_lama3.1'; did you mean 'pretrain_llama3.1'?; {workloads}",
         f"5:1: unknown workload 'nemotron_340b'; {workloads}",
         "8:1: the tuple is not closed, or is followed by other text",
         "9:15: this is not a tuple; a quote, a bracket or a comma may be missing",
         "10:1: the tuple is not closed, or is followed by other text",
-        "11:9: an item is a value or a list of values",
+        "11:9: an item must be a value or a list of values",
         "12:1: a tuple is (dtypes, scales, repeats, profile); this one has 1 items",
         "13:1: scales is empty",
         "14:34: 'stray' has no '='; after the scale come KEY=VALUE pairs",
@@ -182,7 +182,7 @@ pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
         "jobs.yaml:1: defaults.repeats: repeats is 'none'; it must be a whole number of at least 1",
         "jobs.yaml:3: pretrain_llama3.1_8b.scales: scales is 'x'; it must be a whole number of at least 1",
         "jobs.yaml:4: pretrain_llama3.1_8b.overrides.tpp: unknown key 'tpp'; did you mean 'tp'?;"
-        " a key is an option of 'llmb submit'; see its --help",
+        " use an option of 'llmb submit' as key; see its --help",
         "jobs.yaml:5: unknown size of pretrain_llama3.1 '9b'; did you mean '8b'?; valid: 8b, 70b, 405b, tiny",
         "jobs.yaml:7: pretrain_nemotron4_15b.proxy: proxy is 'perhaps'; it must be true or false",
     ]

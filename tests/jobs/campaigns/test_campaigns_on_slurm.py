@@ -172,7 +172,7 @@ def test_what_slurm_refuses_is_told_and_tried_again(client: Client, tmp_path: Pa
         assert {job["state"] for job in json.loads(second.stdout)["jobs"]} == {"submitted"}
         third = client.call("bulk", str(file), "--resume", "--yes")
         assert third.returncode == 2
-        assert "no campaign from this source is unfinished" in third.stderr
+        assert "there is no unfinished campaign from this source" in third.stderr
     finally:
         client.slurm.run("scancel", "--me")
         client.slurm.run("scontrol", "delete", "partition=nowhere")

@@ -94,9 +94,9 @@ def test_what_is_said_is_one_line_and_the_secret_by_name(with_sample: Run) -> No
     done = with_sample("flat", "submit", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16", "--dry-run")
     lines = [line for line in done.stderr.splitlines() if line.startswith("llmb: cluster_config.yaml")]
     assert lines == [
-        "llmb: cluster_config.yaml is the reference suite's (version 1), read as llmb's; "
-        "'llmb config migrate' writes it so",
-        "llmb: cluster_config.yaml holds secrets, which are left out: HF_TOKEN; jobs need none",
+        "llmb: cluster_config.yaml has the reference suite's format (version 1); "
+        "run 'llmb config migrate' to convert it to llmb's",
+        "llmb: cluster_config.yaml contains secrets, which are ignored, because jobs need none: HF_TOKEN",
     ]
 
 
@@ -134,9 +134,9 @@ def test_an_installer_that_adds_to_the_file_migrates_it_first(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("schema_version: 2\nlauncher: {gpu_type: h100}\n", "launcher is in version 1 of the suite's format"),
-        ("launcher: {gpu_type: h100}\nslurm: {gpu: {partition: a}}\n", "slurm.gpu in version 2"),
-        ("schema_version: 2\nslurm: {gpu_partition: a}\n", "slurm.gpu_partition is in version 1 of the suite's format"),
+        ("schema_version: 2\nlauncher: {gpu_type: h100}\n", "launcher is from version 1 of the suite's format"),
+        ("launcher: {gpu_type: h100}\nslurm: {gpu: {partition: a}}\n", "slurm.gpu from version 2"),
+        ("schema_version: 2\nslurm: {gpu_partition: a}\n", "slurm.gpu_partition is from version 1 of the suite's"),
         ("schema_version: 3\nllmb_install: /x\n", "schema_version is 3"),
         ("schema_version: 2\ncontainer: {runtime: pyxis}\n", "cluster_config.yaml:2: container: unknown key"),
         ("schema_version: 2\nslurm:\n  gpu: {partition: [a]}\n", "cluster_config.yaml:3: slurm.gpu.partition"),

@@ -116,7 +116,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "DTYPE is 'bf 16'; it must be a name",
         "MAX_STEPS is '0'; it must be a whole number of at least 1",
         "TP is 'eight'; it must be a whole number of at least 1",
-        "EP does not apply to pretrain_llama3.1; it is for finetune_llama4-maverick",
+        "EP does not apply to pretrain_llama3.1; it applies to finetune_llama4-maverick",
         "TIME_LIMIT is '1:2:3:4'; it must be a time such as 30, 00:30:00 or 1-12:00:00",
         "ENABLE_PROFILE is 'maybe'; it must be true or false",
     ]
@@ -127,7 +127,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     [
         (LORA, "CUDA_GRAPH", "true", "must be false: CUDA graphs are unsupported"),
         (LORA, "HIDDEN_SIZE", "4096", "must be 8192"),
-        (LLAMA, "CUDA_GRAPH", "true", "does not apply to pretrain_llama3.1; it is for finetune_llama3"),
+        (LLAMA, "CUDA_GRAPH", "true", "does not apply to pretrain_llama3.1; it applies to finetune_llama3"),
         (LLAMA, "OPTIMIZATION_CODE", "x", "NeMo's launcher"),
         (LLAMA, "ENABLE_VBOOST", "2", "must be true or false"),
         (LLAMA, "CPU_PER_TASK_PINNING", "all", "must be none, cores or a number"),

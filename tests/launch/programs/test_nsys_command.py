@@ -57,9 +57,9 @@ def test_nsys_is_taken_where_it_is_and_gpus_are(nsys: Callable[[str], None], mon
     assert (replaced.profiler, replaced.or_torch) == ("torch", False)
     assert "'nsys' is not on the PATH" in str(replaced.reason)
     check_here(left_open)
-    with pytest.raises(EnvironmentProblem, match="no 'nsys' on the PATH"):
+    with pytest.raises(EnvironmentProblem, match="'nsys' is not on the PATH"):
         check_here(gpu_plan(with_nsys(CHOICES)))
-    with pytest.raises(EnvironmentProblem, match="no 'nsys' on the PATH"):
+    with pytest.raises(EnvironmentProblem, match="'nsys' is not on the PATH"):
         check_here(gpu_plan(Choices(profiling=CHOICES.profiling.model_copy(update={"profile_gpu_metrics": True}))))
 
 

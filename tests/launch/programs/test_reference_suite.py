@@ -145,13 +145,13 @@ def test_what_the_shell_has_set_does_not_reach_the_script_unnoticed() -> None:
     ("said", "arguments"),
     [
         ("--seed|seed is set, which only llmb's engine supports", {"choices": Choices(seed=3)}),
-        ("such a run has 25 there", {"choices": Choices(steps=40, profiling=Profiling(profile=True))}),
-        ("--tp has no variable there", {"overrides": Overrides(tp=2)}),
-        ("it does not read NOTHING", {"arguments": {"nothing": "1"}}),
-        ("is what --steps says", {"arguments": {"max_steps": "1"}}),
+        ("always have 25 steps there", {"choices": Choices(steps=40, profiling=Profiling(profile=True))}),
+        ("--tp has no corresponding variable", {"overrides": Overrides(tp=2)}),
+        ("the script does not read NOTHING", {"arguments": {"nothing": "1"}}),
+        ("pass --steps instead", {"arguments": {"max_steps": "1"}}),
         ("the launch script reads MAX_STEPS", {"options": JobOptions(variables={"MAX_STEPS": "5"})}),
         ("--nodelist cannot be passed to sbatch", {"options": JobOptions(flags={"nodelist": "node1"})}),
-        ("--vboost is for jobs that llmb starts itself", {"options": JobOptions(vboost=1)}),
+        ("--vboost is only supported for jobs that llmb starts itself", {"options": JobOptions(vboost=1)}),
     ],
 )
 def test_what_a_script_cannot_take_is_refused(said: str, arguments: dict[str, object]) -> None:
@@ -166,7 +166,7 @@ def test_nodes_that_are_not_those_written_into_a_script_are_refused(
 ) -> None:
     """24.11 would train on twice the GPUs, and Nemotron4 ask for half of the nodes."""
     assert order_of(recipe, size, scale, options=JobOptions(gpus_per_node=8)).script()
-    with pytest.raises(UsageError, match="always uses 8 GPUs per node, but these have 4"):
+    with pytest.raises(UsageError, match="always uses 8 GPUs per node, but this job's have 4"):
         order_of(recipe, size, scale, options=JobOptions(gpus_per_node=4))
 
 
@@ -245,13 +245,13 @@ def test_a_log_of_another_recipe_is_known_by_its_samples(lines: Callable[..., st
     plan, folder = order_of(LLAMA, "8b", 8).plan, RunFolder(tmp_path)
     for gbs, said in (
         (128, None),
-        (256, "another recipe: 12800 samples were consumed by step 49, and the plan's are 6400"),
+        (256, "another recipe: 12800 samples were consumed by step 49, but the plan has 6400"),
     ):
         folder.log.write_text(lines([1.0] * 50, gbs=gbs).replace("|n|", "\n") + "\n")
         found = other_batch(folder, plan)
         assert said in str(found) if said else found is None
     folder.log.write_text(lines([1.0] * 20, last=19).replace("|n|", "\n") + "\n")
-    assert "its last step is 19, and the plan's is 49" in str(other_batch(folder, plan))
+    assert "its last step is 19, but the plan's is 49" in str(other_batch(folder, plan))
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_everything_that_is_missing_is_named_before_a_job_is_queued(lora: SmallS
     lora.environ.pop("HF_TOKEN")
     lora.environ["VIRTUAL_ENV"] = str(tmp_path / "none")
     found = refused(lora)
-    assert "is incomplete: it has 3996 bytes of 4096" in found
+    assert "is incomplete: it has 3996 of 4096 bytes" in found
     assert "is not at commit 032e4de5b7b69d2a53ca76397cf79ff0941951b1" in found
     assert "checkpoint_and_dataset does not exist: call ./download_ckpt_dataset.sh" in found
     assert "there is no NeMo-Run" in found
@@ -347,7 +347,7 @@ def test_everything_that_is_missing_is_named_before_a_job_is_queued(lora: SmallS
     assert "Meta-Llama-3-70B is of llmb, it is a checkpoint of llmb, which NeMo cannot read" in refused(lora)
     image.unlink()
     assert "No such file or directory: import it from nvcr.io#nvidia/nemo:25.09.00" in refused(lora)
-    assert "--image is NeMo 25.04.01, and the release has 25.09.00" in refused(
+    assert "--image is NeMo 25.04.01, but the release uses 25.09.00" in refused(
         lora, image="/x/nvidia+nemo+25.04.01.sqsh"
     )
 

@@ -108,7 +108,7 @@ b: 2
 
 
 def test_what_cannot_be_edited_is_left() -> None:
-    with pytest.raises(UsageError, match=r"c\.b is written there in a form"):
+    with pytest.raises(UsageError, match=r"c\.b is written in this file in a form"):
         edited_text(PATH, "a: &x {b: 1}\nc: *x\n", ("c", "b"), 2)
 
 

@@ -155,5 +155,5 @@ def test_every_word_that_shell_expands_is_a_constant_of_the_code(text: str) -> N
     "name", ["RANK", "MASTER_ADDR", "SLURM_JOB_ID", "UID", "1X", "A-B", "A B", "", "llmb_folder", "BASH_ENV"]
 )
 def test_variables_that_would_break_the_job_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="--env cannot be used"):
+    with pytest.raises(UsageError, match="--env is invalid"):
         parse_variables([f"{name}=x"])

@@ -107,7 +107,7 @@ def test_a_command_that_cannot_be_started_is_named(
 @pytest.mark.parametrize("printed", ["", "garbage", "12 13", "9" * 100, "-1"])
 def test_what_is_no_id_of_a_job_is_no_success(program: Program, tmp_path: Path, printed: str) -> None:
     program("sbatch", f"echo '{printed}'")
-    with pytest.raises(InfrastructureError, match="did not print the id of a job"):
+    with pytest.raises(InfrastructureError, match="printed no job id"):
         submit(tmp_path / "script", os.environ)
     program("sbatch", "echo note; echo '4711;cluster'")
     assert submit(tmp_path / "script", os.environ) == ("4711", "cluster")
@@ -151,13 +151,9 @@ def test_a_job_that_was_queued_before_the_script_failed_is_not_lost(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
-        (
-            "echo no such module >&2; exit 3",
-            UsageError,
-            "ended with exit code 3, and queued nothing:\n  no such module",
-        ),
+        ("echo no such module >&2; exit 3", UsageError, "ended with exit code 3 and queued no job:\n  no such module"),
         ("echo 'sbatch: error: Invalid account' >&2; exit 1", UsageError, "Slurm rejected the job: Invalid account"),
-        ("echo all good", InfrastructureError, "ended without printing the id of a job"),
+        ("echo all good", InfrastructureError, "ended without printing a job id"),
         ("echo 'sbatch: error: Unable to contact slurm controller'; exit 1", InfrastructureError, "does not answer"),
     ],
 )

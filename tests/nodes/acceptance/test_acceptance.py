@@ -110,7 +110,7 @@ def row(status: Any, value: str = "x", reference: str | None = None) -> Acceptan
     [
         ([row("pass")], "inconclusive", "no figure to compare"),
         ([row("pass"), row("pass", "1 % faster", "published")], "pass", "as fast as it should be: part: 1 % faster"),
-        ([row("inconclusive", "2 % slower"), row("pass", "1", "2")], "inconclusive", "not settled: part: 2 % slower"),
+        ([row("inconclusive", "2 % slower"), row("pass", "1", "2")], "inconclusive", "inconclusive: part: 2 % slower"),
         ([row("regressed", "9 % slower"), row("inconclusive")], "regressed", "slower than it should be: part: 9 %"),
         ([row("regressed"), row("fail", "rank 3 is slow")], "fail", "not fit: part: rank 3 is slow"),
         ([row("invalid", "loss is nan"), row("pass", "1", "2")], "fail", "not fit: part: loss is nan"),

@@ -36,7 +36,7 @@ def test_a_slow_device_and_one_that_failed() -> None:
     device = {"node": "n1", "local_rank": 3, "below_median_pct": 12.3, "slow": True}
     found = {"devices": [device], "failed": [{"node": "n2", "part": "local rank 0", "reason": "lost"}]}
     row = devices_row(result(found, 4), {**found, "missing_nodes": ["n4"]})
-    assert row.value == "n1 rank 3 is 12 % slow; n2 local rank 0: lost; n4 reported nothing"
+    assert row.value == "n1 rank 3 is 12 % below the median; n2 local rank 0: lost; n4 reported nothing"
     assert devices_row(result(None, 4, "no torch"), None).status == "fail"
 
 
@@ -88,7 +88,7 @@ def test_slower_than_predicted_is_no_regression() -> None:
     predicted = {"step_time_s": 2.0, "kind": "prediction"}
     (row,) = verdict_rows("verdict", result({"judged": [verdict("regressed", reference=predicted, soft=True)]}))
     assert (row.status, row.reference) == ("inconclusive", "2 s, prediction")
-    assert row.value.endswith("3.0 % slower, and predictions are of other software")
+    assert row.value.endswith("3.0 % slower, but the prediction is for other software")
 
 
 def test_nothing_passes_without_an_answer() -> None:

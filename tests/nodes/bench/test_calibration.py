@@ -145,9 +145,12 @@ def test_the_newest_measurement_of_a_case_counts() -> None:
     [
         ([collective("all_gather", 2**30, 200.0, device="AMD EPYC")], "measured AMD EPYC, but the prediction is for"),
         ([collective("all_gather", 2**30, 200.0, device="NVIDIA B200")], "measured NVIDIA B200, but the prediction is"),
-        ([collective("all_gather", 2**20, 200.0)], "has no measurement that predictions use"),
-        ([collective("all_gather", 2**30, 20.0, ranks=16)], "has no measurement that predictions use"),
-        ([collective("all_gather", 2**30, 20.0, shape="out of place, 2 nodes")], "has no measurement that predictions"),
+        ([collective("all_gather", 2**20, 200.0)], "contains no measurement that predictions use"),
+        ([collective("all_gather", 2**30, 20.0, ranks=16)], "contains no measurement that predictions use"),
+        (
+            [collective("all_gather", 2**30, 20.0, shape="out of place, 2 nodes")],
+            "contains no measurement that predictions",
+        ),
         (
             [each.model_copy(update={"time_s": 1e-9}) for each in products(planned(), 600.0)],
             "less time than writing its result",

@@ -148,7 +148,7 @@ def test_measurements_have_bandwidths_and_name_what_was_not_measured() -> None:
     assert (out.shape, place.shape, out.ranks, out.node) == ("out of place, 2 nodes", "in place, 2 nodes", 2, "n0")
     assert out.bandwidth_gb_per_s == pytest.approx(1.048576) and out.bus_bandwidth_gb_per_s == pytest.approx(0.524288)
     assert (found.not_measured[0].case, found.not_measured[0].reason) == ("alltoall", "not supported")
-    with pytest.raises(Exception, match=r"wrong results.*reduce_scatter of 1,048,576 bytes \(in place, 2 nodes\): 3"):
+    with pytest.raises(Exception, match=r"wrong values.*reduce_scatter of 1,048,576 bytes \(in place, 2 nodes\): 3"):
         raise_if_wrong(found)
 
 
@@ -175,5 +175,5 @@ def test_sizes(text, size) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "GiB", "-1GB", "0GB", "0.1B", "5iB", "5G", "5 Gi B"])
 def test_what_is_no_size_is_refused(text) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
+    with pytest.raises(UsageError, match="is not a valid size"):
         bytes_of(text)

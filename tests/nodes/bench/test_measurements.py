@@ -49,8 +49,8 @@ def test_a_copys_rate_is_compared_with_the_memorys() -> None:
 @pytest.mark.parametrize(
     ("dtype", "gpu", "reason"),
     [
-        ("fp16", "h100", "the catalogue has no fp16 peak of h100"),
-        ("bf16", "", "the catalogue has no peak of NVIDIA H100 80GB HBM3"),
+        ("fp16", "h100", "the catalogue has no fp16 peak for h100"),
+        ("bf16", "", "the catalogue has no peak for NVIDIA H100 80GB HBM3"),
     ],
 )
 def test_an_unknown_peak_has_a_reason(dtype, gpu, reason) -> None:

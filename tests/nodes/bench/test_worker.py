@@ -169,7 +169,7 @@ def test_a_shape_without_memory_is_named_and_the_others_are_measured(monkeypatch
     said = []
     found = run_job(job(large, small), said.append)
     assert [timing.out_of_memory for timing in found.timings] == [True, False]
-    assert found.timings[0].reason == "it needs 0.002 GB, and 0.001 GB of memory are free"
+    assert found.timings[0].reason == "it needs 0.002 GB, but only 0.001 GB of memory are free"
     assert found.timings[1].seconds > 0
     assert [(line.name, line.number, line.total) for line in said] == [("case 0", 0, 2), ("case 1", 1, 2)]
 

@@ -166,7 +166,7 @@ def test_a_device_that_cannot_be_used_is_reported(monkeypatch) -> None:
 def test_a_gpu_that_torch_does_not_see_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 7)
     report = every_gpu.measure(gpus_job("cuda", 1.0), 7, 7)
-    assert report.timing.seconds is None and "sees 7 GPUs" in (report.timing.reason or "")
+    assert report.timing.seconds is None and "finds only 7 GPUs" in (report.timing.reason or "")
 
 
 @pytest.mark.gpu

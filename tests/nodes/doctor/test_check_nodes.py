@@ -234,7 +234,7 @@ def test_every_end_of_a_node_is_a_result(run: Run, clock: list[float]) -> None:
     check, complete = run(scheduler, nodes)
     assert complete
     assert answers(check) == {
-        "down": ("fail", "Slurm schedules no jobs on it: DOWN*: Not responding"),
+        "down": ("fail", "Slurm does not schedule jobs on it: DOWN*: Not responding"),
         "died": ("fail", "its task wrote no report: the batch script ended with exit code 127"),
         "silent": ("fail", "its task wrote no report: it ended"),
         "slow": ("fail", "it did not answer within 10 min"),
@@ -255,7 +255,7 @@ def test_a_node_that_is_drained_while_its_job_waits_fails_before_the_wait_is_ove
     scheduler.unusable["node1"] = NodeState(state="IDLE+DRAIN", usable=False, reason="Prolog error")
     began = clock[0]
     check, _ = run(scheduler, {"node1": UP})
-    assert answers(check) == {"node1": ("fail", "Slurm schedules no jobs on it: IDLE+DRAIN: Prolog error")}
+    assert answers(check) == {"node1": ("fail", "Slurm does not schedule jobs on it: IDLE+DRAIN: Prolog error")}
     assert scheduler.cancelled == ["node1"]
     assert clock[0] - began < 60
 
@@ -365,7 +365,7 @@ def kept(install: Path, started_at: str = WHEN, **statuses: str) -> CheckFolder:
 
 def test_unfit_stands_for_the_bad_nodes_of_the_last_check(tmp_path: Path) -> None:
     said: list[str] = []
-    with pytest.raises(UsageError, match="there is no check of nodes"):
+    with pytest.raises(UsageError, match="no nodes have been checked yet"):
         excluded_nodes("unfit", tmp_path, SLURM, said.append)
     kept(tmp_path, "2026-11-20T00:00:00+00:00", node9="fail")
     kept(tmp_path, WHEN, node8="fail")
@@ -374,7 +374,7 @@ def test_unfit_stands_for_the_bad_nodes_of_the_last_check(tmp_path: Path) -> Non
     listed.write_text("# since Monday\nnode7 # DIMM\nnode[10-11],login1\n\n")
     assert excluded_nodes(f"node12,unfit,@{listed}", tmp_path, SLURM, said.append) == "login1,node[2-3,7,10-12]"
     assert said[0] == f"unfit: 2 of 5 nodes in the check of {WHEN}: node[2-3]"
-    assert said[1] == "warning: node5 had no result in that check, and may be unfit"
+    assert said[1] == "warning: node5 had no result in that check and may be unfit"
     assert excluded_nodes("node[1-2],Node3", tmp_path, SLURM, said.append) == "node[1-2],Node3"
 
 
@@ -412,7 +412,7 @@ def test_a_pairwise_measurement_counts_beside_the_check(tmp_path: Path) -> None:
     assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == "node[1,4]"
     assert said[:2] == [
         f"unfit: 2 of 4 nodes in the pairwise measurement of {WHEN}: node[1,4]",
-        "warning: node5 had no result in that pairwise measurement, and may be unfit",
+        "warning: node5 had no result in that pairwise measurement and may be unfit",
     ]
     kept(tmp_path, WHEN, node1="pass", node2="fail", node4="fail")
     said.clear()
@@ -526,7 +526,7 @@ def test_the_table_has_a_row_per_node_and_fits_80_columns() -> None:
     everywhere = rule("kernel_transparent_hugepage").check("warn", "never")
     reports = [report(f"node{n:03d}", everywhere, rule("gpu_driver").passed("550")) for n in range(5)]
     reports[3] = report("node003", everywhere, rule("gpu_ecc_errors").check("fail", "uncorrected: 2 on GPU 5"))
-    reports[4] = Problem("fail", "Slurm schedules no jobs on it: DOWN*: Not responding", "state").report("node004")
+    reports[4] = Problem("fail", "Slurm does not schedule jobs on it: DOWN*: Not responding", "state").report("node004")
     reports.append(Problem("warn", "not checked: its job was queued for 15 min").report("node005"))
     result = NodesResult(started_at=WHEN, reports=tuple(compared(reports)))
     rows, lists = nodes_tables(result, "/lustre/x", SLURM.host_list)

@@ -41,7 +41,7 @@ def test_a_fit_node_passes_every_check(node: RecordedNode) -> None:
     values = {name: finding.value for name, finding in found.items() if isinstance(finding, Check)}
     assert values["gpu_count"] == "8 of 8"
     assert values["gpu_driver"] == "570.124.06"
-    assert values["gpu_nvlink"] == "18 links a GPU, 956 GB/s"
+    assert values["gpu_nvlink"] == "18 links per GPU, 956 GB/s"
     assert values["gpu_power_limit"] == "700 W"
     assert all(finding.advice is None for finding in found.values() if isinstance(finding, Check))
 
@@ -169,7 +169,7 @@ def test_without_gpus_nothing_is_checked(tmp_path: Path) -> None:
          "0 of 8 (--gpus): nvidia-smi: Make sure that the latest NVIDIA driver is installed and running.; 8 on the",
          "modprobe nvidia"),
         (Output("", "nvidia-smi did not answer within 30 s", timed_out=True), 8, "did not answer", "reboot"),
-        (Output("No devices were found\n"), 0, "nvidia-smi shows no GPU", "login node"),
+        (Output("No devices were found\n"), 0, "nvidia-smi reports no GPU", "login node"),
     ],
 )  # fmt: skip
 def test_missing_gpus_that_should_be_here_fail(
@@ -220,9 +220,9 @@ def test_an_older_driver_lacks_fields(node: RecordedNode) -> None:
             del gpu[field]
         gpu["clocks_throttle_reasons.active"] = "0x0000000000000000"
     found = checked(node)
-    reason = "this driver's nvidia-smi does not show it"
+    reason = "this driver's nvidia-smi does not report it"
     assert found["gpu_fabric"] == NotChecked(name="gpu_fabric", reason=reason)
-    assert found["gpu_throttled_time"] == NotChecked(name="gpu_throttled_time", reason="nvidia-smi does not show it")
+    assert found["gpu_throttled_time"] == NotChecked(name="gpu_throttled_time", reason="nvidia-smi does not report it")
     assert found["gpu_throttling"].name == "gpu_throttling"
     assert {one.name for one in found.values() if isinstance(one, NotChecked)} == {"gpu_fabric", "gpu_throttled_time"}
 

@@ -59,9 +59,9 @@ def test_a_fit_host_passes_every_check(host: Host) -> None:
     found = host.found()
     assert [*found] == [name for area in AREAS for name in names_of(area)]
     not_passed = {name: one for name, one in found.items() if getattr(one, "status", "") != "pass"}
-    assert not_passed == {"network_rdma_mtu": NotChecked(name="network_rdma_mtu", reason="no active port is of RoCE")}
+    assert not_passed == {"network_rdma_mtu": NotChecked(name="network_rdma_mtu", reason="no active port uses RoCE")}
     values = {name: one.value for name, one in found.items() if isinstance(one, Check)}
-    assert values["cpu_idle_states"] == "C6, 290 µs to leave"
+    assert values["cpu_idle_states"] == "C6, 290 µs to exit"
     assert values["cpu_numa"] == "2 NUMA nodes"
     assert values["cpu_threads"] == "2 per core"
     assert values["memory_available"] == "1,965 GiB of 2,015 GiB available"
@@ -121,7 +121,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Host], object]]] = {
         write(f"{CPU}/cpu0/cpufreq/scaling_governor", "powersave")),
     "idle state": ("cpu_idle_states", "warn", "C6, 800", "idle-set",
         write(f"{CPU}/cpu0/cpuidle/state1/latency", "800")),
-    "no NUMA node": ("cpu_numa", "warn", "1 device of", "BIOS",
+    "no NUMA node": ("cpu_numa", "warn", "1 NVIDIA device", "BIOS",
         lambda host: host.node.add_gpu_on_bus("0000:00:00.0", -1)),
     "few CPUs": ("cpu_allowed", "warn", "31 of 224 CPUs, for 8 GPUs", "exclusive",
         lambda host: setattr(host.node, "cores", 31)),
@@ -149,7 +149,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Host], object]]] = {
         write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]")),
     "NUMA balancing": ("kernel_numa_balancing", "warn", "on, 2 NUMA", "sysctl",
         write("proc/sys/kernel/numa_balancing", "1")),
-    "IOMMU": ("kernel_iommu", "warn", "1 group of devices", "iommu=pt",
+    "IOMMU": ("kernel_iommu", "warn", "1 device group", "iommu=pt",
         several(write("proc/cmdline", "ro intel_iommu=on"), write("sys/kernel/iommu_groups/0/type", "DMA-FQ"))),
     "memlock": ("limits_memlock", "fail", "0 MiB (hard limit unl", "RDMA",
         limit("memlock", 65536)),
@@ -170,7 +170,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Host], object]]] = {
         write(f"{NET}/eth0/statistics/rx_errors", "101")),
     "loopback": ("network_host_name", "warn", "127.0.1.1", "/etc/hosts",
         lambda host: host.node.said.update({"getent": "127.0.1.1       STREAM node1\n"})),
-    "no name": ("network_host_name", "warn", "no addr", "DNS",
+    "no name": ("network_host_name", "warn", "does not resolve", "DNS",
         lambda host: host.node.said.update({"getent": Output("", "exit code 2")})),
     "public address": ("network_public_address", "warn", "eth1 8.8.8.8, eth1 2606:4700::1111", "firewall",
         lambda host: host.node.said.update({"ip -o address show up": ADDRESSES + PUBLIC})),
@@ -180,7 +180,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Host], object]]] = {
     "slow port": ("network_rdma_rate", "warn", "1 x 200 Gb/s InfiniBand", "slow one",
         port("rate", "200 Gb/sec (4X HDR)")),
     "narrow port": ("network_rdma_rate", "warn", "fewer lanes: mlx5_3 2X", "lane", port("rate", "200 Gb/sec (2X NDR)")),
-    "half the rate": ("network_rdma_rate", "warn", "25 of 50 GB/s a GPU", "switch",
+    "half the rate": ("network_rdma_rate", "warn", "25 of 50 GB/s per GPU", "switch",
         several(*(port("rate", "200 Gb/sec (4X HDR)", f"mlx5_{index}") for index in range(8)))),
     "bad cable": ("network_rdma_errors", "warn", "mlx5_3 symbol_error 11", "cable",
         port("counters/symbol_error", "11")),

@@ -199,13 +199,13 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
     "not shared": ("disk_shared_install", "warn", "not shared: xfs from /dev/sda1", "LLMB_INSTALL",
         disk("install", mount=Mount("/dev/sda1", "/", "xfs"))),
     "slow writes": ("disk_write_install", "warn", "134 MB/s", "load", rates("write", seconds=2.0)),
-    "no writes": ("disk_write_install", "warn", "nothing done in time", "by hand", rates("write", size=0)),
+    "no writes": ("disk_write_install", "warn", "nothing was transferred in time", "by hand", rates("write", size=0)),
     "slow reads": ("disk_read_install", "warn", "134 MB/s", "load", rates("read", seconds=2.0)),
     "no interpreter": ("software_python", "fail", "is not on this machine", "cluster_config.yaml",
         said(f"{PYTHON} -c", Output("", f"{PYTHON} is not on this machine"))),
     "old interpreter": ("software_python", "fail", "3.9.18", "3.11", software("3.12.3", "3.9.18")),
     "no llmb": ("software_llmb", "warn", "not installed", "pip install", software(f'"{__version__}"', "null")),
-    "another llmb": ("software_llmb", "warn", "0.0.1; this command", "this ver",
+    "another llmb": ("software_llmb", "warn", "0.0.1, but this command", "this ver",
         software(f'"{__version__}"', '"0.0.1"')),
     "no torch": ("software_torch", "warn", "not installed", "llmb[engine]", software('"2.11.0+cu128"', "null")),
     "broken torch": ("software_torch", "fail", "libcudart", "LD_LIBRARY_PATH",
@@ -277,7 +277,7 @@ def test_a_compatibility_package_makes_an_old_driver_fit(site: Site) -> None:
     assert isinstance(finding, Check)
     assert (finding.status, finding.value) == (
         "pass",
-        "torch for CUDA 13.0, driver up to CUDA 12.8, by a compatibility package",
+        "torch for CUDA 13.0, driver up to CUDA 12.8, with a compatibility package",
     )
 
 

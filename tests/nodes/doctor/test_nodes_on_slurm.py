@@ -196,4 +196,4 @@ def test_the_node_whose_settings_have_changed_is_named(client: Client) -> None:
     changed = {"key": "variables.NCCL_ALGO", "before": None, "after": "Ring", "important": True}
     assert (code, json.loads(out)["drift"]) == (4, [{"node": "node2", **changed}]), err
     code, _, err = client.call("doctor", "--last")
-    assert (code, "there is no check of nodes" in err) == (2, True), "nothing was checked"
+    assert (code, "no nodes have been checked yet" in err) == (2, True), "nothing was checked"

@@ -58,7 +58,7 @@ def test_what_an_import_that_was_ended_left_is_named(llmb: Run, folders: Prepare
     (folders.model(MODEL) / NEMO_FILES[3]).write_bytes(b"")
     checkpoint, dataset = json.loads(llmb(*VERIFY, "--json").stdout)["nemo"]
     assert checkpoint["state"] == "incomplete"
-    assert checkpoint["problem"] == "without weights/common.pt, content in weights/__0_0.distcp: its import was ended"
+    assert checkpoint["problem"] == "without weights/common.pt, content in weights/__0_0.distcp: its import was aborted"
     assert (dataset["state"], dataset["problem"]) == ("missing", None)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Campaigns: selecting many jobs, reading the files that name them, and queueing each exactly once."""
+"""Campaigns: select many jobs, read the files that list them, and queue each exactly once."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A campaign: its jobs with their progress in a file, and the resources it requests."""
+"""A campaign: a file with its jobs and their progress, and the resources that it requests."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from llmb.runs.folder import write_atomically, writing
 
 FOLDER = Path(STATE_FOLDER) / "campaigns"
 PATIENCE_S = 120.0
-"""The time to wait for another client."""
+"""Seconds to wait for another client to release a lock."""
 State = Literal["planned", "submitting", "submitted", "refused"]
 
 
@@ -40,7 +40,7 @@ class JobRequest(Record):
 
 
 class CampaignJob(Record):
-    """One job of a campaign. ``submitting`` is recorded before the scheduler gets the job, and may thus be outdated."""
+    """One job of a campaign. ``submitting`` is recorded before the scheduler gets the job, and can be out of date."""
 
     key: str
     """The key of the submission; no job is submitted twice under it."""
@@ -56,14 +56,14 @@ class CampaignJob(Record):
 
 
 class Campaign(Record):
-    """The content of ``<campaign>.json``, jobs in the order of their submission."""
+    """The content of ``<campaign>.json``, with jobs in the order of submission."""
 
     schema_version: int = 1
     campaign: str
     source: str
     """The file that was read, or the command line."""
     fingerprint: str
-    """Digest of the request: equal for equal commands."""
+    """Digest of the requested jobs; identical requests have identical digests."""
     created_at: str
     jobs: tuple[CampaignJob, ...]
 
@@ -78,7 +78,7 @@ class Campaign(Record):
 
 
 def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> Campaign:
-    """Create a campaign with a name that sorts by time and unique job keys; the given keys are numbers so far."""
+    """Create a campaign whose name sorts by time, and replace the keys of its jobs with unique ones."""
     now = datetime.now(UTC)  # to the microsecond: a script may order several campaigns in a second
     name = f"{now:%Y%m%d-%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)[0]}"
     listed = tuple(jobs)
@@ -105,12 +105,12 @@ def write_campaign(install: Path, campaign: Campaign) -> None:
 
 
 def read_campaigns(install: Path) -> list[Campaign]:
-    """Read all campaigns of an install root, the oldest first. Raises EnvironmentProblem for an unreadable one."""
+    """Read all campaigns of an install root, oldest first; raise EnvironmentProblem if one cannot be read."""
     return [_read(path) for path in sorted(campaigns_folder(install).glob("*.json"))]
 
 
 def read_campaign(install: Path, name: str) -> Campaign:
-    """Read a campaign. Raises UsageError for a name that does not exist."""
+    """Read the campaign with this name; raise UsageError if there is no such campaign."""
     path = campaigns_folder(install) / f"{name}.json"
     if not path.is_file():
         raise unknown("campaign", name, (file.stem for file in campaigns_folder(install).glob("*.json")))
@@ -129,20 +129,20 @@ def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaig
     ]
     if resume and not campaigns:
         do = "omit --resume to start a new campaign"
-        raise UsageError("no campaign from this source is unfinished", where=campaign.source, do=do)
+        raise UsageError("there is no unfinished campaign from this source", where=campaign.source, do=do)
     return campaigns[-1] if campaigns else None
 
 
 def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
-    """Return the newest campaign with the same request as ``campaign`` and nothing left to submit."""
+    """Return the newest campaign with the same request as ``campaign`` whose jobs have all been submitted."""
     matching = [item for item in read_campaigns(install) if item.fingerprint == campaign.fingerprint]
     return next((item for item in reversed(matching) if not item.unfinished), None)
 
 
 def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Campaign:
-    """Write ``campaign``, unless another client has just started or queued the same one, which is then returned.
+    """Write and return ``campaign``; if one with the same jobs exists, return that instead, unless ``start_new``.
 
-    Whether it was queued earlier is checked before: see ``find_queued``.
+    Callers have looked for one before, but another client may have created one since.
     """
     with campaign_lock(install, "campaigns"):
         equal = None if start_new else find_campaign(install, campaign, resume=False) or find_queued(install, campaign)
@@ -152,7 +152,7 @@ def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Cam
 
 
 def campaign_lock(install: Path, name: str) -> AbstractContextManager[object]:
-    """Lock the campaign. Raises EnvironmentProblem if another client holds it for long."""
+    """Lock a campaign; raise EnvironmentProblem if another client still holds the lock after two minutes."""
     return file_lock(campaigns_folder(install) / f"{name}.lock", PATIENCE_S, "submitting this campaign")
 
 
@@ -161,14 +161,14 @@ def _read(path: Path) -> Campaign:
     try:
         return Campaign.model_validate_json(path.read_text())
     except (OSError, ValidationError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is not a record of a campaign"
+        what = error.strerror if isinstance(error, OSError) else "it is not a campaign record"
         do = "move the file away; 'llmb jobs list' shows which of its jobs are queued"
         raise EnvironmentProblem(f"the campaign cannot be read: {what}", where=str(path), do=do) from error
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job with everything needed to submit it."""
+    """A job of a campaign, with the order and the specification to submit."""
 
     job: CampaignJob
     order: Order
@@ -180,20 +180,20 @@ class PlannedJob:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Return an upper bound, because most jobs end before their time limit; None without a limit."""
+        """Return the GPU hours up to the time limit, which most jobs do not reach; None without a limit."""
         minutes = self.spec.time_limit_min
         return None if minutes is None else self.recipe.scale * minutes / 60
 
     @property
     def expected_gpu_hours(self) -> float | None:
-        """Return the hours of steps at the published step time, excluding startup; None without one."""
+        """Return the GPU hours of all steps at the published step time, excluding startup; None without one."""
         if (figure := self.recipe.figure) is None:
             return None
         return self.recipe.scale * figure.step_time_s * self.order.plan.steps / 3600
 
 
 def total(hours: Iterable[float | None]) -> float | None:
-    """Return the sum; None if a job's hours are unknown."""
+    """Return the sum of the hours; None if any of them is None."""
     values = [*hours]
     return None if None in values else sum(hour for hour in values if hour is not None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a campaign file, YAML or text."""
+"""Reads campaign files, in YAML or as text."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ from llmb.catalogue.records import Record
 from llmb.jobs.campaigns.expansion import ENVIRONMENT, Draft, Entry, Keys, Values, entry_options, problem_text
 
 SplitModel = Callable[[str], tuple[str, str | None]]
-"""Splits the name of a workload, or of a workload and a size. Raises UsageError."""
+"""Splits a name into workload and size, if it has one; raises UsageError if there is no such workload or size."""
 
 _MATRIX = ("sizes", "dtypes", "scales")
 _FIELD = re.compile(r"""(?:[^\s"'#]|(?<=\S)\#|"[^"]*"|'[^']*')+""")
 _HEADER = re.compile(r"([^\s(:]+)\s*:")
 _TUPLE_LINE = re.compile(r"\((.*)\)\s*(?:#.*)?")
 _MOST_LISTS = 20
-"""The maximum nesting of lists, because the time of YAML's parser grows with the square of the depth."""
+"""The maximum number of lists in a tuple, because YAML's parser takes time quadratic in their depth."""
 _LONGEST_LINE = 1 << 16
 _TUPLE = ("dtypes", "scales", "repeats", "profile")
 
@@ -33,7 +33,7 @@ _TUPLE = ("dtypes", "scales", "repeats", "profile")
 class _Cell(NamedTuple):
     text: str
     column: int
-    """The column, from 1."""
+    """The column of the first character, counted from 1."""
 
 
 class _Wrong(Exception):
@@ -43,7 +43,7 @@ class _Wrong(Exception):
 
 
 class TextReader:
-    """Entries of a file, and its problems as ``file:line:column: what``."""
+    """Reads the entries of a text file; collects its problems as ``file:line:column: what``."""
 
     def __init__(self, name: str, keys: Keys, split_model: SplitModel) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class TextReader:
     def _read_tuple(self, line: str, column: int, where: str) -> None:
         """Read a tuple below a header: ``(dtype or [dtypes], [scales], repeats[, profile])``."""
         if self.header is None:
-            raise _Wrong(column, "this tuple has no header 'WORKLOAD_SIZE:' above it")
+            raise _Wrong(column, "there is no header 'WORKLOAD_SIZE:' above this tuple")
         items = _read_items(line, column)
         if not 2 <= len(items) <= len(_TUPLE):
             raise _Wrong(column, f"a tuple is (dtypes, scales, repeats, profile); this one has {len(items)} items")
@@ -129,7 +129,7 @@ class TextReader:
 
 
 def _cells(line: str) -> Iterator[_Cell]:
-    """Yield the words of a line before a comment; a quoted value may contain spaces."""
+    """Yield the words of a line up to a comment; quoted values may contain spaces."""
     place = 0
     while place < len(line):
         if line[place].isspace():
@@ -144,7 +144,7 @@ def _cells(line: str) -> Iterator[_Cell]:
 
 
 def _read_items(line: str, column: int) -> list[list[_Cell]]:
-    """Parse a tuple into items, each a list of values; with brackets instead of parentheses, it is a YAML list."""
+    """Parse a tuple, which is a YAML list in parentheses, into items, each a list of values."""
     match = _TUPLE_LINE.fullmatch(line, column - 1)
     if not match:
         raise _Wrong(column, "the tuple is not closed, or is followed by other text")
@@ -156,12 +156,12 @@ def _read_items(line: str, column: int) -> list[list[_Cell]]:
         place = column + (error.problem_mark.column if error.problem_mark else 0)
         raise _Wrong(place, "this is not a tuple; a quote, a bracket or a comma may be missing") from error
     except yaml.YAMLError as error:
-        raise _Wrong(column, "the tuple holds a character that cannot be read") from error
+        raise _Wrong(column, "the tuple contains an invalid character") from error
     return [_values(item, column) for item in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 
 def _values(node: yaml.Node, column: int) -> list[_Cell]:
-    """Return the values of a list, or the single value of ``node``."""
+    """Return the items of a list of scalars, or the scalar itself as the only item."""
     place = column + node.start_mark.column
     if isinstance(node, yaml.ScalarNode):
         return [_Cell(node.value, place)]
@@ -169,7 +169,7 @@ def _values(node: yaml.Node, column: int) -> list[_Cell]:
         cells = [cell for item in node.value if isinstance(item, yaml.ScalarNode) for cell in _values(item, column)]
         if len(cells) == len(node.value):
             return cells
-    raise _Wrong(place, "an item is a value or a list of values")
+    raise _Wrong(place, "an item must be a value or a list of values")
 
 
 def unquoted(text: str) -> str:
@@ -182,7 +182,7 @@ Setting = tuple[Place, str, Values]
 
 
 def _text(value: object) -> object:
-    """Convert a YAML scalar to the text that the command line would have."""
+    """Convert a YAML scalar to text as on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -197,7 +197,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 
 
 class CampaignSettings(Record):
-    """Options and variables of jobs; options are keys of ``params`` or of the mapping itself."""
+    """Options and environment variables of jobs; options are keys of ``params`` or of the mapping itself."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Texts] = Field(init=False)
@@ -217,13 +217,13 @@ _Entry: Any = create_model("_Entry", __base__=Record, **_FIELDS)
 
 
 class Task(_Entry):  # an entry's options are its fields
-    """Jobs of one recipe. Missing keys are those of the recipe, then of the file's defaults."""
+    """Jobs of one recipe. Missing keys are taken from the recipe, then from the defaults of the file."""
 
     sweep: dict[str, Texts] = Field(default_factory=dict)
     overrides: CampaignSettings = CampaignSettings()
 
     def selection(self) -> Iterator[Setting]:
-        """Yield the selection, repeats and profile, as far as they are specified here."""
+        """Yield the settings of selection, repeats and profile that are specified here."""
         for name in ("sizes", *_ENTRY):
             if (values := getattr(self, name, None)) is not None:
                 yield (name,), name, values
@@ -234,7 +234,7 @@ class Task(_Entry):  # an entry's options are its fields
 
 
 class RecipeTasks(Task):
-    """All jobs of a workload and a size, or several sizes."""
+    """All jobs of a workload in one or more sizes."""
 
     sizes: Texts | None = None
     defaults: CampaignSettings = CampaignSettings()
@@ -242,7 +242,7 @@ class RecipeTasks(Task):
 
 
 class FileDefaults(Task):
-    """Defaults of every recipe of the file."""
+    """Defaults for every recipe in the file."""
 
     env: dict[str, Text] = Field(default_factory=dict)
     params: dict[str, Texts] = Field(default_factory=dict)
@@ -266,7 +266,7 @@ def _below(key: str, settings: CampaignSettings) -> Iterator[Setting]:
 
 
 class YamlReader:
-    """Entries of a file, and its problems as ``file:line: what``."""
+    """Reads the entries of a YAML file, and its problems as ``file:line: what``."""
 
     def __init__(self, path: Path, keys: Keys, split_model: SplitModel) -> None:
         self.path = path
@@ -276,7 +276,7 @@ class YamlReader:
         self.problems: list[str] = []
 
     def read(self) -> None:
-        """Read the file. Raises UsageError if it cannot be parsed."""
+        """Read the file; store entries in ``entries``, and anything invalid in ``problems``."""
         try:
             file = read_file(self.path, CampaignFile, foreign=True)
             root = compose_file(self.path)
@@ -309,7 +309,7 @@ class YamlReader:
 
 
 def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Place, Task | None]]:
-    """Yield each task with its position; a recipe without tasks counts as one task."""
+    """Yield each task with its position; for a recipe without tasks, yield None with that of the recipe."""
     if not recipe.tasks:
         yield (name,), None
     yield from (((name, "tasks", number), task) for number, task in enumerate(recipe.tasks))
@@ -340,7 +340,7 @@ class FileEntries:
 
 
 def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileEntries:
-    """Read entries. Raises UsageError if the file cannot be read, has no entries, or is another user's."""
+    """Read a campaign file; raise UsageError if it cannot be read, lists no jobs, or belongs to another user."""
     check_owner(path)
     text = read_text_file(path)
     reader: YamlReader | TextReader
@@ -352,7 +352,7 @@ def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileE
         try:
             reader.read(text.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
-            raise UsageError("this is not a text file", where=str(path)) from error
+            raise UsageError("the campaign file is not UTF-8 text", where=str(path)) from error
     if not reader.entries and not reader.problems:
         do = see("run-many-recipes", "for the format of files")
         raise UsageError("the file lists no jobs", where=str(path), do=do)

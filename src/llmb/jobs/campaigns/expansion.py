@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expands requests to single jobs, largest first. Pure."""
+"""Expands entries of campaigns into single jobs, largest first. Pure."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class Selection:
         _selection(
             name="workload",
             flags=("-w", "--workload"),
-            help="Workload, or several separated by commas; see 'llmb list'. Default: all.",
+            help="Workload, or several, separated by commas; see 'llmb list'. Default: all.",
             form=WORD,
         ),
     ] = ()
@@ -54,7 +54,7 @@ class Selection:
         _selection(
             name="dtype",
             flags=("-d", "--dtype"),
-            help="Precision, or several. Default: bf16 of one recipe (fp32 on a CPU), else all.",
+            help="Precision, or several. Default: bf16 for a single recipe (fp32 on a CPU), else all.",
             form=WORD,
         ),
     ] = ()
@@ -63,51 +63,51 @@ class Selection:
         _selection(
             name="scale",
             flags=("-n", "--gpus", "--scale"),
-            help="Number of GPUs, or several. Default: the smallest of one recipe, else all that are published.",
+            help="Number of GPUs, or several. Default: the smallest for a single recipe, else all published ones.",
             minimum=1,
         ),
     ] = ()
     max_scale: Annotated[
-        int | None, _selection(help="All scales up to N, and doublings of the largest.", minimum=1)
+        int | None, _selection(help="Include all published scales up to N, and doublings of the largest.", minimum=1)
     ] = None
     """Include doublings of the largest published scale up to this one."""
-    min_scale: Annotated[bool, _selection(help="The smallest scale of each recipe.")] = False
-    """True for the smallest scale of each recipe alone."""
-    exact_scales: Annotated[bool, _selection(help="Published scales, no doublings.")] = False
+    min_scale: Annotated[bool, _selection(help="Include only the smallest scale of each recipe.")] = False
+    """True for only the smallest scale of each recipe."""
+    exact_scales: Annotated[bool, _selection(help="Include only published scales, without doublings.")] = False
     """True for published scales only, without doublings."""
-    proxy: Annotated[bool, _selection(help="Proxies: models of fewer layers, for few GPUs.")] = False
+    proxy: Annotated[bool, _selection(help="Include only proxies: models with fewer layers, for few GPUs.")] = False
     """True for proxies only, at their own scales."""
     everything: bool = False
-    """True if an empty field of a single recipe also means all values instead of the default."""
-    gpu_type: Annotated[str | None, _selection(help="GPU type of the catalogue, or cpu.", form=WORD)] = None
+    """True if an empty field selects all values even for a single recipe, rather than the default."""
+    gpu_type: Annotated[str | None, _selection(help="GPU type from the catalogue, or cpu.", form=WORD)] = None
     release: Annotated[str | None, _selection(help="Release of the reference document. Default: the newest.")] = None
 
     @property
     def names_one(self) -> bool:
-        """Return True if one recipe is selected: dtype and scale, if not specified, are its defaults."""
+        """Return True if a single recipe is named; a dtype or scale that is not specified is then its default."""
         limits = (self.max_scale, self.min_scale, self.exact_scales, self.proxy, self.everything)
         lists = (self.workloads, self.sizes, self.dtypes, self.scales)
         return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)
 
     @property
     def names_recipes(self) -> bool:
-        """Return True if workloads, sizes and dtypes are all named, so that a missing one is an error."""
+        """Return True if workloads, sizes and dtypes are all named, so that a missing recipe is an error."""
         sized = bool(self.sizes) or all("_" in name.partition("_")[2] for name in self.workloads)
         return self.names_one or (bool(self.workloads) and sized and bool(self.dtypes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Recipes and their options. ``options`` are those of ``llmb submit``, by name; several values are swept."""
+    """Recipes with their options, which are those of ``llmb submit`` by name; several values are swept."""
 
     where: str
     """File and line, or the command line."""
     selection: Selection
     options: Mapping[str, Values] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the workers' environment."""
+    """Environment variables of the workers."""
     repeats: Annotated[
-        int, _selection(flags=("-r", "--repeats"), help="Runs of each recipe. Default: 1.", minimum=1)
+        int, _selection(flags=("-r", "--repeats"), help="Number of runs of each recipe. Default: 1.", minimum=1)
     ] = 1
     profile: Annotated[bool, Option(help="Profile every run.")] = False
     add_profile: Annotated[bool, Option(help="Add one profiled run of each recipe.")] = False
@@ -117,13 +117,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedJob:
-    """One job of a campaign, before its recipe is resolved: the request names dtype, GPU type and scale."""
+    """One job of a campaign, before its recipe is resolved; the request specifies dtype, GPU type and scale."""
 
     where: str
     request: Request
     proxy: bool
     named: bool = True
-    """True if the job was named rather than selected among all jobs."""
+    """True if workload, size and dtype were named, so that it is an error if the job cannot run."""
     options: Mapping[str, Values] = field(default_factory=dict)
     """One value per option, except for options that take several at once."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -143,24 +143,24 @@ class SelectedJob:
 ALL = "all"
 ENVIRONMENT = "env."
 WORKLOAD = "workload"
-"""The option for workloads, which is not a key, because files name workloads in other ways."""
+"""The option for workloads, which is not a key of campaign files, because they name workloads in other ways."""
 
 
 def entry_options() -> dict[str, Option]:
-    """Return the keys of a file's entries, in addition to the options of a job."""
+    """Return the options that entries have in addition to the options of a job."""
     return {name: option for name, option in options_of(Entry).items() if name != WORKLOAD}
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Maps each key, without leading dashes and with underscores, to its option; also the variables of the reference
-    documents."""
+    """The options of campaign files by key, without leading dashes and with underscores, and the variables of the
+    reference documents."""
 
     options: Mapping[str, Option]
     variables: Sequence[LaunchVariable] = ()
 
     def option(self, key: str, workload: str | None) -> Option:
-        """Return the option for ``key``, which may also be a variable that sets an option. Raises UsageError."""
+        """Return the option that ``key`` names, or that the variable ``key`` sets; raise UsageError if none."""
         name = key.strip().lstrip("-").replace("-", "_").lower()
         if name in self.options:
             return self.options[name]
@@ -169,11 +169,11 @@ class Keys:
             if variable.name == key.upper() and use and use.sets and use.sets in self.options:
                 return self.options[use.sets]
         hint = did_you_mean(name, [*self.options, f"{ENVIRONMENT}NAME"])
-        raise UsageError(f"unknown key '{key}'{hint}", do="a key is an option of 'llmb submit'; see its --help")
+        raise UsageError(f"unknown key '{key}'{hint}", do="use an option of 'llmb submit' as key; see its --help")
 
 
 def campaign_keys(options: Iterable[Option], variables: Sequence[LaunchVariable]) -> Keys:
-    """Return the keys of a job's ``options`` and of entries; the latter take precedence."""
+    """Return the keys of a job's ``options`` and of entries, which take precedence."""
     listed = [option for option in options if option.name != WORKLOAD]
     by_key = {key: option for option in (*listed, *entry_options().values()) for key in option.keys}
     return Keys(by_key, variables)
@@ -193,7 +193,7 @@ class Draft:
     repeatable: set[str] = field(default_factory=set)
 
     def set(self, key: str, values: Values) -> None:
-        """Set a value. Raises UsageError for an unknown key or an invalid value."""
+        """Set the values of a key; raise UsageError if the key is unknown or a value is invalid."""
         if key.startswith(ENVIRONMENT):
             self.variables[key.removeprefix(ENVIRONMENT)] = str(convert(Option(), key, values))
             return
@@ -209,7 +209,7 @@ class Draft:
             self.fields[declared.field] = convert(declared, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """Set a key from text, in which the values of a list are separated by commas."""
+        """Set a key from text; split it at commas if the key accepts several values."""
         option = None if key.startswith(ENVIRONMENT) else self._option(key)
         listed = option is not None and (option.listed or option.swept)
         values = tuple(part for part in text.split(",") if part) if listed else (text,)
@@ -240,7 +240,7 @@ MOST_RECIPES = 3
 
 @dataclass(slots=True)
 class Expansion:
-    """``problems`` are errors with file and line; ``left_out`` is reported, but not an error."""
+    """The jobs that entries expand to; ``problems`` are errors, ``left_out`` is reported but not an error."""
 
     jobs: list[SelectedJob] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -252,7 +252,7 @@ class Expansion:
 
 
 class _Recipe(NamedTuple):
-    """Scales of a size in one dtype, and whether the entry names only this model."""
+    """The scales of a model in one dtype; ``alone`` if the entry selects only this model."""
 
     request: Request
     listed: ScaleChoices
@@ -260,12 +260,11 @@ class _Recipe(NamedTuple):
 
 
 def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None) -> Expansion:
-    """Every job of ``entries``, the largest scale first; within a scale, every recipe once before the next repeat, and
-    otherwise in their order; every second round backwards, so that what drifts adds the same to the mean of each.
-    Layouts are checked by the plan.
+    """Expand ``entries`` into jobs, the largest scale first.
 
-    ``gpu_type`` is the cluster's. If an entry selects several models, those whose smallest scale is above a
-    requested one are left out.
+    Within a scale, each recipe runs once before the next repeat. Every second round is in reverse order, so that drift
+    affects the mean of each recipe equally. If an entry selects several models, those without a layout at a requested
+    scale are left out. ``gpu_type`` is the cluster's.
     """
     expansion = Expansion()
     for entry in entries:
@@ -279,7 +278,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {problem_text(error)}")
         if len(expansion.jobs) > MOST_JOBS:
-            break  # each further entry would add its jobs, and the same problem
+            break  # each further entry would add its jobs and report the same problem
     types = dict.fromkeys(str(job.request.gpu_type) for job in expansion.jobs)
     if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
         do = "set --gpu-type, or gpu_type in cluster_config.yaml"
@@ -308,7 +307,7 @@ def problem_text(error: UsageError) -> str:
 
 
 def grouped(refusals: Iterable[tuple[SelectedJob, str]]) -> list[str]:
-    """Return one line for each reason why jobs are impossible, with file, line and recipes."""
+    """Return one line, with file, line and recipes, for each reason for which jobs cannot run."""
     groups: dict[tuple[str, str], list[str]] = {}
     for job, reason in refusals:
         recipes = groups.setdefault((job.where, reason), [])
@@ -329,7 +328,7 @@ def _check(entry: Entry) -> None:
 
 
 def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> Iterator[_Recipe]:
-    """Yield recipes. Raises UsageError for a name that does not exist."""
+    """Yield the recipes that an entry selects; raise UsageError if a name does not exist."""
     selection = entry.selection
     gpu_type = selection.gpu_type or site_gpu_type
     models = list(_models(catalogue, selection, gpu_type))
@@ -343,7 +342,7 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the selected sizes, by default those of the GPU type; tiny ones only on a CPU."""
+    """Yield the selected workloads and sizes; by default those for the GPU type, and ``tiny`` only on a CPU."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     workloads: list[tuple[str, str | None]] = models or [(name, None) for name in catalogue.workloads]
     every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))
@@ -391,7 +390,7 @@ def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
 
 
 def scales_of(selection: Selection, listed: ScaleChoices, *, alone: bool = False) -> list[int]:
-    """Return the scales that a selection requests of a recipe, smallest first, even if the recipe lacks them."""
+    """Return the scales that a selection requests for a recipe, smallest first, even those that the recipe lacks."""
     limit = selection.max_scale
     if selection.scales:
         return sorted({scale for scale in selection.scales if limit is None or scale <= limit})
@@ -429,7 +428,7 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
 
 
 def narrowed(catalogue: Catalogue, jobs: Iterable[SelectedJob], selection: Selection) -> list[SelectedJob]:
-    """Return the jobs of a file that match a selection. Raises UsageError for a workload that does not exist."""
+    """Return the jobs that match a selection; raise UsageError if it names a workload that does not exist."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     selected = [job for job in jobs if _is_meant(job, selection, models)]
     if selection.exact_scales:

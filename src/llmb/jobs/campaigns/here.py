@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A campaign without a scheduler: its runs on this machine, one after another."""
+"""Plans campaigns without a scheduler, with runs on this machine one after another."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ from llmb.launch.site.site import this_machine
 from llmb.runs.record import LOCAL
 
 MOST_OF_NAME = 40
-"""The maximum length of the file's name in the label that selects its runs."""
+"""The maximum length of the campaign file's name in the label of its runs."""
 DIGITS = 8
-"""Digits of the digest of a campaign's jobs, in the label of its runs."""
+"""The number of digits of the jobs' digest in the label of a campaign's runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class CampaignHere:
-    """A campaign on this machine: ``repeats`` per run of ``runs``; ``left_out`` lists unnamed jobs that cannot run."""
+    """Runs of a campaign on this machine, and the repeats of each; ``left_out`` lists unnamed jobs that cannot run."""
 
     runs: Sequence[LocalRun]
     repeats: Sequence[int]
@@ -34,8 +34,8 @@ class CampaignHere:
 
 
 def is_local(context: CampaignContext) -> bool:
-    """Return True if the settings say so; or if they name no scheduler, the usual one is not installed, and runs are to
-    be made, not shown."""
+    """Return True if the settings select local runs; or, unless this is a dry run, if they name no scheduler and the
+    default one is not installed."""
     scheduler = scheduler_of(context.site)
     if context.site.config.scheduler is None:
         return not context.dry_run and not scheduler.is_installed(context.environ)
@@ -43,16 +43,16 @@ def is_local(context: CampaignContext) -> bool:
 
 
 def campaign_here(context: CampaignContext, requested: RequestedJobs) -> CampaignHere:
-    """Plan every job for this machine. Runs without a label get one from the campaign, which is used to resume them.
+    """Plan every job for this machine; raise UsageError with all problems if one cannot run.
 
-    Raises UsageError with all problems.
+    A run without a label gets one derived from the campaign, so that it can be resumed.
     """
     config = context.site.config.model_copy(update={"scheduler": LOCAL})
     context = replace(context, site=replace(context.site, config=config))
     planned: dict[str, LocalRun] = {}
 
     def plan(job: CampaignJob) -> None:
-        if (key := _key(job.wanted)) not in planned:  # as a repeat is
+        if (key := _key(job.wanted)) not in planned:  # repeats are planned once
             planned[key] = _plan(context, job.wanted)
 
     jobs, left_out = check_jobs(context, requested, _gpu_type(context, requested.values), plan)

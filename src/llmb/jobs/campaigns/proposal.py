@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a job, and the jobs that one or a campaign would queue: every job is planned before the user confirms,
-and submitted once, however often the client is killed and run again."""
+"""Plans and queues single jobs and campaigns. Every job is planned before the user confirms, and submitted once, even
+if the client is killed and run again."""
 
 import sys
 import time
@@ -53,7 +53,7 @@ from llmb.runs.record import now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedJobs:
-    """The requested jobs: ``values`` are all options, ``explicit`` those specified on the command line."""
+    """The requested jobs: ``values`` are all options, ``explicit`` only those specified on the command line."""
 
     source: str
     entries: Sequence[Entry]
@@ -61,12 +61,12 @@ class RequestedJobs:
     values: Mapping[str, Any]
     explicit: Mapping[str, Any]
     within: Selection = field(default_factory=Selection)
-    """Restricts the jobs."""
+    """Only jobs that match this selection are queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignContext:
-    """The place where campaigns are planned and queued."""
+    """The catalogue, settings and environment with which campaigns are planned and queued."""
 
     catalogue: Catalogue
     site: Site
@@ -80,7 +80,7 @@ class CampaignContext:
         return self.site.install
 
     def gpu_type(self, values: Mapping[str, Any]) -> str | None:
-        """Return the GPU type of jobs with these options if they name none. Raises UsageError."""
+        """Return the default GPU type of jobs with these options; raise UsageError if an option is invalid."""
         options = read_job_options(self.site, values, self.environ, sys.executable)
         return scheduler_of(self.site).defaults(self.site, options).gpu_type
 
@@ -100,7 +100,7 @@ class CampaignContext:
 
 
 def campaign_context(install: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> CampaignContext:
-    """Return the context. Raises UsageError with all problems of the cluster's settings."""
+    """Return the context; raise UsageError with all problems of the cluster's settings if they are invalid."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)
     return CampaignContext(catalogue=catalogue, site=site, environ=environ, dry_run=dry_run)
@@ -127,7 +127,7 @@ class Proposal:
 def from_command_line(
     entries: Iterable[Entry], selection: Selection, repeats: int | None, *, profile: bool
 ) -> list[Entry]:
-    """Override the entries of a file with the options of the command line."""
+    """Return the entries of a file, overridden by options of the command line."""
     return [
         replace(
             entry,
@@ -144,7 +144,7 @@ def from_command_line(
 
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
-    """Plan every job, and look for an unfinished campaign with the same request. Raises UsageError."""
+    """Plan a campaign, or resume an unfinished one with the same jobs; raise UsageError if a job cannot run."""
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
@@ -158,9 +158,9 @@ def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool,
 def check_jobs(
     context: CampaignContext, requested: RequestedJobs, gpu_type: str | None, check: Callable[[CampaignJob], object]
 ) -> tuple[list[CampaignJob], list[str]]:
-    """Return every job that can run, and those that cannot and were not named, which are skipped.
+    """Return the jobs that can run, and a line about each group of unnamed jobs that cannot.
 
-    ``check`` raises UsageError for a job that cannot run.
+    ``check`` raises UsageError for a job that cannot run. Raises UsageError if a named job cannot run, or none can.
     """
     expansion = expand(context.catalogue, requested.entries, gpu_type)
     refused: list[tuple[SelectedJob, str]] = []
@@ -178,7 +178,9 @@ def check_jobs(
         do = see("run-many-recipes", "for the format of files") if requested.problems else None
         raise UsageError(f"the campaign cannot be queued:{itemized(problems)}", do=do)
     if not jobs:
-        raise UsageError(f"nothing to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list'")
+        raise UsageError(
+            f"nothing to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list' for recipes"
+        )
     return jobs, left_out
 
 
@@ -196,14 +198,14 @@ def _campaign_job(job: SelectedJob, requested: RequestedJobs, context: CampaignC
 
 
 def job_options() -> Mapping[str, Option]:
-    """Return the options of recipe, training, scheduler and framework, by name."""
+    """Return the options of recipes, training, schedulers and frameworks by name."""
     return options_of(Request, Choices, *(item.choices for item in all_schedulers()), FrameworkChoices)
 
 
 def job_request(site: Site, values: Mapping[str, Any], environ: Mapping[str, str]) -> JobRequest:
-    """Return the request for these options; missing ones get the values of the shell's variables, or their defaults.
+    """Build the request from option values; raise UsageError if one is invalid.
 
-    Raises UsageError.
+    Missing options are set from environment variables or to their defaults.
     """
     return JobRequest(
         request=build(Request, values),
@@ -214,7 +216,7 @@ def job_request(site: Site, values: Mapping[str, Any], environ: Mapping[str, str
 
 
 def converted(texts: Mapping[str, Values]) -> dict[str, Any]:
-    """Convert the values of options from text. Raises UsageError with all problems."""
+    """Convert the values of options from text; raise UsageError with all problems if some are invalid."""
     readings, problems = {}, list[str]()
     for name, values in texts.items():
         try:
@@ -233,7 +235,7 @@ def _known(name: str) -> Option:
 
 
 def selection_of(values: Mapping[str, Any]) -> Selection:
-    """Return the selection that the options make; values of lists are separated by commas. Raises UsageError."""
+    """Build the selection from option values; lists are separated by commas. Raises UsageError if one is invalid."""
     fields: dict[str, Any] = {}
     for name, option in options_of(Selection).items():
         value = values.get(name)
@@ -251,7 +253,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
 
 
 def single_model(catalogue: Catalogue, selection: Selection, repeats: int) -> tuple[str, str] | None:
-    """Return workload and size if the selection is one job, not a campaign. Raises UsageError for an unknown name."""
+    """Return workload and size if the selection is a single job, else None; raise UsageError if a name is unknown."""
     if not selection.names_one or repeats != 1:
         return None
     workload, own_size = split_model(catalogue, selection.workloads[0])
@@ -270,13 +272,13 @@ def _items(option: str, text: str) -> Values:
 
 Say = Callable[[str], None]
 OnJob = Callable[[Campaign, CampaignJob], None]
-"""A function that is called with each job that was submitted or rejected."""
+"""A function that is called with each job after it was submitted or rejected."""
 POLL_S = 1.0
 
 
 def queue_one(context: CampaignContext, order: Order, say: Say) -> Job:
-    """Queue one job. Raises UsageError and EnvironmentProblem if it is rejected; InfrastructureError and UserInterrupt
-    if it may be queued all the same.
+    """Queue one job. Raises UsageError or EnvironmentProblem if it is rejected, InfrastructureError or UserInterrupt if
+    it may have been queued nevertheless.
     """
     with open_history(context.install, say) as store, unanswered_is_explained():
         return submit_order(store, order, context.environ, key=new_key())
@@ -284,7 +286,7 @@ def queue_one(context: CampaignContext, order: Order, say: Say) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionOutcome:
-    """A campaign after a client has submitted its jobs."""
+    """A campaign after its jobs were submitted or rejected."""
 
     campaign: Campaign
     refusals: tuple[LlmbError, ...]
@@ -294,10 +296,10 @@ class SubmissionOutcome:
 def queue(
     context: CampaignContext, proposal: Proposal, say: Say, on_job: OnJob, *, start_new: bool
 ) -> SubmissionOutcome:
-    """Queue the remaining jobs of a proposal. A rejected job is left for the next call, and the others are submitted.
+    """Queue the remaining jobs of a proposal. Rejected jobs remain for the next call.
 
-    Raises EnvironmentProblem if files cannot be written or another client is submitting, InfrastructureError if the
-    scheduler does not answer, UserInterrupt if it is interrupted; the same call then resumes.
+    Raises EnvironmentProblem if files cannot be written or another client is submitting the campaign,
+    InfrastructureError if the scheduler does not answer, and UserInterrupt on Ctrl-C; the same call then resumes.
     """
     install = context.install
     begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, start_new=start_new)
@@ -306,7 +308,7 @@ def queue(
         try:
             return _submit_all(context, read_campaign(install, name), history, say, on_job)
         except KeyboardInterrupt as error:
-            do = "rerun the same command: it resumes where it was; 'llmb jobs list' shows what is queued"
+            do = "run the same command again to resume; 'llmb jobs list' shows the jobs that are queued"
             raise UserInterrupt(f"campaign {name} was interrupted", do=do) from error
 
 
@@ -343,7 +345,7 @@ def _find(context: CampaignContext, job: CampaignJob, history: Store, say: Say) 
     """
     row = history.by_key(job.key)
     while row and row.job_id is None and row.state != NOT_SUBMITTED:
-        # A submission is given up only after a while, since the scheduler may be busy with it.
+        # A submission counts as failed only after a while, because the scheduler may still be processing it.
         for line in resolve_submissions(history, context.install, row.scheduler, TIME_OUT_S):
             say(line)
         row = history.by_key(job.key)

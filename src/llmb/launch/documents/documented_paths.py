@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's files by the names that the recipe's document gives them, for the document's own commands; and what the
-suite's own preparation leaves in NeMo's form.
+"""Links a run's files under the names in the recipe's document, so that the document's commands work; and checks the
+checkpoints and datasets that the suite prepares in NeMo's format.
 
-The log is a hard link where the file system has them: ``grep -r`` follows no symbolic link that it finds.
+The log is a hard link if the file system supports them, because ``grep -r`` does not follow symbolic links.
 """
 
 import os
@@ -25,11 +25,11 @@ from llmb.runs.record import RunRecord
 
 COPIED_BYTES = 1 << 24
 NO_ACCOUNT = "default"
-"""The account of a job that names none: Slurm then takes the user's default one."""
+"""The account in the log's name if the job specifies none, and Slurm uses the user's default account."""
 
 
 def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
-    """Add NCCL's logs of all ranks to the log of a traced run if its document has them there."""
+    """Append NCCL's logs of all ranks to the log of a traced run if the recipe's document has them there."""
     document = plan.recipe.document
     if not plan.nccl_trace or document is None or not document.nccl_trace_in_log:
         return
@@ -43,9 +43,9 @@ def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
 
 
 def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> None:
-    """Link the files of a started run under the names of its document. A failed link does not end the run."""
+    """Link the files of a started run under the names in its document; only warn if a link cannot be created."""
     if spec.documented_root and record.attempts:
-        # As NeMo-Run names it, of which the suite's parser shows what is between the account and the task's number.
+        # NeMo-Run's name: the suite's parser shows the part between the account and the number of the task.
         account, job_id = spec.flags.get("account") or NO_ACCOUNT, record.attempts[0].job.job_id
         log = f"log-{account}.{folder.path.name}_{job_id}_0.out"
         try:
@@ -55,9 +55,9 @@ def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> N
 
 
 def _link_missing(root: Path, folder: RunFolder, plan: Plan, log: str) -> None:
-    """Create the links below ``root`` that do not exist yet; none for a document with llmb's own folders.
+    """Create the missing links below ``root``; none if the document uses llmb's own folders.
 
-    Raises OSError.
+    Raises OSError if a link cannot be created.
     """
     document = plan.recipe.document
     if document is None or document.results is None:
@@ -98,7 +98,7 @@ def _link_folder(link: Path, target: Path) -> None:
 
 NemoState = Literal["complete", "missing", "incomplete", "of llmb"]
 COMMON_FILE = "weights/common.pt"
-"""The file that Megatron-Core writes last, with the metadata (core/dist_checkpointing/serialization.py)."""
+"""The file that Megatron-Core writes last, together with the metadata (core/dist_checkpointing/serialization.py)."""
 SAMPLES = ("training.jsonl", "validation.jsonl", "test.jsonl")
 
 
@@ -110,23 +110,23 @@ class NemoItem:
     path: Path
     state: NemoState
     problem: str | None = None
-    """The problem of an existing path."""
+    """The problem if the path exists but is not complete."""
 
 
 def nemo_items(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> tuple[NemoItem, ...]:
-    """Return the checkpoint ``model``, and ``dataset`` packed to ``seq_len`` with its tokenizer."""
+    """Check the checkpoint ``model``, and ``dataset`` packed to ``seq_len`` tokens with the model's tokenizer."""
     return _checkpoint(folders, model), _dataset(folders, model, dataset, seq_len)
 
 
 def _checkpoint(folders: PreparedFolders, model: str) -> NemoItem:
     path, name = folders.model(model), f"models/{model}"
     if (path / RECORD).is_file():
-        problem = "it is a checkpoint of llmb, which NeMo cannot read; each needs a root of installation of its own"
+        problem = "it is a checkpoint of llmb, which NeMo cannot read; use separate install roots for llmb and NeMo"
         return NemoItem(name, path, "of llmb", problem)
     if not is_nemo_folder(path):
         return NemoItem(name, path, "missing")
     if lacking := list(_lacking(path)):
-        return NemoItem(name, path, "incomplete", f"without {', '.join(lacking)}: its import was ended")
+        return NemoItem(name, path, "incomplete", f"without {', '.join(lacking)}: its import was aborted")
     return NemoItem(name, path, "complete")
 
 
@@ -139,7 +139,7 @@ def _lacking(path: Path) -> Iterator[str]:
 
 
 def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> NemoItem:
-    """Return the dataset; NeMo packs it during training if necessary, so only the samples decide."""
+    """Check a dataset; it is missing only without samples, because NeMo packs them during training if necessary."""
     path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
     name = f"datasets/{dataset}"
     files = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launch scripts of the reference suite's releases, and whether a checkout of the suite has them as released.
+"""Describes the launch scripts of the reference suite's releases, and compares a checkout of the suite with them.
 
-``launch_scripts.yaml`` has what is known of each, with its place in the suite's repository.
+``launch_scripts.yaml`` contains the facts about each script, with their places in the suite's repository.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ DATA = Path(__file__).with_name("launch_scripts.yaml")
 REPOSITORY = "https://github.com/NVIDIA/dgxc-benchmarking"
 LARGEST_BYTES = 1 << 20
 CACHES = frozenset({"HF_HOME", "NEMO_HOME"})
-"""Variables of scripts for cache folders, which do not affect measurements."""
+"""Variables that scripts set to cache folders, which do not affect measurements."""
 TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
 FileState = Literal["as released", "modified", "missing"]
 
 
 class SourceLine(Record):
-    """A line of a file that llmb relies on."""
+    """A line, in a file of the suite, that llmb relies on."""
 
     file: str
     line: int
@@ -39,26 +39,26 @@ class SourceLine(Record):
 
 
 class Need(Record):
-    """A file that has to exist before the script runs, and the command that creates it. ``path`` is a template."""
+    """A file that must exist before the script runs, as a path template, and the command that creates it."""
 
     path: str
     by: str
     same_as: str | None = None
-    """The file in the checkout of which it is a copy."""
+    """The file in the checkout that it is a copy of."""
     commit_of: str | None = None
-    """The repository in ``commits`` of which it is a clone."""
+    """The repository in ``commits`` that it is a clone of."""
     repository: str | None = None
     """The address of that repository."""
     patch: str | None = None
-    """The file of the checkout that is applied to the clone."""
+    """The patch in the checkout that is applied to the clone."""
     hub: str | None = None
     """The repository on the Hugging Face hub that contains it under the same file name."""
     sha256: str | None = None
-    """Checksum of the hub's file."""
+    """Checksum of the file on the hub."""
 
 
 class Fixed(Record):
-    """Additional variables that llmb sets with one of its options."""
+    """Additional variables that llmb sets if a certain option is used."""
 
     option: str
     variables: dict[str, str]
@@ -79,11 +79,11 @@ class LaunchScript(Record):
     image: str
     image_file: str
     commits: dict[str, str]
-    """Commits of the repositories in the release's environment."""
+    """Commits by repository in the release's environment."""
     installs: tuple[str, ...] = ()
-    """Commands that fill the environment, run in the clone of NeMo; {NeMo-Run} is that repository's commit."""
+    """Commands, run in the clone of NeMo, that install the environment; {NeMo-Run} is that repository's commit."""
     queued_by: Literal["script", "scheduler"]
-    """True if the script is submitted to the scheduler; otherwise it queues the job itself."""
+    """``script`` if the script queues the job itself, ``scheduler`` if it is submitted to the scheduler."""
     folder: str
     script: str
     prepares: str | None = None
@@ -92,7 +92,7 @@ class LaunchScript(Record):
     """SHA-256 by path."""
     facts: tuple[SourceLine, ...]
     options: dict[str, int]
-    """Options that it passes to the training program, with their lines in ``options_file``."""
+    """Options that it passes to the training program, with their line numbers in ``options_file``."""
     options_file: str
     fixes_steps: bool = True
     """True if a profiled, traced or resumed run ignores MAX_STEPS and has its own number of steps."""
@@ -100,12 +100,12 @@ class LaunchScript(Record):
     removed: tuple[str, ...] = ()
     """Variables that must not be set."""
     always: tuple[str, ...]
-    """Variables that every launch sets."""
+    """Variables that llmb sets for every launch."""
     fixed: tuple[Fixed, ...] = ()
     gpus_per_node: int | None = None
-    """GPUs per node that are hard-coded in it; None if a variable sets them."""
+    """The number of GPUs per node if the script hard-codes it; None if a variable sets it."""
     variables: dict[str, dict[str, int]]
-    """Variables that it reads, with the first line, by file."""
+    """Variables that it reads, with the number of the first line, by file."""
     unread: tuple[str, ...] = ()
     """Variables of ``always`` in the document's launch line that the script does not read."""
     unused: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class LaunchScript(Record):
 
     @property
     def reads(self) -> frozenset[str]:
-        """Return the names of all variables that have an effect."""
+        """Return the names of the variables that have an effect on the script."""
         return frozenset(name for lines in self.variables.values() for name in lines) - {*self.unused}
 
 
@@ -135,7 +135,7 @@ def launch_scripts() -> tuple[LaunchScript, ...]:
 
 
 def scripts_of(release: str) -> tuple[LaunchScript, ...]:
-    """Return a release's scripts. Raises UsageError for an unknown release."""
+    """Return the scripts of a release; raise UsageError if it is unknown."""
     scripts = tuple(item for item in launch_scripts() if item.release == release)
     if not scripts:
         raise unknown("release", release, dict.fromkeys(item.release for item in launch_scripts()))
@@ -143,26 +143,26 @@ def scripts_of(release: str) -> tuple[LaunchScript, ...]:
 
 
 def find_launch_script(workload: str, size: str, release: str | None) -> LaunchScript | None:
-    """Find the launch script of a recipe; None if no document has the recipe in this release."""
+    """Find the launch script of a recipe in a release; return None if the release does not have the recipe."""
     matching = (item for item in launch_scripts() if item.workload == workload and size in item.sizes)
     return next((item for item in matching if item.release == release), None)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """A file of a checkout, compared with the release's."""
+    """A file of a checkout, compared with that of the release."""
 
     script: LaunchScript
     file: str
     state: FileState
     differs: tuple[str, ...] = ()
-    """The changed lines that llmb relies on; empty for other changes."""
+    """Descriptions of changes on which llmb depends; empty if there are only other changes."""
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
-    """Compare every file of ``scripts``, by default those of the release to which the checkout is closest.
+    """Compare the files of ``scripts`` in a checkout with the release; by default, those of the most similar release.
 
-    Raises UsageError for a folder that has no script of any release.
+    Raises UsageError if the folder does not contain a script of any release.
     """
     if scripts is not None:
         return [file for script in scripts for file in _check_script(checkout, script)]
@@ -172,7 +172,7 @@ def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None
     nearest = max(by_tag.values(), key=_nearness)
     if all(file.state == "missing" for file in nearest):
         tags = ", ".join(by_tag)
-        do = f"pass the folder of a clone of {REPOSITORY}, at one of {tags}"
+        do = f"pass the path of a clone of {REPOSITORY} at one of the tags {tags}"
         raise UsageError("this is not a checkout of the reference suite", where=str(checkout), do=do)
     return nearest
 
@@ -202,41 +202,41 @@ def _content(path: Path) -> bytes | None:
 
 
 def _differences(script: LaunchScript, name: str, content: bytes) -> Iterator[str]:
-    """Yield the facts, variables and options of ``name`` that are no longer at their line, or not in the file."""
+    """Describe the facts, variables and options that the file ``name`` no longer contains."""
     lines = content.decode(errors="replace").splitlines()
     for fact in script.facts:
         if fact.file == name and fact.text not in map(str.strip, lines):
             actual = lines[fact.line - 1].strip() if fact.line <= len(lines) else "nothing"
-            yield f"line {fact.line} was '{fact.text}', and is '{actual}'"
+            yield f"line {fact.line} was '{fact.text}' and is now '{actual}'"
     text = "\n".join(lines)
     for variable, line in script.variables.get(name, {}).items():
         if variable not in text:
             yield f"{variable} is no longer read (line {line})"
     for option, line in script.options.items() if name == script.options_file else ():
         if option not in text:
-            yield f"{option} is no longer given (line {line})"
+            yield f"{option} is no longer passed (line {line})"
 
 
 def changed_files(checkout: Path, script: LaunchScript) -> list[str]:
-    """Describe the differences from the release; empty for a checkout of its tag."""
+    """Describe each file of ``script`` that differs from the release; empty for a checkout of its tag."""
     changed = [item for item in _check_script(checkout, script) if item.state != "as released"]
     return [f"{item.file} is {'; '.join((item.state, *item.differs))}" for item in changed]
 
 
 def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """Describe the files to create before ``script`` runs, each with its command."""
+    """Describe the missing files that ``script`` needs, each with the command that creates it."""
     missing = [(need, path) for need in script.needs if not (path := Path(filled_path(need.path, values))).exists()]
     return [f"{path} does not exist: {filled_path(need.by, values)}" for need, path in missing]
 
 
 def is_met(script: LaunchScript, need: Need, values: Mapping[str, str]) -> bool:
-    """Return whether the file of ``need`` exists and matches the release's."""
+    """Return whether the file that ``need`` describes exists and matches the release."""
     path = Path(filled_path(need.path, values))
     return path.exists() and _problem_of(script, need, path) is None
 
 
 def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """Describe files created for ``script`` that differ from those of its release."""
+    """Describe existing files that ``script`` needs and that differ from the release, each with the command for it."""
     problems = []
     for need in script.needs:
         path = Path(filled_path(need.path, values))
@@ -268,7 +268,7 @@ def has_nemo_run(environment: Path) -> bool:
 
 
 def nemo_run_commit(environment: Path) -> str | None:
-    """Return the commit that pip recorded for NeMo-Run; None without one, and for a version from the index."""
+    """Return the commit that pip recorded for NeMo-Run; None if it is not installed from a repository."""
     for record in environment.glob("lib/python3*/site-packages/nemo_run-*.dist-info/direct_url.json"):
         try:
             return str(json.loads(record.read_bytes())["vcs_info"]["commit_id"])
@@ -279,12 +279,12 @@ def nemo_run_commit(environment: Path) -> str | None:
 
 SQUASHFS_MAGIC = b"hsqs"
 SQUASHFS_SIZE_AT = 40
-"""The offset in the superblock of the bytes used, in 8 bytes (Documentation/filesystems/squashfs.rst of Linux)."""
+"""Offset of the 8-byte field ``bytes_used`` in the superblock (Linux, Documentation/filesystems/squashfs.rst)."""
 SUPERBLOCK_BYTES = 96
 
 
 def image_problem(path: Path) -> str | None:
-    """Return why ``path`` is not a complete squashfs image, such as after an interrupted import; None if it is."""
+    """Describe why ``path`` is not a complete squashfs image, as after an interrupted import; return None if it is."""
     try:
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -295,12 +295,12 @@ def image_problem(path: Path) -> str | None:
         return "is not a squashfs image"
     used = int.from_bytes(head[SQUASHFS_SIZE_AT : SQUASHFS_SIZE_AT + 8], "little")
     if used > size:
-        return f"is incomplete: it has {size} bytes of {used}"
+        return f"is incomplete: it has {size} of {used} bytes"
     return None
 
 
 def filled_path(template: str, values: Mapping[str, str]) -> str:
-    """Fill the template with the known values; others, such as {job_id}, stay."""
+    """Replace the names in ``values`` in a path template; other placeholders, such as {job_id}, remain."""
     for name, value in values.items():
         template = template.replace(f"{{{name}}}", value)
     return template

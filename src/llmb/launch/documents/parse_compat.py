@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of the reference suite's ``parse_train_timing.sh`` and ``_mbridge.sh``, for programs that parse it.
+"""Reproduces the output of the reference suite's ``parse_train_timing.sh`` and ``_mbridge.sh``, for existing parsers.
 
-A run counts only by the steps of its window: it is a success that has the whole window, even if it ends before its
-last step. Statistics are of the population, or of a sample (n - 1) as the script for Megatron-Bridge has them.
+A run with all steps of the window is a success even if it ends before its last step. Standard deviations are divided by
+n, or by n - 1 as in the script for Megatron-Bridge.
 """
 
 import csv
@@ -25,12 +25,12 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """``kind`` is ``left out`` if it is not a run, or slowed down by recording. None for unknown figures."""
+    """A log's figures in the window, None if unknown; ``left out`` if it is not a run's or recording slowed the run."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]
     last_step: int | None = None
-    """The last logged step up to the end of the window."""
+    """The last logged step; for a failed run, at most the end of the window."""
     time_mean_s: float | None = None
     time_std_s: float | None = None
     tflops_mean: float | None = None
@@ -38,7 +38,7 @@ class WindowSamples:
 
 
 def read_samples(path: Path, rule: str, *, sample: bool = False) -> WindowSamples:
-    """Read the window's samples of a log; a file that cannot be read counts as a failed run."""
+    """Read a log's figures in a window, as a failed run if unreadable; with ``sample``, variances are over n - 1."""
     try:
         with open_file(path) as stream:
             log = read_log(stream, rule)
@@ -65,7 +65,7 @@ def _judged(path: Path, log: RunLog, fewer: int) -> WindowSamples:
 
 
 def _mean_and_std(values: "array[float]", fewer: int) -> tuple[float | None, float | None]:
-    """Return the mean, and the standard deviation by n, or by n - 1 if ``fewer`` is 1."""
+    """Return the mean, and the standard deviation with the divisor n - ``fewer``; None for both without values."""
     if not values:
         return None, None
     mean = _sum(values) / len(values)
@@ -73,7 +73,7 @@ def _mean_and_std(values: "array[float]", fewer: int) -> tuple[float | None, flo
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Sum in order, as awk does, so that the last printed digit is the same."""
+    """Sum in order, as awk does, so that the printed digits agree."""
     total = 0.0
     for value in values:
         total += value
@@ -82,7 +82,7 @@ def _sum(values: Iterable[float]) -> float:
 
 _TASK = r"(?:pretrain|finetune|sft|lora)_"
 _BEFORE_EXPERIMENT = re.compile(rf"^log-(?:.*?\.(?={_TASK})|(?!{_TASK})[^.]*\.(?!out$))?")
-"""``log-`` and the account. An account or a model may have dots: the task marks the beginning of the experiment."""
+"""``log-`` and the account. Accounts and models may contain dots, so the task marks the start of the experiment."""
 _RULE = "=" * 80
 _ROW = "{:<90} {:>8} {:>13} {:>12} {:>19} {:>18}"
 _LINES = tuple("-" * width for width in (90, 8, 13, 12, 19, 18))
@@ -91,7 +91,7 @@ _DIGITS = (3, 3, 2, 2)
 
 @dataclass(frozen=True, slots=True)
 class CompatForm:
-    """The differences between the reference suite's scripts."""
+    """The format of one of the reference suite's scripts, where they differ."""
 
     title: str
     unit: str
@@ -132,7 +132,7 @@ BRIDGE = CompatForm(
 
 @dataclass(frozen=True, slots=True)
 class CompatReport:
-    """Runs in the order of their paths; ``first`` and ``last`` are the steps of the window."""
+    """The runs of a report, sorted by path; ``first`` and ``last`` are the first and last step of the window."""
 
     directory: str
     first: int
@@ -158,7 +158,7 @@ class CompatReport:
 def compat_report(
     directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False, form: CompatForm = NEMO
 ) -> CompatReport:
-    """Return the report of the samples; ``window`` has the form ``A-B``."""
+    """Make a report of the logs, without those left out; ``window`` has the form ``A-B``."""
     first, _, last = window.partition("-")
     runs = sorted((run for run in samples if run.kind != "left out"), key=lambda run: run.path)
     return CompatReport(directory, int(first), int(last), full_names, form, tuple(runs))
@@ -190,12 +190,12 @@ def _table_row(run: WindowSamples, report: CompatReport) -> str:
 
 
 def short_name(file_name: str) -> str:
-    """Drop the text before the experiment and, for a first attempt, the end; a retry keeps its end."""
+    """Remove the text before the experiment and the suffix ``_0.out``; a retry keeps its suffix."""
     return re.sub(r"_0\.out$", "", _BEFORE_EXPERIMENT.sub("", file_name))
 
 
 def compat_csv(report: CompatReport) -> str:
-    """Format as CSV; a failed run has the same number of fields as a success."""
+    """Format the report as CSV; failed and successful runs have the same number of fields."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(report.form.csv_header)
@@ -211,7 +211,7 @@ def compat_csv(report: CompatReport) -> str:
 
 
 def compat_json(report: CompatReport) -> str:
-    """Format as JSON; figures missing from the log are null."""
+    """Format the report as JSON; figures that the log does not contain are null."""
     results = ",\n".join(f"    {{{_json_fields(_json_result(run, report.form), ', ')}}}" for run in report.runs)
     results += "\n" if results else ""
     analysis = {"min_iteration": report.first, "max_iteration": report.last, "experiments_directory": report.directory}
@@ -237,7 +237,7 @@ def _json_result(run: WindowSamples, form: CompatForm) -> dict[str, Any]:
 
 
 class Decimals(str):
-    """A number with its printed digits."""
+    """A number as text, to be printed in JSON with exactly these digits."""
 
     __slots__ = ()
 

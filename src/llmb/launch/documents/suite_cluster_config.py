@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference suite's own ``cluster_config.yaml``, in each of its forms, as settings of llmb. Pure.
+"""Converts the reference suite's own ``cluster_config.yaml``, in each of its formats, to settings of llmb. Pure.
 
 Version 1 has a block ``launcher`` and flat Slurm keys (``gpu_partition``, ``gpu_gres``); ``schema_version: 2`` has
-those keys at the top and in blocks ``slurm.gpu`` and ``slurm.cpu``.
+these keys at the top level and in the blocks ``slurm.gpu`` and ``slurm.cpu``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,11 +31,11 @@ FLAG_OF = {
     "JOB_NAME": "job-name",
     "CPU_FREQ_REQ": "cpu-freq",
 }
-"""Flags of sbatch that its variables name differently."""
+"""Flags of sbatch by the part of its environment variables that differs from them."""
 
 
 class _Lenient(BaseModel):
-    """A section whose other content does not concern jobs."""
+    """A section in which unknown keys are ignored, because they do not concern jobs."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -67,7 +67,7 @@ class _Launcher(_Lenient):
 
 
 class _Block(BaseModel):
-    """Keys of Slurm, which can be any."""
+    """A section with arbitrary additional keys, which are variables of Slurm."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, Value]
@@ -102,7 +102,7 @@ class _Common(Record):
 
 
 class Version2(_Common):
-    """The form with ``schema_version: 2``."""
+    """The format with ``schema_version: 2``."""
 
     schema_version: Literal[2]
     llmb_repo: str | None = None
@@ -113,7 +113,7 @@ class Version2(_Common):
 
 
 class Version1(_Common):
-    """The earlier forms."""
+    """The earlier formats."""
 
     schema_version: Literal[1] | None = None
     launcher: _Launcher | None = None
@@ -122,7 +122,7 @@ class Version1(_Common):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceForm:
-    """The reference suite's form that a file has."""
+    """A format of the reference suite: its title and its schema."""
 
     title: str
     shape: type[Version1] | type[Version2]
@@ -130,18 +130,18 @@ class ReferenceForm:
 
 @dataclass(slots=True)
 class Translation:
-    """A file of the reference suite in llmb's form. ``notes`` list the settings that were dropped, and why."""
+    """A file of the reference suite in llmb's format; ``notes`` list the settings that were dropped, with reasons."""
 
     data: Data = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)
-    """Names of the variables that were left out because they hold secrets."""
+    """Names of variables that were omitted because they contain secrets."""
     notes: list[str] = field(default_factory=list)
 
 
 def form_of(data: object) -> ReferenceForm | None:
-    """Parse the reference suite's form of a file; None for llmb's own.
+    """Return the reference suite's format that a file has; None for llmb's own format.
 
-    Raises ValueError for a mixture of its forms, and for a version that is not known.
+    Raises ValueError if the file mixes formats or has an unknown version.
     """
     if not isinstance(data, dict):
         return None
@@ -149,7 +149,7 @@ def form_of(data: object) -> ReferenceForm | None:
     version = data.get("schema_version")
     if first and (second or version == 2):
         other = second[0] if second else "schema_version: 2"
-        raise ValueError(f"{first[0]} is in version 1 of the suite's format, {other} in version 2; keep one")
+        raise ValueError(f"{first[0]} is from version 1 of the suite's format, {other} from version 2; keep one")
     if "schema_version" in data and version not in (1, 2):
         raise ValueError(f"schema_version is {version}; the reference suite's files have 1 or 2, llmb's have none")
     if second or version == 2:
@@ -170,7 +170,7 @@ def _marks(data: Mapping[str, object], keys: tuple[str, ...], below_slurm: tuple
 
 
 def translated(config: Version1 | Version2) -> Translation:
-    """Convert ``config`` to data in llmb's form."""
+    """Convert a file of the reference suite to data in llmb's format."""
     result = Translation()
     head = config.launcher or _Launcher() if isinstance(config, Version1) else config
     slurm = _slurm(config, result)
@@ -206,22 +206,22 @@ def _slurm(config: Version1 | Version2, result: Translation) -> Data:
         "cpu_partition": cpu.partition,
         **_gres(gpu.gres, result),
     }
-    # What a block says replaces what is shared; null cancels it.
+    # Keys of a block replace shared ones; null removes them.
     for name, value in {**shared, **gpu.others()}.items():
         _add_flag(name, value, slurm, result)
     if cpu.gres:
-        result.notes.append("slurm: GPUs of CPU jobs are not taken: they ask for none")
-    result.notes.extend(f"slurm.cpu.{name} is not taken: flags hold for all jobs" for name in cpu.others())
+        result.notes.append("slurm: the GRES of CPU jobs is not used: they request no GPUs")
+    result.notes.extend(f"slurm.cpu.{name} is not used: flags apply to all jobs" for name in cpu.others())
     return {key: value for key, value in slurm.items() if value is not None}
 
 
 def _gres(gres: str | int | None, result: Translation) -> Data:
-    """Convert the reference suite's SBATCH_GPUS_PER_NODE, such as 8 or h100:8."""
+    """Convert the reference suite's GRES of a node, such as 8 or h100:8, to settings of llmb."""
     if gres is None or str(gres).strip().lower() in ("", "null", "none", "0"):
         return {"gpu_request": "none"}
     kind, _, count = str(gres).strip().removeprefix("gpu:").rpartition(":")
     if not count.isdecimal():
-        result.notes.append(f"slurm: the GRES '{gres}' is not taken: it must be a number of GPUs, such as 8")
+        result.notes.append(f"slurm: the GRES '{gres}' is not used: it must be a number of GPUs, such as 8")
         return {}
     if count == "1":
         result.notes.append("slurm: a GRES of 1 is read as all GPUs of a node")
@@ -229,7 +229,7 @@ def _gres(gres: str | int | None, result: Translation) -> Data:
 
 
 def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None:
-    """Add the sbatch flag for one of the reference suite's variables."""
+    """Add the setting or the sbatch flag for one of the reference suite's Slurm variables."""
     variable = name.upper() if name.lower().startswith(("sbatch_", "slurm_")) else f"SBATCH_{name.upper()}"
     if value is None:
         return
@@ -242,7 +242,7 @@ def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None
     elif key == "GPUS_PER_NODE":
         slurm.update(_gres(text, result))
     elif kind == "SLURM":
-        result.notes.append(f"slurm.{name} is not taken: {variable} is a variable of srun; see slurm.srun_flags")
+        result.notes.append(f"slurm.{name} is not used: {variable} is a variable of srun; set slurm.srun_flags instead")
     else:
         flag = FLAG_OF.get(key, key.lower().replace("_", "-"))
         flags = slurm.setdefault("flags", {})
@@ -250,14 +250,12 @@ def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None
 
 
 def _variables(values: Values, where: str, result: Translation, slurm: Data | None = None) -> dict[str, str]:
-    """Variables of jobs. Those that the reference suite's scripts read become the corresponding settings, if ``slurm``
-    is given.
-    """
+    """Return the environment variables of jobs; with ``slurm``, convert those of the suite's scripts to settings."""
     variables = {}
     for name, value in values.items():
         text = str(value)
         if value is None:
-            result.notes.append(f"{where}.{name} is not taken: it has no value")
+            result.notes.append(f"{where}.{name} is not used: it has no value")
         elif holds_secret(name, text):
             result.secrets.append(name)
         elif slurm is not None and name.startswith("SBATCH_"):
@@ -265,7 +263,7 @@ def _variables(values: Values, where: str, result: Translation, slurm: Data | No
         elif slurm is not None and name in _READ:
             _READ[name](text, slurm, result)
         elif problems := list(variable_problems({name: text})):
-            result.notes.append(f"{where}.{name} is not taken: {problems[0]}")
+            result.notes.append(f"{where}.{name} is not used: {problems[0]}")
         else:
             variables[name] = text
     return variables
@@ -279,7 +277,7 @@ def _gpus_per_node(text: str, slurm: Data, result: Translation) -> None:
     if text.isdecimal():
         slurm["gpus_per_node"] = int(text)
     else:
-        result.notes.append(f"environment.GPUS_PER_NODE is not taken: '{text}' is not a number")
+        result.notes.append(f"environment.GPUS_PER_NODE is not used: '{text}' is not a number")
 
 
 def _additional(text: str, slurm: Data, result: Translation) -> None:
@@ -309,7 +307,7 @@ def _install(config: Version1 | Version2, result: Translation) -> Data:
     architecture = install.node_architecture or (launcher and launcher.node_architecture)
     name = {"arm64": "aarch64", "amd64": "x86_64"}.get(str(architecture), architecture)
     if name not in (None, "x86_64", "aarch64"):
-        result.notes.append(f"install.node_architecture is not taken: '{name}' is not known")
+        result.notes.append(f"install.node_architecture is not used: '{name}' is unknown")
         name = None
     values = {
         "environment": install.venv_type,
@@ -330,7 +328,7 @@ def _workloads(section: _Workloads | None, result: Translation) -> Data:
 
 
 def _suite(suite: Version1 | Version2) -> Data:
-    """Read the folders of the suite's own software."""
+    """Return the suite's checkout and the virtual environments of its workloads."""
     launcher = suite.launcher if isinstance(suite, Version1) else None
     checkout = suite.llmb_repo if isinstance(suite, Version2) else launcher and launcher.llmb_repo
     config = (suite.workloads and suite.workloads.config) or {}
@@ -339,9 +337,9 @@ def _suite(suite: Version1 | Version2) -> Data:
 
 
 def notes_on(form: ReferenceForm, result: Translation) -> Iterator[str]:
-    """Yield the notes to show wherever the file is read."""
-    what = f"cluster_config.yaml is the reference suite's ({form.title}), read as llmb's"
-    yield f"{what}; 'llmb config migrate' writes it so"
+    """Yield the notes to show whenever a file in the suite's format is read."""
+    what = f"cluster_config.yaml has the reference suite's format ({form.title})"
+    yield f"{what}; run 'llmb config migrate' to convert it to llmb's"
     if result.secrets:
         names = ", ".join(dict.fromkeys(result.secrets))
-        yield f"cluster_config.yaml holds secrets, which are left out: {names}; jobs need none"
+        yield f"cluster_config.yaml contains secrets, which are ignored, because jobs need none: {names}"

@@ -31,29 +31,29 @@ TYPES: Mapping[str, Option] = {
 }
 """Types of variables that set no option."""
 SHORTEST_INEXACT = 7
-"""Minimum letters of a name for which similar names are suggested: many shorter names differ by one letter only."""
+"""Minimum length of names for which similar ones are suggested, because many shorter names differ by one letter."""
 LIKENESS = 0.87
 MOST_LETTERS_MORE = 1
 
 
 class VariableUse(Record):
-    """The interpretation of a variable, for some workloads or for all."""
+    """The interpretation of a variable for some workloads, or for all if ``workloads`` is empty."""
 
     workloads: tuple[str, ...] = ()
     framework: bool = False
-    """Restricts it to jobs of another framework than llmb's engine."""
+    """True if it applies only to jobs with a framework other than llmb's engine."""
     sets: str | None = None
-    """Name of the option that gets the value."""
+    """Name of the option that is set to the value."""
     values: dict[str, str] = Field(default_factory=dict)
-    """Valid values, and the option's value for each; empty if they are the same."""
+    """The option's value for each valid value; empty if they are identical."""
     adds: dict[str, str] = Field(default_factory=dict)
-    """Options that are also set, unless the value is false."""
+    """Values of other options that are also set, unless the variable is false."""
     install: bool = False
-    """True if the value is the root of installation, which every command reads."""
+    """True if the value is the install root, which every command reads."""
     read_for: str | None = None
-    """Name of the option that reads the variable in every submission, not only by ``llmb launch``."""
+    """Name of the option that reads the variable in every submission, not only in ``llmb launch``."""
     passed: bool = False
-    """True if the job gets it in its environment."""
+    """True if it is passed to the job in its environment."""
     accepts: tuple[str, ...] = ()
     """The only supported values."""
     because: str | None = None
@@ -79,24 +79,24 @@ class LaunchVariable(Record):
     name: str
     meaning: str
     type: Literal["word", "text", "count", "number", "flag"] | None = None
-    """Type of the value; None if an option defines it."""
+    """Type of the value; None if an option defines the type."""
     none_is: int | None = None
-    """The value that words such as null stand for, if ``none_is`` is given."""
+    """The value for words such as null, if ``none_is`` is set."""
     releases: tuple[str, ...]
     uses: tuple[VariableUse, ...]
     excludes: tuple[str, ...] = ()
     """Variables that cannot be combined with this one."""
     quiet: bool = False
-    """True if other programs read it too: ignoring it is then not reported."""
+    """True if it is ignored with no message, because other programs also read it."""
     preparation: VariableUse | None = None
-    """The interpretation by ``llmb prepare submit``, if it differs from a launch."""
+    """The interpretation by ``llmb prepare submit``, if it differs from that by ``llmb launch``."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
 
     @property
     def prepares(self) -> VariableUse | None:
-        """Return the variable's use for a preparation; None if it applies only to runs."""
+        """Return the interpretation for a preparation; None if the variable applies only to runs."""
         shared = next((use for use in self.uses if use.read_for or use.install), None)
         return self.preparation or shared
 
@@ -108,11 +108,11 @@ class LaunchVariable(Record):
 
     @property
     def option(self) -> str | None:
-        """Return the name of the option that defines the values."""
+        """Return the name of the option that defines the type, or None."""
         return next((name for use in self.uses if (name := use.sets or use.read_for)), None)
 
     def value(self, text: str, options: Mapping[str, Option]) -> Value:
-        """Parse a value. Raises ValueError with the valid values."""
+        """Parse a value; raise ValueError if it is invalid."""
         if "none_is" in self.model_fields_set and text.lower() in NONE_WORDS:
             return self.none_is
         takes = self.takes(options)
@@ -120,7 +120,7 @@ class LaunchVariable(Record):
         return value
 
     def valid(self, options: Mapping[str, Option]) -> str:
-        """Format the valid values as words after "it must be"."""
+        """Describe the valid values as the end of a sentence with "it must be"."""
         names = [name for use in self.uses for name in use.values]
         return " or ".join(names) if names else valid_values(self.takes(options))
 
@@ -129,25 +129,25 @@ class LaunchVariable(Record):
 
 
 class VariablesFile(Record):
-    """``variables.yaml``."""
+    """The content of ``variables.yaml``."""
 
     variables: tuple[LaunchVariable, ...]
 
 
 @cache
 def documented_variables(path: Path = VARIABLES) -> tuple[LaunchVariable, ...]:
-    """Read the environment variables of the reference documents. Raises CatalogueError."""
+    """Read the variables of the reference documents; raise CatalogueError if the file is invalid."""
     return read_file(path, VariablesFile, wrap="variables").variables
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The requests that the environment makes."""
+    """The options that environment variables set."""
 
     options: Mapping[str, Value]
-    """Values by option."""
+    """Values by the name of the option."""
     origins: Mapping[str, str]
-    """The variable from which each of ``options`` comes."""
+    """For each of ``options``, the variable that sets it."""
     notes: tuple[str, ...]
     """Ignored variables, with the reasons."""
 
@@ -161,11 +161,10 @@ def read_variables(
     *,
     framework: bool = False,
 ) -> Reading:
-    """Return the requests of ``environ`` for a launch of ``workload``. As in the reference, an empty value is unset.
+    """Return the options that ``environ`` sets for a launch of ``workload``. Empty variables count as unset.
 
-    ``options`` are those that variables may set. Options in ``explicit``, of the command line, override: a variable
-    that sets one of them is not checked. Raises UsageError with every variable that does not apply, is invalid, or
-    contradicts another one.
+    ``options`` are those that variables may set. Variables for options in ``explicit``, from the command line, are
+    ignored. Raises UsageError with every variable that does not apply, is invalid, or contradicts another.
     """
     reading, problems = _Readings(options), list[str]()
     for variable in variables:
@@ -193,16 +192,16 @@ def read_preparation_variables(
     options: Mapping[str, Option],
     explicit: Collection[str] = (),
 ) -> Reading:
-    """Read the variables of a preparation. A variable that applies only to runs is noted, and not checked."""
+    """Return the options that ``environ`` sets for a preparation, with notes on variables that apply only to runs."""
     prep = [item.model_copy(update={"uses": (item.prepares,), "excludes": ()}) for item in variables if item.prepares]
     reading = read_variables(prep, environ, workload, options, explicit)
     others = [item.name for item in variables if not item.prepares and not item.quiet and environ.get(item.name)]
-    notes = (f"{name} is not needed: it is for runs, and this is a preparation" for name in others)
+    notes = (f"{name} is not needed: it applies to runs, and this is a preparation" for name in others)
     return Reading(reading.options, reading.origins, (*reading.notes, *notes))
 
 
 class _Readings:
-    """The variables read so far."""
+    """Collects the options that variables set."""
 
     def __init__(self, options: Mapping[str, Option]) -> None:
         self.known = options
@@ -210,10 +209,10 @@ class _Readings:
         self.origins: dict[str, str] = {}
         self.notes: list[str] = []
         self.honored: dict[str, Value] = {}
-        """Values of the variables that set something, by name."""
+        """Values of the variables that set an option, by name."""
 
     def add(self, variable: LaunchVariable, use: VariableUse, text: str) -> str | None:
-        """Store the value; return its problem, if any."""
+        """Store the value of a variable; return a problem with it, if any."""
         if use.refused:
             return f"{variable.name} is not supported: {use.refused}"
         if use.ignored:
@@ -251,7 +250,7 @@ def _read(variable: LaunchVariable, use: VariableUse, text: str, options: Mappin
 
 
 def _exclusions(variables: Iterable[LaunchVariable], honored: Mapping[str, Value]) -> Iterator[str]:
-    """Yield conflicts between flags that are set; a false flag excludes nothing."""
+    """Yield a message for each pair of mutually exclusive variables that are both set, and not to false."""
     for variable in variables:
         for other in variable.excludes:
             if honored.get(variable.name) and honored.get(other):
@@ -267,11 +266,11 @@ def _not_accepted(variable: LaunchVariable, use: VariableUse, value: Value) -> s
 
 def _does_not_apply(variable: LaunchVariable, workload: str) -> str:
     fitting = dict.fromkeys(name for use in variable.uses if not use.refused for name in use.workloads)
-    return f"{variable.name} does not apply to {workload}; it is for {', '.join(fitting)}"
+    return f"{variable.name} does not apply to {workload}; it applies to {', '.join(fitting)}"
 
 
 def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> Iterator[str]:
-    """Yield a warning for each name in ``environ`` that is similar to that of a variable."""
+    """Yield a warning for each name in ``environ`` that may be a misspelled variable."""
     by_letters = {_letters(variable.name): variable.name for variable in variables}
     for name in sorted(set(environ) - set(by_letters.values())):
         like = closest(_letters(name), by_letters, cutoff=LIKENESS)
@@ -287,13 +286,13 @@ def _is_near(name: str, valid: str) -> bool:
 
 
 def _letters(name: str) -> str:
-    """Return the letters, ignoring case and underscores, which are often misspelled."""
+    """Return the name in upper case without underscores, because both are often misspelled."""
     return name.replace("_", "").upper()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedLaunch:
-    """``values`` are those of a job's options; ``notes`` list ignored variables with reasons."""
+    """The option values of a job to launch; ``notes`` list ignored variables with reasons."""
 
     values: Mapping[str, Any]
     notes: tuple[str, ...]
@@ -307,10 +306,10 @@ def read_launch(
     values: Mapping[str, Any],
     explicit: Mapping[str, Any],
 ) -> RequestedLaunch:
-    """Return the job that a launch of ``model``, a workload or a workload and a size, requests.
+    """Return the job that a launch of ``model``, a workload with or without its size, requests.
 
-    ``options`` are those of a job; ``values`` are the command line's with their defaults, ``explicit`` those specified
-    there, which override the variables. Raises UsageError.
+    ``values`` are the command line's options with defaults; ``explicit``, those specified there, which override
+    variables. Raises UsageError if a variable is invalid or the size or scale is missing.
     """
     workload, own_size = split_model(catalogue, model)
     size = explicit.get("size") or own_size
@@ -328,7 +327,7 @@ def read_launch(
     if release := _other_release(catalogue, chosen, reading.origins):
         chosen["release"] = release
         newest = _newest(catalogue, chosen)
-        notes.append(f"release {release}, whose document counts the GPUs this way; --release {newest} is the newest")
+        notes.append(f"release {release} is used, because its document has this variable; the newest is {newest}")
     script = find_launch_script(workload, chosen["size"], chosen.get("release") or _newest(catalogue, chosen))
     unread = {*ignored} - script.reads if script else set[str]()
     notes += [f"{name} is not needed: the launch script of that release does not read it" for name in sorted(unread)]
@@ -340,7 +339,7 @@ def read_launch(
 def _left_to_scripts(
     variables: Sequence[LaunchVariable], environ: Mapping[str, str], workload: str
 ) -> tuple[tuple[LaunchVariable, ...], dict[str, str]]:
-    """Return the variables that llmb reads, and those, with values, that only the suite's own launch scripts read."""
+    """Return the variables that llmb reads, and the values of those that only the suite's launch scripts read."""
     read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
     ignored = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
     ignored -= {item.name for item in variables if any(use.install for use in item.uses)}
@@ -349,13 +348,13 @@ def _left_to_scripts(
 
 
 def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
-    """Return the newest release that has the recipe."""
+    """Return the newest release that has the recipe; None if none does."""
     releases = releases_of(find_workload(catalogue, options["workload"]), options["size"])
     return releases[-1] if releases else None
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """The release of the only documents that define the number of GPUs as this launch does, unless it is the newest."""
+    """Return the newest release with the variable that sets the number of GPUs; None if it is the newest of all."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)
@@ -366,7 +365,7 @@ def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Ma
 
 
 def _only_size(catalogue: Catalogue, name: str) -> str:
-    """Return the only size in the documents. Raises UsageError if there are several."""
+    """Return the only size of a workload in the documents; raise UsageError unless there is exactly one."""
     workload = find_workload(catalogue, name)
     sizes = [size for size in sizes_of(workload) if releases_of(workload, size)]
     if len(sizes) != 1:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The definition of a job, for the program that it runs and the scheduler that runs it."""
+"""The specification of a job, independent of its program and its scheduler."""

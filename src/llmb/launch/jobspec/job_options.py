@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of one job apart from the run itself, and the settings of its workers on every node."""
+"""Options of a job other than those of its run, and settings of its workers."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,22 +22,22 @@ NumaBinding = Literal["none", "local"]
 
 
 def text_problems(text: str) -> Iterator[str]:
-    """Yield reasons why ``text`` cannot be written into a batch script."""
+    """Yield the reasons for which ``text`` cannot be written into a batch script."""
     if has_secret(text):
-        yield "it looks like a secret, and is written into the batch script; log in on the nodes instead"
+        yield "it looks like a secret, but would be written into the batch script; log in on the nodes instead"
     elif not text.isprintable():
-        yield f"{text!r} contains a character that is not printable"
+        yield f"{text!r} contains an unprintable character"
 
 
 class ContainerSettings(Record):
-    """The container of the workers."""
+    """The container in which workers run."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     image: str | None = None
     mounts: tuple[str, ...] = ()
-    """``path`` or ``path:path inside[:options]``; the install root and the checkpoints' folders are always mounted."""
+    """Mounts as ``path`` or ``path:path inside[:options]``; the install root and checkpoints are always mounted."""
     python: str = "python3"
-    """The interpreter inside that has llmb and torch."""
+    """The interpreter with llmb and torch inside the container."""
 
     @model_validator(mode="after")
     def _can_be_started(self) -> Self:
@@ -46,9 +46,9 @@ class ContainerSettings(Record):
             f"the mount '{mount}' contains a comma, which separates mounts" for mount in self.mounts if "," in mount
         ]
         if self.runtime != "none" and not self.image:
-            problems.append(f"{self.runtime} needs an image")
+            problems.append(f"{self.runtime} requires an image")
         if self.runtime == "none" and self.image:
-            problems.append("an image needs a runtime: pyxis or apptainer")
+            problems.append("an image requires a runtime: pyxis or apptainer")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -62,14 +62,14 @@ class Boost(Record):
 
     level: int
     required: bool = True
-    """True if a node that cannot set it fails the job."""
+    """True if the job fails if a node cannot set the level."""
 
 
 class Binding(Record):
-    """The CPU cores and the memory that the worker processes of a node use."""
+    """The CPU cores and the memory to which the workers of a node are bound."""
 
     cpu: CpuBinding = "none"
-    """Cores of each worker: ``cores`` reserves an equal share, and a number reserves that many."""
+    """Cores of each worker: ``cores`` for an equal part of them, or a number of cores."""
     numa: NumaBinding = "none"
     """``local`` restricts each worker to the cores and the memory of its GPU's NUMA node."""
 
@@ -79,63 +79,63 @@ class Binding(Record):
 
 
 Flags = Mapping[str, str | None]
-"""A scheduler's own flags by long name. None is a flag without a value; an empty value removes one of a lower layer."""
+"""A scheduler's own flags by long name. None is a flag without a value; an empty value removes an inherited flag."""
 
 StartMode = Literal["torchrun", "task-per-gpu"]
 FrameworkName = Literal["megatron_bridge", "reference_suite", "torchtitan"]
 NAMES = (r"[a-z][a-z0-9_]*", r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
-"""Forms of the names of a framework's arguments: without a section, and with one."""
+"""Patterns of argument names of frameworks: without a section, and with one."""
 _option = partial(Option, panel="Container and framework")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The user's requests; None leaves a choice to the cluster's settings."""
+    """The user's options of a job; for None, the cluster's settings apply."""
 
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     nodes: int | None = None
-    """The number of nodes, which defines the scale if nothing else does."""
+    """The number of nodes, which determines the scale if that is not specified."""
     gpus_per_node: int | None = None
     start: StartMode | None = None
     gpu_request: str | None = None
-    """The form of requests for GPUs, in the scheduler's terms."""
+    """The scheduler's flag with which GPUs are requested."""
     vboost: Vboost | None = None
     cpu_binding: CpuBinding | None = None
     numa_binding: NumaBinding | None = None
     retries: int | None = None
-    """The limit of restarts after failures that the run did not cause."""
+    """The maximum number of restarts after infrastructure failures."""
     python: str = "python3"
     """The interpreter on the nodes, if the cluster's settings name none."""
 
 
 class FrameworkChoices(Record):
-    """The options for the framework of a job, its image and its arguments."""
+    """The options that select the framework of a job, its image and its arguments."""
 
     framework: Annotated[
         FrameworkName | None,
         _option(
             help="Train with torchtitan, with a framework in its own container, or with the reference suite's own"
-            " script of the recipe's release. Default: llmb's engine."
+            " launch script for the recipe's release. Default: llmb's engine."
         ),
     ] = None
     suite: Annotated[
         str | None,
         _option(
-            help="Checkout of the reference suite, for --framework reference_suite. Default: that of"
-            " cluster_config.yaml, or llmb_repo in the root of installation.",
+            help="Checkout of the reference suite, for --framework reference_suite. Default: that in"
+            " cluster_config.yaml, or llmb_repo in the install root.",
             folder=True,
         ),
     ] = None
     modified_suite: Annotated[
         bool,
         _option(
-            help="Also run a modified launch script of the reference suite; the run then no longer represents its"
-            " document."
+            help="Run a launch script of the reference suite even if it was modified; the run then no longer represents"
+            " its document."
         ),
     ] = False
     image: Annotated[
-        str | None, _option(help="Container image. Default: that of cluster_config.yaml, or the framework's.")
+        str | None, _option(help="Container image. Default: that in cluster_config.yaml, or the framework's.")
     ] = None
     mounts: Annotated[str | None, _option(help="More folders to mount in the container, separated by commas.")] = None
     framework_arg: Annotated[
@@ -145,13 +145,13 @@ class FrameworkChoices(Record):
 
 
 class FrameworkOptions(Record):
-    """The program that trains, and its arguments. None is llmb's own engine."""
+    """The framework that trains, None for llmb's own engine, with its image and arguments."""
 
     framework: FrameworkName | None = None
     suite: str | None = None
-    """The checkout of the reference suite; None leaves it to the cluster's settings."""
+    """The checkout of the reference suite; None for that in the cluster's settings."""
     modified_suite: bool = False
-    """True if its scripts may differ from their release."""
+    """True if the suite's scripts may differ from their release."""
     image: str | None = None
     mounts: tuple[str, ...] = ()
     """Mounts in addition to those of the cluster's settings."""
@@ -160,7 +160,7 @@ class FrameworkOptions(Record):
 
 
 def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
-    """Check the choices. Raises UsageError for an invalid argument, and for unprintable text."""
+    """Check and convert the choices; raise UsageError if an option or argument is invalid."""
     arguments: dict[str, str] = {}
     texts = (text for text in (chosen.image, chosen.mounts) if text)
     problems = [problem for text in texts for problem in text_problems(text)]
@@ -170,10 +170,10 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
         name = name.lstrip("-").replace("-", "_")
         if holds_secret(name, value):
             problems.append(
-                f"--framework-arg {name} looks like a secret, and arguments are written into the batch script"
+                f"--framework-arg {name} looks like a secret, but arguments are written into the batch script"
             )
         elif not equals or not re.fullmatch(NAMES[dotted], name, re.ASCII) or not value.isprintable():
-            problems.append(f"--framework-arg is {text!r}; write NAME=VALUE")
+            problems.append(f"--framework-arg is {text!r}; it must be NAME=VALUE")
         elif name in arguments:
             problems.append(f"--framework-arg has duplicate key '{name}'")
         arguments[name] = value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job, fully specified except for its folder: the scheduler's input, which the run folder stores."""
+"""The specification of a job without its folder: the input of a scheduler, which is saved in the run folder."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,14 +17,14 @@ from llmb.runs.folder import RunFolder, read_stored, write_atomically
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The launcher sets the first; the others are read-only in bash.
 RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
-ADVICE = "remove or correct them; 'llmb submit --help-all' shows the form"
+ADVICE = "remove or correct them; see 'llmb submit --help-all' for the format"
 READ_ONLY = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "BASH_", "llmb_")
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable and its source."""
+    """An environment variable and its source."""
 
     name: str
     value: str
@@ -33,7 +33,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class VariableLayer:
-    """Variables from one place; later layers replace what earlier ones set."""
+    """Variables from one source; those in later layers replace those in earlier ones."""
 
     origin: str
     variables: Mapping[str, str]
@@ -42,9 +42,9 @@ class VariableLayer:
 def layered(
     shipped: Iterable[VariableLayer], shell: Mapping[str, str], explicit: Iterable[VariableLayer]
 ) -> tuple[Variable, ...]:
-    """Merge variables: the user's settings override llmb's, as does the submitting shell.
+    """Merge variables: the submitting shell overrides llmb's, and the user's settings override both.
 
-    What holds a secret in that shell does not count as set there.
+    Variables of the shell that contain secrets are ignored.
     """
     variables: dict[str, Variable] = {}
     for layer in shipped:
@@ -61,46 +61,46 @@ def _variables(layer: VariableLayer) -> dict[str, Variable]:
 
 
 def parse_variables(texts: Iterable[str]) -> dict[str, str]:
-    """Parse texts of the form ``NAME=VALUE``. Raises UsageError with all problems."""
+    """Parse texts of the form ``NAME=VALUE``; raise UsageError with all problems if one is invalid."""
     variables: dict[str, str] = {}
     problems = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            problems.append(f"'{HIDDEN if has_secret(text) else text}' has no value; write NAME=VALUE")
+            problems.append(f"'{HIDDEN if has_secret(text) else text}' has no value; it must be NAME=VALUE")
         elif name in variables and variables[name] != value:
             problems.append(f"duplicate key {name}")
         variables[name] = value
     problems.extend(problem for problem in variable_problems(variables) if problem not in problems)
     if problems:
-        raise UsageError(f"--env cannot be used:{itemized(problems)}", do=ADVICE)
+        raise UsageError(f"--env is invalid:{itemized(problems)}", do=ADVICE)
     return variables
 
 
 def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield reasons why variables cannot be written into a batch script."""
+    """Yield the reasons for which variables cannot be written into a batch script."""
     for name, value in variables.items():
         if not NAME.fullmatch(name):
-            yield f"'{name}' is not the name of a variable"
+            yield f"'{name}' is not a valid variable name"
         elif name in RANKS or name in READ_ONLY or name.startswith(PREFIXES):
             yield f"{name} is set by the launcher of the workers"
         elif holds_secret(name, value):
             yield (
-                f"{name} looks like a secret, and variables are written into the batch script; jobs need none:"
+                f"{name} looks like a secret, but variables are written into the batch script; jobs need no secrets:"
                 " prepare gated data first, with the secret only in your shell"
             )
         if not value.isprintable():
-            yield f"{name} contains a character that is not printable"
+            yield f"{name} contains an unprintable character"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Equal nodes, with a process per GPU, or with this many processes on a CPU."""
+    """The number of nodes, and of processes on each, which is one per GPU except on a CPU."""
 
     nodes: int
     processes_per_node: int
     whole_nodes: bool
-    """True if every GPU of the nodes is used."""
+    """True if all GPUs of the nodes are used."""
 
     @property
     def processes(self) -> int:
@@ -108,7 +108,7 @@ class Placement:
 
 
 def place(scale: int, gpus_per_node: int | None) -> Placement:
-    """Place ``scale`` processes on nodes; None means one node. Raises UsageError if they do not fill nodes evenly."""
+    """Place ``scale`` processes on nodes; None means one node. Raises UsageError if nodes cannot be filled evenly."""
     per_node = gpus_per_node or scale
     if scale < per_node:
         return Placement(1, scale, whole_nodes=False)
@@ -118,20 +118,20 @@ def place(scale: int, gpus_per_node: int | None) -> Placement:
         raise UsageError(
             f"a scale of {scale} is not divisible by {per_node} GPUs per node",
             choices=(f"--gpus-per-node {size}" for size in fitting),
-            do="choose another --scale, or use fewer GPUs per node",
+            do="pass another --scale, or fewer GPUs per node",
         )
     return Placement(nodes, per_node, whole_nodes=True)
 
 
 class Placeholder(Record):
-    """A value that is unknown until the job starts."""
+    """A word of a command that contains a value that is unknown until the job starts."""
 
     slot: Literal["run_folder", "python"]
-    """The run folder, or the interpreter that has llmb and torch where the process runs."""
+    """The value: the run folder, or the interpreter with llmb and torch."""
     before: str = ""
-    """Text before it without a space, with no character that a shell interprets."""
+    """Text before the value, without characters that a shell interprets."""
     after: str = ""
-    """Text that follows it."""
+    """Text after the value."""
 
 
 Word = str | Placeholder
@@ -146,87 +146,86 @@ def filled(word: Word, run_folder: str, python: str) -> str:
 
 
 class Launch(Record):
-    """A program's own script that queues a job, or is queued, instead of a batch script of llmb's.
+    """A program's own script that queues a job, or is queued itself, instead of a batch script of llmb.
 
-    ``named``: the variables by which it takes what a scheduler is asked for: ``account``, ``partition``, ``time``,
-    and ``flags`` for any others as ``KEY=VALUE`` with semicolons between them.
+    ``named`` maps requests to the scheduler to variables of the script: ``account``, ``partition``, ``time``, and
+    ``flags`` for others, as ``KEY=VALUE`` separated by semicolons.
     """
 
     queued_by: Literal["script", "scheduler"]
-    """True if the script queues the job itself; otherwise it is submitted to the scheduler as a batch script."""
+    """``script`` if the script queues the job itself, ``scheduler`` if it is submitted as a batch script."""
     folder: str
-    """The folder in which it is called."""
+    """The working directory of the script."""
     script: str
     named: dict[str, str] = Field(default_factory=dict)
     needed: tuple[str, ...] = ()
-    """Names in ``named`` that the script requires."""
+    """Keys of ``named`` that the script requires."""
     removed: tuple[str, ...] = ()
     """Variables to hide from the script."""
     environment: str | None = None
     """The script's virtual environment."""
     logs: tuple[str, ...]
-    """Patterns of the files that training writes, with ``{job_id}``; of several, the newest is the run's."""
+    """Patterns, with ``{job_id}``, of the logs that training writes; the newest match is the run's."""
     outputs: tuple[str, ...]
-    """Patterns of the files that the script's batch job writes."""
+    """Patterns of the output files of the script's batch job."""
 
 
 class JobSpec(Record):
     """The content of ``job_spec.json``.
 
-    ``begin`` runs first and may refuse; ``work`` is one process per GPU, and is followed to its end, with its output in
-    ``log``; ``finish`` gets the exit code and the signal that ended the job, if one did. A job with a ``launch`` has
-    none of these.
+    ``begin`` runs first; if it fails, the job ends. ``work`` runs once per GPU, with its output in ``log``. ``finish``
+    runs last, with the exit code and a signal as arguments. A job with a ``launch`` has none of these commands.
     """
 
     schema_version: int = 1
     scheduler: str
     program: str
     title: str
-    """The title on top of a script."""
+    """The title in the first lines of the batch script."""
     name: str
-    """A name that equal runs share."""
+    """The job's name, which is equal for repeats of a run."""
     placement: Placement
     gpus: bool
-    """True if each process has a GPU; otherwise it computes on a CPU."""
+    """True if each process uses a GPU, False if it computes on a CPU."""
     nvlink_domain_nodes: int = 1
-    """Number of nodes whose GPUs NVLink connects."""
+    """Number of nodes with GPUs that NVLink connects."""
     node: str | None = None
-    """The one node that the job takes as a whole; None for a job on any nodes."""
+    """The node that the job occupies as a whole; None for a job on any nodes."""
     time_limit_min: float | None
     retries: int = 0
     start: StartMode | Literal["once", "rounds"]
-    """Like torchrun one task of the scheduler per node, which starts its processes; or one task per process, or one
-    process for the whole job, whose placement then only counts its GPUs. ``rounds``: steps on some of the nodes, as
-    ``rounds.txt`` in the run folder lists them, each of which may fail; ``work`` prints the nodes of the last."""
+    """How the scheduler starts processes: ``torchrun`` with one task per node, ``task-per-gpu`` with one task per
+    process, ``once`` as one process for the job. ``rounds`` starts a step on each set of nodes in ``rounds.txt``, which
+    may fail; ``work`` prints the nodes of the last step."""
     cpus: int | None = None
-    """CPU cores per process; None if the scheduler decides, and for one core per process on a CPU."""
+    """CPU cores per process; None for the scheduler's default, or one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)
-    """The scheduler's own flags in their order, except those that name the run folder."""
+    """The scheduler's own flags in order, except those that contain the run folder."""
     step_flags: dict[str, str | None] = Field(default_factory=dict)
     """The scheduler's flags for the start of the workers only."""
     excluded_nodes: str | None = None
-    """The nodes in the scheduler's syntax for lists."""
+    """The nodes not to use, as a list in the scheduler's syntax."""
     variables: tuple[Variable, ...] = ()
     secrets: tuple[str, ...] = ()
-    """Names of variables that the job gets from the shell that submits although they may hold secrets. Their values are
-    in no file."""
+    """Names of variables that are passed from the submitting shell although they may contain secrets; their values are
+    not written to any file."""
     gpu_type: str | None = None
-    """A GPU type of the catalogue, or ``cpu``; None for a preparation without GPUs."""
+    """A GPU type from the catalogue, or ``cpu``; None for a preparation without GPUs."""
     modules: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
     prolog: tuple[str, ...] = ()
     """Shell commands that every node runs before the workers, outside of a container."""
     vboost: Boost | None = None
-    """Boost of every node's GPUs while the workers train."""
+    """Boost of the GPUs while the workers train."""
     binding: Binding = Binding()
-    """Binding of each worker."""
+    """CPU and memory binding of each worker."""
     python: str
     """The interpreter on the nodes, outside of a container."""
     container: ContainerSettings = ContainerSettings()
     control_in_container: bool = True
     """True if ``begin`` and ``finish`` run in the container, too."""
     sampled: bool = False
-    """True if a sampler of llmb runs on every node, outside of a container, for workers that start none."""
+    """True if llmb runs a sampler on every node, outside of a container, because the workers do not start one."""
     begin: tuple[Word, ...] = ()
     work: tuple[Word, ...] = ()
     launch: Launch | None = None
@@ -234,7 +233,7 @@ class JobSpec(Record):
     log: str
     """Name of the log in the run folder."""
     documented_root: str | None = None
-    """The root of the document's names for the run's files; None without such names."""
+    """The folder below which the run's files are linked under the names in its document; None for no links."""
 
 
 def write_spec(folder: RunFolder, spec: JobSpec) -> None:
@@ -242,5 +241,5 @@ def write_spec(folder: RunFolder, spec: JobSpec) -> None:
 
 
 def read_spec(folder: RunFolder) -> JobSpec:
-    """Read the specification. Raises ValueError if it is invalid, OSError if there is none."""
+    """Read the specification of a job; raise ValueError if it is invalid, OSError if it cannot be read."""
     return read_stored(folder.job_spec, JobSpec)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that a job runs: their command and variables, and the functions that read and conclude their runs."""
+"""Programs that jobs run: their commands and variables, and functions that read and conclude their runs."""

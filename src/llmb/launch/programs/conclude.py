@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends the record of a run, for any cause and by any process; and reads the results of ended runs."""
+"""Concludes runs, whatever ended them, and reads the results of ended runs."""
 
 import errno
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from llmb.runs.trace_reports import report_network, write_breakdown
 from llmb.verdict.published_verdict import with_verdict
 
 NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
-"""Error codes of a file that is not a regular one, or too large."""
+"""Error codes for files that are not regular or too large."""
 
 
 def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | None = None) -> Result:
-    """Finish the record of a run: conclude it, add NCCL's report of its network, judge it, and link its files.
+    """Finish the record of a run: conclude it, add its network, judge it, and remove files that the record replaces.
 
-    The record has the result before it is judged. ``spec`` is of a job whose document may name its files
-    differently; if None, no links are made. Raises OSError, as ``conclude_run`` does.
+    The result is written before it is judged. With ``spec``, files are also linked under the names in the recipe's
+    document. Raises OSError as ``conclude_run`` does.
     """
     concluded = conclude_run(folder, record, end)
     write_record(folder, concluded)
@@ -47,11 +47,10 @@ def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | N
 
 
 def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
-    """Return the record of a run that ended, with its result, which is not judged yet. Nothing is written.
+    """Return the record of an ended run with its result, without a verdict. Nothing is written.
 
-    What ends a run that is done takes nothing away from it, and is noted. What cannot be read of its files is missing
-    with the reason, and never keeps it from its end. Raises OSError where the steps cannot be read now, but may be
-    later.
+    A run that completed its steps is a success with a note about what ended it. Values from unreadable files are
+    missing with a reason. Raises OSError if the steps cannot be read now but may be readable later.
     """
     base = record.model_copy(update=_left_beside(folder))
     after = f"ended by {end.cause}" if end.cause else f"exit code {end.exit_code}" if end.exit_code else None
@@ -68,20 +67,20 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
 
 
 def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """Add the network that the run used, from NCCL's log."""
+    """Return the record with the network that the run used, according to NCCL's logs."""
     assert record.result, "it was concluded"
     network = report_network(folder, record.plan, record.environment or None)
     return record.model_copy(update={"result": record.result.model_copy(update={"network": network})})
 
 
 def judge_run(record: RunRecord) -> RunRecord:
-    """Add the verdict of the result against the published figure."""
+    """Return the record with the verdict of its result against the published figure."""
     assert record.result, "it was concluded"
     return record.model_copy(update={"result": with_verdict(record.result, record)})
 
 
 def remove_merged_files(folder: RunFolder, result: Result) -> None:
-    """Remove files that the record replaces; the breakdown of a step also has a file of its own."""
+    """Write the breakdown of a profiled step to its own file, and remove the files that the record now contains."""
     with suppress(OSError):
         write_breakdown(folder, result.profile)
     for file in (folder.environment, folder.vboost, folder.stall):
@@ -91,7 +90,7 @@ def remove_merged_files(folder: RunFolder, result: Result) -> None:
 
 
 def _left_beside(folder: RunFolder) -> dict[str, Any]:
-    """Read the files that workers and the batch script left for the record."""
+    """Read the fields of the record that workers and the batch script wrote to files of their own."""
     fields: dict[str, Any] = {}
     if folder.environment.exists():
         wrote = "what the workers wrote"
@@ -103,7 +102,7 @@ def _left_beside(folder: RunFolder) -> dict[str, Any]:
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
-    """Return the result from the program's files, and whether the run was complete when ``after`` ended it."""
+    """Return the result from the program's files, and whether the run was complete before the end in ``after``."""
     program = find_program(record.program)
     try:
         is_done = after is not None and program.progress(folder, record.plan).complete
@@ -116,7 +115,7 @@ def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | No
 
 
 def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSettings | Missing:
-    """Return the settings; without a sampler, they are missing for the same reason as the samples."""
+    """Return the settings of the nodes; without a sampler, they are missing for the same reason as the samples."""
     nodes = record.environment.nodes if record.environment else ()
     read = read_or_missing("the settings of the nodes", lambda: settings_of_nodes(folder.resources, nodes))
     settings = record.settings if read is None else read
@@ -125,7 +124,7 @@ def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSett
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run that ended in any way. ``record`` may still be the one from its start."""
+    """A run that has ended, with any result. ``record`` may still be that from the start of the run."""
 
     folder: RunFolder
     record: RunRecord
@@ -137,27 +136,27 @@ class EndedRun:
 
     @property
     def mean_s(self) -> float | None:
-        """Return the mean step time if the run was successful."""
+        """Return the mean step time in seconds; None unless the run succeeded."""
         times = self.result.step_time_s if self.result.status == "success" else None
         return times.mean if times else None
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Read the run. Raises UsageError if it has not ended or there is none, EnvironmentProblem if it cannot be read."""
+    """Read an ended run; raise UsageError if it has not ended or does not exist, EnvironmentProblem if unreadable."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
         raise unreadable_record(folder, error) from error
     if record.status in ("queued", "running"):
-        do = "'llmb jobs wait' waits for it; 'llmb jobs list' shows its state"
+        do = "run 'llmb jobs wait' to wait for it, or 'llmb jobs list' for its state"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
     return EndedRun(folder, record, stored_run(folder, record)[0])
 
 
 def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[Step]]:
-    """Return an ended run's stored result and, unless it failed, its steps. Nothing is written.
+    """Return the stored result of an ended run and, if it succeeded, its steps. Nothing is written.
 
-    A run whose files say something else is invalid. Raises BrokenRecord if they cannot be read.
+    The result is invalid if the run's files contradict it. Raises BrokenRecord if they cannot be read.
     """
     assert record.status not in ("queued", "running")
     result, failed = record.result, record.status != "success"
@@ -170,7 +169,7 @@ def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[S
     except (BrokenRecord, OSError) as error:
         what = error.what if isinstance(error, BrokenRecord) else f"the run cannot be read: {error.strerror}"
         where = error.where if isinstance(error, BrokenRecord) else error.filename
-        raise BrokenRecord(what, where=where, do=f"the steps are in the log: 'llmb parse {folder.log}'") from error
+        raise BrokenRecord(what, where=where, do=f"run 'llmb parse {folder.log}' to read the log") from error
     missing = record.program == ENGINE and not steps
     contradiction = f"there are no steps in {folder.steps}" if missing else why_contradicting(record, steps)
     if result and contradiction is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of programs whose steps are only in their log: progress, steps as they appear, and the result."""
+"""Reads runs of programs that report steps only in their log: their progress, new steps, and result."""
 
 import math
 import mmap
@@ -29,11 +29,11 @@ from llmb.runs.trace_reports import ProfileReport
 NOT_SAMPLED = Missing("no llmb sampler ran during the run")
 NOT_SEPARATED = Missing("the processes of the run are unknown: they are in the framework's container")
 CLOCK_S = 1.0
-"""The resolution of the clock of a log."""
+"""The resolution of a log's time stamps in seconds."""
 FURTHEST_CLOCK_S = 900.0
-"""The maximum time after the last step at which the samplers may end, because time zones differ by at most this."""
+"""Maximum seconds between the log's last step and the last sample; time zones differ by at least this much."""
 LOG_RULES = ("auto", "last", "all")
-"""Window rules that depend on the content of the log."""
+"""Window rules that are resolved from the content of the log."""
 
 
 def result_of_log(
@@ -46,11 +46,11 @@ def result_of_log(
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED,
     nodes: int | None = None,
 ) -> Result:
-    """Return the result of a run with the end ``end`` and a log with the outcome ``outcome``.
+    """Return the result of a run from the end of its processes and the outcome of its log.
 
-    ``samples`` are those of llmb's samplers, if they ran beside it, on ``nodes`` nodes.
+    ``samples`` are from llmb's samplers, if they ran on the ``nodes`` nodes of the run.
 
-    A framework that has done every step may still fail while it cleans up: the run is a success then.
+    A run with all steps is a success even if the framework fails during cleanup.
     """
     status: Status = "success" if outcome.status in FINISHED else "invalid" if outcome.status == "invalid" else "failed"
     reasons = [outcome.reason]
@@ -80,7 +80,7 @@ def result_of_log(
 
 
 def samples_beside(folder: RunFolder) -> Sequence[Sampled] | Missing:
-    """Return llmb's samples of a run, if there are any."""
+    """Return the samples that llmb's samplers wrote during a run, or the reason for which there are none."""
     return samples_of_ended(folder.resources) or NOT_SAMPLED
 
 
@@ -91,7 +91,7 @@ def _sampled(
     samples: Sequence[Sampled] | Missing,
     nodes: int | None,
 ) -> dict[str, Any]:
-    """Return the fields of the result that come from samples."""
+    """Return the fields of the result that are computed from samples."""
     if isinstance(samples, Missing):
         return dict.fromkeys(("resources", "other_work", "machine"), samples)
     used = times if isinstance(times, Missing) else _used(plan, outcome, samples)
@@ -99,7 +99,7 @@ def _sampled(
 
 
 def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> ResourceUse | Missing:
-    """Return the resource use in the steps of the window, located by the log's clock."""
+    """Return the use of resources during the steps of the window, whose times come from the log."""
     spans, gpus = logged_spans(outcome), plan.recipe.layout.gpus
     sampled = {gpu.uuid for one in samples for gpu in one.start.gpus}
     last_s = max((one.samples[-1].time_s for one in samples if one.samples), default=None)
@@ -119,8 +119,8 @@ def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> Resour
 
 
 def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:
-    """The steps of the window in time, those without a pause between them as one: their sum is known better than when
-    each of them ended, as many logs have whole seconds."""
+    """Return the time spans of the window's steps, merged unless there is a pause between them, because time stamps in
+    whole seconds locate a series of steps better than a single one."""
     spans: list[TimeSpan] = []
     ended_s = math.inf
     for logged_s, step_time_s in zip(outcome.logged_s, outcome.step_times_s, strict=False):
@@ -133,7 +133,7 @@ def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:
 
 
 def _statistics(plan: Plan, status: Status, outcome: LogOutcome, log_format: Format) -> Statistics | Missing:
-    """Return the log's statistics, which cover the whole window, with or without a profiled step."""
+    """Return the step times of the window in the log; missing if the run failed or a step was profiled."""
     if status != "success":
         return NOT_SUCCESSFUL
     if outcome.window is None:
@@ -156,9 +156,9 @@ def has_all_steps(plan: Plan, outcome: LogOutcome, log_format: Format) -> bool:
 
 
 def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOutcome:
-    """Return the outcome of the latest start in the log: steps of earlier ones do not count.
+    """Return the outcome of the latest attempt in the log, ignoring steps of earlier attempts.
 
-    The plan's window is in the numbers that the log prints, which NVIDIA's own parsers take.
+    The window is applied to the step numbers in the log, as NVIDIA's own parsers do.
     """
     first = log_format.first_number
     rule = window.rule if window.rule in LOG_RULES else f"{max(window.first, first)}-{max(window.last, first)}"
@@ -174,7 +174,7 @@ def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOu
 
 
 def _latest_attempt(handle: int) -> int:
-    """Return the offset of the latest attempt in a log; 0 for the only one, and for an empty log."""
+    """Return the byte offset of the latest attempt in a log; 0 if there is only one, or the log is empty."""
     try:
         with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as log:
             return log.rfind(f"\n{ATTEMPT}".encode()) + 1
@@ -183,7 +183,7 @@ def _latest_attempt(handle: int) -> int:
 
 
 class NewLogSteps:
-    """Reads new complete lines of a log. ``look`` is called first, to put the log in its place."""
+    """Reads steps from new complete lines of a log; calls ``look`` first, which may create or replace the log."""
 
     def __init__(self, folder: RunFolder, log_format: Format, look: Callable[[], object] = lambda: None) -> None:
         self.path = folder.log
@@ -203,7 +203,7 @@ class NewLogSteps:
         whole = text[: max(text.rfind(b"\n"), text.rfind(b"\r")) + 1]
         self.offset += len(whole)
         for line in self.lines.find(whole):
-            if line.step != self.last:  # several ranks may log it
+            if line.step != self.last:  # several ranks may log a step
                 self.last = line.step
                 number = line.step - self.first_number
                 yield StepNews(number, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of programs for the code that assembles, follows and concludes jobs; and programs by name."""
+"""The interface that programs implement for code that prepares, follows and concludes jobs; and a lookup by name."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from llmb.runs.steps import StepNews
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """The request for a plan, and where the run is."""
+    """The user's choices and options for a run, and the site where it runs."""
 
     choices: Choices
     options: FrameworkOptions
@@ -32,34 +32,34 @@ class ProgramRequest:
     """Names of variables set by the user, the shell or the cluster's settings."""
     gpus_per_node: int
     explicit: frozenset[str] = frozenset()
-    """Names of ``variables`` that do not come from the shell."""
+    """The names in ``variables`` that do not come from the shell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramWork:
-    """A program's requirements for the job that runs it."""
+    """The command or script that a job runs for a program, and the program's requirements."""
 
     command: tuple[Word, ...] = ()
-    """The command of one process per GPU, or of this many processes on a CPU."""
+    """The command of each process: one per GPU, or as many on a CPU."""
     launch: Launch | None = None
-    """The program's own script, instead of ``command``, which queues the job."""
+    """The program's own script, which queues the job or is queued, instead of ``command``."""
     secrets: tuple[str, ...] = ()
-    """Names of variables with secrets that it needs from the submitting shell."""
+    """Names of secret variables that the program needs from the submitting shell."""
     start: StartMode | None = None
-    """The only supported start mode; None if both are supported."""
+    """The only start mode that the program supports; None if it supports both."""
     container: ContainerSettings
     control_in_container: bool = True
-    """True if the container has llmb, which begins and finishes the job."""
+    """True if llmb's commands that begin and finish the job run in the container, which then must have llmb."""
     variables: VariableLayer
     recipe_variables: bool = True
-    """True if the catalogue's variables for a recipe are for this program."""
+    """True if the catalogue's variables for a recipe apply to this program."""
     title: str = ""
-    """Note on the program, appended to a job's title."""
+    """A note on the program that is appended to the job's title."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """The progress of a run. ``complete``: every step is done, and the last checkpoint exists if requested."""
+    """The number of steps done; ``complete`` if these are all, and the last checkpoint exists if requested."""
 
     steps: int
     complete: bool
@@ -67,53 +67,53 @@ class StepProgress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a run's processes. ``cause`` ended them from outside; None if they ended by themselves."""
+    """The end of a run's processes; ``cause`` is what ended them from outside, or None."""
 
     exit_code: int
     cause: str | None = None
     cancelled: bool = False
-    """True if they were ended on purpose."""
+    """True if the user ended them."""
 
 
 class NewSteps(Protocol):
-    """Yields each step once."""
+    """Follows the steps of a run, yielding each step once."""
 
     def new(self) -> Iterator[StepNews]:
-        """Return steps done since the last call; a restarted run returns its steps again."""
+        """Yield the steps done since the last call; a restarted run yields its steps again."""
 
 
 class Program(Protocol):
-    """Something that trains."""
+    """A program that trains, such as llmb's engine."""
 
     name: str
     runs_here: bool = False
-    """True if ``llmb run`` starts it on this machine, without a scheduler; its plan is then an ``EnginePlan``."""
+    """True if ``llmb run`` can start it without a scheduler; its plan is then an ``EnginePlan``."""
 
     def check_here(self) -> None:
-        """Raise EnvironmentProblem if this Python cannot start it."""
+        """Raise EnvironmentProblem if the program cannot be started from this Python."""
 
     def plan(
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
     ) -> Plan:
-        """Return the plan, with prepared files below the root of the site's installation.
+        """Return the plan of a run, with files prepared below the site's install root.
 
-        Raises UsageError with everything that it does not support, and NotPrepared.
+        Raises UsageError with everything that the program does not support, NotPrepared if preparations are missing.
         """
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
-        """Return the work in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
+        """Return the work for a run in ``folder``, which need not exist; raise UsageError if the site cannot run it."""
 
     def started(self, plan: Plan) -> Plan:
-        """Return the plan with the choices of the machine where the run starts."""
+        """Return the plan, completed with choices that depend on the machine on which the run starts."""
 
     def progress(self, folder: RunFolder, plan: Plan) -> StepProgress:
-        """Read the progress of a run from its files, whether it has ended or not."""
+        """Read the progress of a run, ended or not, from its files."""
 
     def new_steps(self, folder: RunFolder) -> NewSteps:
-        """Follow the steps of a run that is still running."""
+        """Return an object that follows the steps of a run."""
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
-        """Read the result of a run that ended from its files. Raises OSError."""
+        """Read the result of an ended run from its files; raise OSError if they cannot be read."""
 
 
 PROGRAMS = {
@@ -126,7 +126,7 @@ PROGRAMS = {
 
 @cache
 def find_program(name: str) -> Program:
-    """Find a program by name. Raises UsageError if it does not exist."""
+    """Return the program with this name; raise UsageError if there is none."""
     if name not in PROGRAMS:
         raise unknown("program", name, PROGRAMS)
     module, attribute = PROGRAMS[name]
@@ -135,11 +135,11 @@ def find_program(name: str) -> Program:
 
 
 def requested_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
-    """Return the cluster's container with the options' image and mounts. Raises UsageError if the cluster has none."""
+    """Return the cluster's container with the image and mounts in ``options``; raise UsageError if there is none."""
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":
         do = "set container.runtime in cluster_config.yaml, or omit --image and --mounts"
-        raise UsageError("this cluster's jobs run without a container", do=do)
+        raise UsageError("--image and --mounts require a container, but this cluster's jobs have none", do=do)
     chosen = {"image": options.image or container.image, "mounts": (*container.mounts, *options.mounts)}
     return container.model_copy(update=chosen)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents' own software behind the port of programs.
+"""The reference suite as a program of jobs.
 
-The launch script of a recipe's release queues the job, or is queued, with the variables that the recipe means; its log
-becomes that of the run.
+The launch script of a recipe's release queues the job, or is queued, with the variables that describe the recipe. The
+log that it writes becomes the log of the run.
 """
 
 import re
@@ -50,15 +50,15 @@ from llmb.runs.record import RunRecord, read_job, read_record
 from llmb.runs.result import Result
 
 STEPS = 50
-"""Number of steps of every script unless MAX_STEPS is set."""
+"""The number of steps that every script trains unless MAX_STEPS is set."""
 LAYOUT = tuple(LayoutSizes.model_fields)
 WHERE = ("install", "account", "partition", "time_limit", "slurm_arg")
-"""The options that the root of installation and the scheduler's options determine."""
+"""Options that the install root and the scheduler's options determine."""
 ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")
 
 
 def variables_by_option(script: LaunchScript) -> dict[str, LaunchVariable]:
-    """Return the variables of ``script`` by the option of llmb that sets each."""
+    """Return the variables of ``script`` by the option of llmb that each corresponds to."""
     variables: dict[str, LaunchVariable] = {}
     for variable in documented_variables():
         use = _use(variable, script)
@@ -83,7 +83,7 @@ def script_variables(
     image: str | None,
     mounts: Sequence[str],
 ) -> dict[str, str]:
-    """Return the script's variables and values; ``script_problems`` has rejected unsupported ones."""
+    """Return the values of the script's variables; unsupported choices must be rejected with ``script_problems``."""
     variables = variables_by_option(script)
     chosen = dict(_always(recipe, gpus_per_node)) | dict(_chosen(script, recipe, choices, steps))
     chosen |= {"image": image, "mounts": ",".join(mounts) or None}
@@ -111,7 +111,7 @@ def _always(recipe: Recipe, gpus_per_node: int) -> Iterator[tuple[str, object]]:
 
 
 def _chosen(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) -> Iterator[tuple[str, object]]:
-    """Yield the choices that differ from the script's own, by option."""
+    """Yield the choices that differ from the script's defaults, with the name of the option."""
     for name in LAYOUT:
         if name in recipe.overridden:
             yield name, getattr(recipe.layout, name)
@@ -129,7 +129,7 @@ def _chosen(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) 
 
 
 def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> int:
-    """Return the number of steps that the script trains without MAX_STEPS."""
+    """Return the number of steps that the script trains if MAX_STEPS is not set."""
     if not script.fixes_steps:
         return STEPS
     if choices.load_checkpoint:
@@ -138,7 +138,7 @@ def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> i
 
 
 def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
-    """Format ``value`` the way the script expects it."""
+    """Format ``value`` as the script expects it in ``variable``."""
     use = _use(variable, script)
     words = {setting: word for word, setting in use.values.items()} if use else {}
     if value is True:
@@ -147,20 +147,20 @@ def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
 
 
 SUPPORTED = frozenset({"steps", "window", "label", "profiling", "save_checkpoint", "load_checkpoint", "fp8_recipe"})
-"""Choices for which a script may have a variable, and those that only llmb uses."""
+"""Choices for which a script may have a variable, and choices that only llmb uses."""
 
 
 def script_problems(
     script: LaunchScript, recipe: Recipe, choices: Choices, steps: int, arguments: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield the choices that the script does not support."""
+    """Describe the choices that the script does not support."""
     usual, profiling = steps_by_itself(script, recipe, choices), choices.profiling
     if script.fixes_steps and (profiling.profile or profiling.nccl_trace or choices.load_checkpoint) and steps != usual:
-        yield f"--steps is {steps}, and such a run has {usual} there"
+        yield f"--steps is {steps}, but profiled, traced and resumed runs always have {usual} steps there"
     if choices.profiling.profiler == "torch" or choices.profiling.profile_ranks:
-        yield "it profiles with Nsight Systems, and chooses the ranks itself"
+        yield "it profiles only with Nsight Systems, and chooses the ranks itself"
     if recipe.gpu_type not in script.gpu_types:
-        yield f"it has no settings for {recipe.gpu_type}; it is for {', '.join(script.gpu_types)}"
+        yield f"it has no settings for {recipe.gpu_type}, only for {', '.join(script.gpu_types)}"
     yield from _unknown_options(script, recipe, choices, steps)
     yield from _unknown_arguments(script, arguments)
 
@@ -173,7 +173,7 @@ def _unknown_options(script: LaunchScript, recipe: Recipe, choices: Choices, ste
     chosen = [name for name, value in _chosen(script, recipe, choices, steps) if value is not None]
     others = [name for name in recipe.overridden if name not in LAYOUT]
     for option in (*(name for name in chosen if name not in variables), *others):
-        yield f"--{option.replace('_', '-')} has no variable there"
+        yield f"--{option.replace('_', '-')} has no corresponding variable in the script"
 
 
 def _unknown_arguments(script: LaunchScript, arguments: Mapping[str, str]) -> Iterator[str]:
@@ -182,33 +182,33 @@ def _unknown_arguments(script: LaunchScript, arguments: Mapping[str, str]) -> It
     for name in arguments:
         variable = name.upper()
         if variable in by_variable:
-            yield f"--framework-arg {name} is what --{by_variable[variable].replace('_', '-')} says"
+            yield f"--framework-arg {name} is not valid: pass --{by_variable[variable].replace('_', '-')} instead"
         elif variable not in script.reads:
-            yield f"--framework-arg {name}: it does not read {variable}"
+            yield f"--framework-arg {name} has no effect: the script does not read {variable}"
 
 
 def scheduler_variables(script: LaunchScript) -> dict[str, str]:
-    """Return the variables for the scheduler's options."""
+    """Return the names of the script's variables for the scheduler's options, by the keys of ``Launch.named``."""
     variables = variables_by_option(script)
     pairs = {"account": "account", "partition": "partition", "time": "time_limit", "flags": "slurm_arg"}
     return {name: variables[option].name for name, option in pairs.items() if option in variables}
 
 
 CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samples[:=] ?(\d{1,12})\b")
-"""The counters in the step lines of NeMo 1 and 2."""
+"""Matches the counters of steps and samples in the step lines of NeMo 1 and 2."""
 IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
-"""The version in an image's name, as enroot and the suite's installer write it."""
-MODIFIED = "--modified-suite runs it anyway"
+"""Matches the version in an image's name as enroot and the suite's installer write it."""
+MODIFIED = "pass --modified-suite to run it anyway"
 NOT_BESIDE = Missing("the reference suite's own script starts the job, without the sampler of llmb")
 
 
 def script_of(recipe: Recipe) -> LaunchScript:
-    """Return the script. Raises UsageError for a recipe that no release of the suite has."""
+    """Return the launch script of a recipe; raise UsageError if the recipe's release has none."""
     script = find_launch_script(recipe.workload, recipe.size, recipe.release)
     if script is None:
         scripts = [f"{', '.join(item.sizes)} of {item.title}" for item in launch_scripts()]
         what = f"the reference suite has no launch script for {recipe.workload} {recipe.size} of {recipe.release}"
-        raise UsageError(what, choices=scripts, do="choose another --release, or omit --framework")
+        raise UsageError(what, choices=scripts, do="pass another --release, or omit --framework")
     return script
 
 
@@ -217,7 +217,7 @@ def checkout_of(script: LaunchScript, options: FrameworkOptions, site: Site) -> 
 
 
 def environment_of(script: LaunchScript, site: Site) -> Path | None:
-    """Return the virtual environment from the settings, the shell, or the documents' folder; None if none is needed."""
+    """Return the script's virtual environment, from the settings, the shell or the install root; None if not needed."""
     if script.queued_by == "scheduler":
         return None
     chosen = site.config.reference_suite.environments.get(script.workload)
@@ -228,7 +228,7 @@ def environment_of(script: LaunchScript, site: Site) -> Path | None:
 
 
 def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> dict[str, str]:
-    """Return the values for the templates of paths."""
+    """Return the values for placeholders in path templates."""
     return {
         "root": str(site.install),
         "folder": str(checkout / script.folder),
@@ -239,11 +239,11 @@ def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) ->
 
 
 def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> Iterator[str]:
-    """Yield problems of this machine for the script, each with a remedy."""
+    """Describe what the script needs and this machine lacks, each with a remedy."""
     checkout, install = checkout_of(script, options, site), f"run 'llmb install --suite-release {script.release}'"
     if not (checkout / script.folder / script.script).is_file():
         place = f"{script.folder}/{script.script} in {checkout}"
-        yield f"there is no {place}: {install}, or set --suite to a clone at tag {script.tag}"
+        yield f"there is no {place}: {install}, or pass --suite with a clone at tag {script.tag}"
         return
     values = _values(script, recipe, checkout, site)
     yield from unmet_needs(script, values)
@@ -257,16 +257,16 @@ def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, sit
     version = script.framework.split()[-1]
     other = IMAGE_VERSION.search(Path(options.image or "").name)
     if other and other[1] != version and not options.modified_suite:
-        yield f"--image is NeMo {other[1]}, and the release has {version} ({MODIFIED})"
+        yield f"--image is NeMo {other[1]}, but the release uses {version} ({MODIFIED})"
     image = Path(options.image or filled_path(script.image_file, values))
     if problem := image_problem(image):
         yield f"the image {image} {problem}: import it from {script.image}"
     if TOKEN in script.always and not site.shell.get(TOKEN):
-        yield f"{TOKEN} is not set: the script asks for it"
+        yield f"{TOKEN} is not set: export it, because the script requires it"
 
 
 def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[str]:
-    """Yield reasons why the checkpoint is not NeMo's; a dataset that is not packed is packed by NeMo when it trains."""
+    """Describe the problem with NeMo's checkpoint, if any; a missing packed dataset is none, as NeMo packs it."""
     source = find_workload(Catalogue(), script.workload).sources.get(recipe.size)
     if source is None:
         return
@@ -279,20 +279,20 @@ def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[
 
 
 def _unloadable(checkpoint: str | None, site: Site) -> Iterator[str]:
-    """Yield reasons why the script, which mounts only the root and NeMo's cache, cannot resume from ``checkpoint``."""
+    """Describe why the script, which mounts only the install root and NeMo's cache, cannot load ``checkpoint``."""
     if checkpoint is None:
         return
     path, cache = Path(checkpoint), site.shell.get("NEMO_HOME")
     mounted = [site.install, *([Path(cache)] if cache else [])]
     visible = any(path.is_relative_to(root) for root in mounted)
     if not visible or not any(path.resolve().is_relative_to(root.resolve()) for root in mounted):
-        yield f"{path} is not in the container, which mounts only {' and '.join(map(str, mounted))}: move it below"
+        yield f"{path} is not in the container, which mounts only {' and '.join(map(str, mounted))}: move it there"
     if not any(path.glob("weights/*.distcp")):
-        yield f"{path} has no weights/*.distcp: pass the folder that contains 'weights' of a checkpoint of NeMo"
+        yield f"{path} has no weights/*.distcp: pass the folder of a NeMo checkpoint, which contains 'weights'"
 
 
 def _changes(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> list[str]:
-    """Describe the differences from the release."""
+    """Describe the files of the checkout, and files that the script needs, that differ from the release."""
     return [*changed_files(checkout, script), *changed_needs(script, _values(script, recipe, checkout, site))]
 
 
@@ -404,23 +404,23 @@ class ReferenceSuite(Program):
 
 
 def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> str | None:
-    """Name the software that trains, unless part of it differs from the document's."""
+    """Return the name of the document's software; None if part of it was changed."""
     changed = options.modified_suite and _changes(script, recipe, checkout_of(script, options, site), site)
     return None if changed or options.arguments or options.image else script.framework
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Return why the log is from another recipe: its last step or its consumed samples differ from the plan's."""
+    """Describe how the log's last step or consumed samples differ from the plan's; return None if they do not."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None
     step, samples = int(counters[-1][0]), int(counters[-1][1])
     target = plan.samples_before(step + 1)
     if step < plan.last_step:
-        return f"the log is of another recipe: its last step is {step}, and the plan's is {plan.last_step}"
+        return f"the log is from another recipe: its last step is {step}, but the plan's is {plan.last_step}"
     if samples == target:
         return None
-    return f"the log is of another recipe: {samples} samples were consumed by step {step}, and the plan's are {target}"
+    return f"the log is from another recipe: {samples} samples were consumed by step {step}, but the plan has {target}"
 
 
 def _format(plan: Plan) -> Format:
@@ -438,32 +438,32 @@ def _origin(script: LaunchScript, recipe: Recipe, site: Site) -> Origin:
 
 
 def _noted(script: LaunchScript, recipe: Recipe, choices: Choices) -> Recipe:
-    """Note the differences from the document caused by the variables that llmb sets."""
+    """Return the recipe with notes on the differences from the document that llmb's variables cause."""
     notes = (item.note for item in script.fixed if getattr(choices.profiling, item.option))
     return recipe.model_copy(update={"decisions": (*recipe.decisions, *notes)})
 
 
 def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
-    """Raise UsageError for nodes that differ from those that are hard-coded in the script."""
+    """Raise UsageError if the script hard-codes another number of GPUs per node."""
     if script.gpus_per_node in (None, gpus_per_node):
         return
     what = f"the launch script of {script.title} always uses {script.gpus_per_node} GPUs per node"
-    do = f"specify whole nodes of {script.gpus_per_node}, or omit --framework: llmb's engine supports any number"
-    raise UsageError(f"{what}, but these have {gpus_per_node}", do=do)
+    do = f"use whole nodes of {script.gpus_per_node} GPUs, or omit --framework: llmb's engine supports any number"
+    raise UsageError(f"{what}, but this job's have {gpus_per_node}", do=do)
 
 
 def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
-    """Raise UsageError for variables of settings and options that would change the script's work, unnoticed."""
+    """Raise UsageError if --env or settings set variables that the script reads, which would change the run."""
     clashing = sorted(request.explicit & (script.reads | {*script.removed}) - CACHES - {TOKEN})
     if clashing:
-        do = "use the options of llmb for them, or --framework-arg NAME=VALUE"
+        do = "pass the corresponding options of llmb, or --framework-arg NAME=VALUE"
         raise UsageError(f"the launch script reads {', '.join(clashing)}, set by --env or cluster_config.yaml", do=do)
 
 
 def bring_log(folder: RunFolder) -> None:
-    """Link the newest log of the run's job into its folder, and the output of its batch script, once they exist.
+    """Link the newest log of the run's job, and the output of its batch script, into the run folder once they exist.
 
-    A log that its job has replaced by a newer one, at a restart, is followed there.
+    If a restarted job writes a new log, the link is replaced.
     """
     job, launch = read_job(folder), read_spec(folder).launch
     if job is None or launch is None:
@@ -483,7 +483,7 @@ def _matching(pattern: str, job_id: str) -> Iterator[Path]:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Create a hard link, so that the run keeps its log, or a symbolic one on another file system."""
+    """Create a hard link, so that the run keeps its log, or a symbolic link if ``target`` is on another file system."""
     if lexists(link):
         link.unlink()
     try:

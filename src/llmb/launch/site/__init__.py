@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines that jobs run on: this one, and a cluster's settings."""
+"""The machines on which jobs run: this machine, and the settings of a cluster."""

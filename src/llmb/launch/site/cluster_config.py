@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cluster_config.yaml`` in the install root: everything specific to one cluster."""
+"""Reads ``cluster_config.yaml`` in the install root, which contains all settings of a cluster."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ Variables = dict[str, str]
 
 
 class WorkloadSettings(Record):
-    """The settings of one workload's jobs on this cluster."""
+    """Settings for the jobs of one workload on this cluster."""
 
     environment: Variables = Field(default_factory=dict)
 
@@ -40,42 +40,42 @@ class WorkloadSettings(Record):
 
 
 class InstallSettings(Record):
-    """The installer's answers, so that it can be repeated and extended; jobs do not depend on it."""
+    """Answers to the installer, so that an installation can be repeated and extended; jobs do not use them."""
 
     environment: Literal["uv", "venv", "conda", "existing"] | None = None
     """The kind of the shared Python environment."""
     python: str | None = None
-    """Version or path of the interpreter to create it with."""
+    """Version or path of the interpreter with which the environment is created."""
     image_folder: str | None = None
-    """The folder of container images; None for ``images`` in the root of installation."""
+    """The folder of container images; None for ``images`` in the install root."""
     node_architecture: Literal["x86_64", "aarch64"] | None = None
     workloads: tuple[str, ...] = ()
     """Installed workloads."""
 
 
 class SuiteSettings(Record):
-    """The reference suite on this cluster, for ``--framework reference_suite``."""
+    """Settings of the reference suite on this cluster, for ``--framework reference_suite``."""
 
     checkout: str | None = None
-    """Clone of its repository, at the tag of a release."""
+    """Path of a clone of its repository at the tag of a release."""
     environments: Variables = Field(default_factory=dict)
-    """Virtual environment of its own software, by workload."""
+    """Paths of virtual environments with the suite's software, by workload."""
 
 
 class ClusterConfig(WorkloadSettings):
-    """The whole file except the sections of schedulers; every key is optional."""
+    """The content of ``cluster_config.yaml`` without the sections of schedulers; every key is optional."""
 
     cluster_name: str | None = None
     scheduler: str | None = None
-    """The scheduler of jobs; None for the first one that llmb has."""
+    """The scheduler of jobs; None for Slurm."""
     gpu_type: str | None = None
-    """The GPU type to use if a command names none."""
+    """The GPU type to use if none is specified."""
     python: str | None = None
-    """The interpreter on the nodes that has llmb and torch; None for the one that submits."""
+    """The interpreter with llmb and torch on the nodes; None for the interpreter that submits."""
     fabric: str | None = None
     """The network between nodes, by its name in the catalogue."""
     modules: tuple[str, ...] = ()
-    """Modules to load with ``module load`` before anything else."""
+    """Modules to load with ``module load`` first."""
     profiles: tuple[str, ...] = ()
     """Files that the batch script sources."""
     prolog: tuple[str, ...] = ()
@@ -101,12 +101,12 @@ class ClusterConfig(WorkloadSettings):
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """A valid file of settings. ``data`` is its content in llmb's form."""
+    """A valid settings file; ``data`` is its content in llmb's format."""
 
     path: Path
     data: Mapping[str, Any] = field(default_factory=dict)
     form: ReferenceForm | None = None
-    """The form of the reference suite, if it has one."""
+    """The reference suite's format that the file has, if any."""
     notes: tuple[str, ...] = ()
     """Notes to show to the user whenever it is read."""
     left_out: tuple[str, ...] = ()
@@ -114,10 +114,10 @@ class SettingsFile:
 
 
 def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
-    """Read ``cluster_config.yaml`` in llmb's form or in one of the reference suite's; empty if there is none.
+    """Read ``cluster_config.yaml`` in llmb's or the reference suite's format; the result is empty if it does not exist.
 
-    ``schema`` has all sections. Raises UsageError with all that is wrong in it, each with file and line, and for
-    another user's.
+    ``schema`` has all sections. Raises UsageError with all problems, by file and line, or if the file belongs to
+    another user.
     """
     if not path.exists():
         return SettingsFile(path)
@@ -142,7 +142,7 @@ def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
 
 
 def checked(path: Path, data: object, schema: type[Shape]) -> dict[str, Any]:
-    """Return ``data`` of a file if ``schema`` allows it. Raises CatalogueError with all problems."""
+    """Return the content ``data`` of a file; raise CatalogueError with all problems if it violates ``schema``."""
     checked_record(path, data, schema)
     return data if isinstance(data, dict) else {}
 
@@ -155,13 +155,13 @@ def checked_record(path: Path, data: object, schema: type[Shape]) -> Shape:
 
 
 def unusable(path: Path, problems: Iterable[str]) -> UsageError:
-    """Return the error for a settings file that has problems."""
+    """Return the error to raise for a settings file with these problems."""
     lines = "\n".join(f"  {problem}" for problem in problems)
     return UsageError(f"{path.name} cannot be used:\n{lines}", do=see("describe-a-cluster"))
 
 
 def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> SettingsFile | None:
-    """Return the user's own defaults; None without such a file. Raises UsageError with all its problems."""
+    """Read the user's own defaults, None without a file; raise UsageError with all problems if it is invalid."""
     path = user_config(environ)
     if path is None or not path.exists():
         return None
@@ -173,7 +173,7 @@ def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> Setti
 
 
 def combined(site: SettingsFile, user: SettingsFile | None, schema: type[ClusterConfig]) -> ClusterConfig:
-    """Return the cluster's settings, overridden by the user's."""
+    """Return the cluster's settings, overridden by the user's; raise UsageError if they are invalid together."""
     data = dict(site.data)
     if user:
         data = _above(data, {key: value for key, value in user.data.items() if key != ROOT_KEY})
@@ -186,12 +186,12 @@ def combined(site: SettingsFile, user: SettingsFile | None, schema: type[Cluster
 
 
 def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterConfig:
-    """The settings of the file below ``install`` alone, or the defaults without one. Raises as read_cluster_file."""
+    """Read the settings below ``install`` without the user's; raises UsageError as ``read_cluster_file`` does."""
     return combined(read_cluster_file(install / CLUSTER_CONFIG, schema), None, schema)
 
 
 def _above(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``above`` into ``below``, which it overrides key by key within mappings."""
+    """Merge two mappings recursively; values of ``above`` override those of ``below``."""
     both = {
         key: _above(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()
@@ -200,7 +200,7 @@ def _above(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def texts(value: object) -> object:
-    """Convert YAML's numbers to text; the schema judges everything else."""
+    """Convert numbers in a YAML mapping to text; other values are left to the schema."""
     if not isinstance(value, dict):
         return value
     return {key: str(item) if type(item) in (int, float) else item for key, item in value.items()}
@@ -215,13 +215,13 @@ NAME = "<name>"
 
 
 def split_key(schema: type[BaseModel], text: str) -> tuple[str, ...]:
-    """Return the keys for ``text``; names of workloads may have dots. Raises UsageError with similar keys."""
+    """Split a dotted key, in which names of workloads may contain dots; raise UsageError if it is unknown."""
     path = _split(schema, text.split("."))
     if path is None:
         valid = list(setting_keys(schema))
         *above, name = text.split(".")
         free = [".".join((*keys[:-1], name)) for keys in valid if keys[-1] == NAME and list(keys[:-2]) == above]
-        do = f"any name is possible in {' and '.join(free)}" if free and above else None
+        do = f"use {' or '.join(free)}, which accepts any name" if free and above else None
         raise unknown("key", text, [".".join(keys) for keys in valid], do=do)
     return path
 
@@ -251,7 +251,7 @@ def _split(kind: Any, parts: Sequence[str]) -> tuple[str, ...] | None:  # noqa: 
 
 
 def setting_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any type there is)
-    """Yield the keys of single values, with a placeholder for free names."""
+    """Yield the keys of all settings in a schema, with a placeholder for free names."""
     kind = plain(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
@@ -263,7 +263,7 @@ def setting_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any t
 
 
 def plain(kind: Any) -> Any:  # noqa: ANN401 (any type there is)
-    """Return a type without its None alternative."""
+    """Return a type without annotations and without None as an alternative."""
     if get_origin(kind) is Annotated:
         return plain(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -273,7 +273,7 @@ def plain(kind: Any) -> Any:  # noqa: ANN401 (any type there is)
 
 
 def leaves(value: object, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every value of settings with its keys, without empty ones."""
+    """Yield every value in settings with its keys, except None and empty lists."""
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes files of settings on disk: one value at a time, or a file of the reference suite as a whole."""
+"""Edits settings files: sets or removes single values, or converts a file of the reference suite."""
 
 import io
 import os
@@ -24,7 +24,7 @@ from llmb.launch.site.cluster_config import SettingsFile, split_key, unusable
 from llmb.runs.folder import write_atomically, writing
 
 BACKUP_ENDING = ".reference"
-"""Suffix of a migrated file's old form."""
+"""Suffix of the copy of a migrated file."""
 REMOVED = object()
 """Marks a removed value."""
 WIDTH = 10**6
@@ -32,14 +32,14 @@ NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb 
 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
-    """Write ``text`` as YAML or, if that fails, as a string, and return the written form.
+    """Set a key to ``text``, parsed as YAML or, if that is invalid, as a string; return the value as text.
 
-    Raises UsageError for an unknown key, for a value that the schema does not allow, and for a file that has to be
-    edited by hand; EnvironmentProblem where it cannot be written.
+    Raises UsageError if the key is unknown, the value is invalid, or the file must be edited manually;
+    EnvironmentProblem if it cannot be written.
     """
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
-        raise UsageError(f"{key} looks like a secret, and settings must not hold secrets", do="set it in your shell")
+        raise UsageError(f"{key} looks like a secret, but settings must not contain secrets", do="set it in your shell")
     before = _text(path)
     problems: list[str] = []
     for value in _values(text):
@@ -55,25 +55,26 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
 
 
 def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
-    """Remove a value. Raises UsageError for a key that the file does not have, and as above."""
+    """Remove a key from a settings file; raise UsageError if it is not set, or as ``set_value`` does."""
     keys = split_key(schema, key)
     before = _text(path)
     try:
         edited = edited_text(path, before, keys)
     except KeyError as error:
-        raise UsageError(f"{key} is not set there", where=str(path), do="see 'llmb config show'") from error
+        raise UsageError(f"{key} is not set in this file", where=str(path), do="see 'llmb config show'") from error
     _write(path, edited)
 
 
 def migrate(file: SettingsFile) -> Path:
-    """Write a file of the reference suite in llmb's form, and return the path of the old one.
+    """Convert a file of the reference suite to llmb's format, and return the path of a copy of the original.
 
-    At any time there is a whole file. Raises UsageError where another old one is kept already, EnvironmentProblem.
+    The file is complete at any time. Raises UsageError if there is a copy of another file, EnvironmentProblem if
+    writing fails.
     """
     backup = file.path.with_name(file.path.name + BACKUP_ENDING)
     with writing(file.path):
         if backup.exists() and backup.read_bytes() != file.path.read_bytes():
-            raise UsageError("there is already another file of the reference suite", where=str(backup), do="rename it")
+            raise UsageError("a copy of another file already exists", where=str(backup), do="rename it and try again")
         if not backup.exists():
             shutil.copy2(file.path, backup)
         backup.chmod(0o600)
@@ -82,7 +83,7 @@ def migrate(file: SettingsFile) -> Path:
 
 
 def migrated_text(file: SettingsFile) -> str:
-    """Return the file in llmb's form, with dropped settings as comments."""
+    """Return the text of the file in llmb's format, with notes on dropped settings as comments."""
     form = file.form.title if file.form else ""
     head = [f"# Made by 'llmb config migrate' from the reference suite's cluster_config.yaml ({form})."]
     head += [f"# {note}" for note in (*file.notes[1:], *file.left_out)]
@@ -91,14 +92,14 @@ def migrated_text(file: SettingsFile) -> str:
 
 
 def _text(path: Path) -> str:
-    """Read a file's text. Raises UsageError for a file of the reference suite, or one that is not YAML."""
+    """Read the text of a settings file; raise UsageError if it is not YAML or has the reference suite's format."""
     if not path.exists():
         return ""
     try:
         data = read_data(path)
         if form_of(data):
-            do = "'llmb config migrate' writes it in llmb's form"
-            raise UsageError("this file belongs to the reference suite, not to llmb", where=str(path), do=do)
+            do = "run 'llmb config migrate' to convert it to llmb's format"
+            raise UsageError("this file has the reference suite's format, not llmb's", where=str(path), do=do)
     except CatalogueError as error:
         raise unusable(path, error.problems) from error
     except ValueError as error:
@@ -119,7 +120,7 @@ def _problems(schema: type[BaseModel], text: str) -> list[str]:
 
 
 def _values(text: str) -> list[Any]:
-    """Return the possible meanings of the text: a value of YAML, else itself."""
+    """Return the possible values of ``text``: parsed as YAML, and as a string."""
     try:
         value = yaml.load(text, Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
     except yaml.YAMLError:
@@ -128,7 +129,7 @@ def _values(text: str) -> list[Any]:
 
 
 def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
-    """Return the edited text. Raises UsageError if a value, such as an alias's, cannot be changed alone; KeyError."""
+    """Return the text with a key set or removed; raise UsageError if it cannot be edited, KeyError if it is missing."""
     try:
         edited = with_value(text, keys, value)
         data = _data(text)
@@ -137,14 +138,14 @@ def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMO
             return edited
     except (YAMLError, yaml.YAMLError):
         pass
-    what = f"{'.'.join(keys)} is written there in a form that llmb cannot edit"
-    raise UsageError(what, where=str(path), do="change it there")
+    what = f"{'.'.join(keys)} is written in this file in a form that llmb cannot edit"
+    raise UsageError(what, where=str(path), do="edit the file manually")
 
 
 def with_value(text: str, keys: Sequence[str], value: object) -> str:
-    """Return a YAML text with ``value`` set at ``keys``, or removed; comments and the order of keys stay. Pure.
+    """Return a YAML text with ``keys`` set to ``value`` or removed; comments and the order of keys are kept. Pure.
 
-    Raises KeyError if what is to be removed is not there, YAMLError.
+    Raises KeyError if a key to remove is missing, YAMLError if the text cannot be parsed.
     """
     plain = text.replace("\r\n", "\n")
     _, indent, offset = load_yaml_guess_indent(plain)
@@ -152,7 +153,7 @@ def with_value(text: str, keys: Sequence[str], value: object) -> str:
     file.preserve_quotes, file.width, file.explicit_start = True, WIDTH, plain.startswith("---")
     file.indent(mapping=offset or indent or 2, sequence=(offset or 0) + 2, offset=offset or 0)
     data, head = file.load(plain), ""
-    if data is None:  # there are no keys, and nothing that would hold comments
+    if data is None:  # without keys, there is no node that could carry comments
         data, head = CommentedMap(), plain if plain.endswith("\n") or not plain else f"{plain}\n"
     _change(data, keys, value)
     written = io.StringIO()
@@ -162,7 +163,7 @@ def with_value(text: str, keys: Sequence[str], value: object) -> str:
 
 
 def _change(data: Any, keys: Sequence[str], value: object) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Set or remove a value, and remove parents that are then empty."""
+    """Set or remove a value in parsed YAML; also remove parents that become empty."""
     while len(keys) > 1 and isinstance(data.get(keys[0]), dict):
         if value is REMOVED and _is_alone(data[keys[0]], keys[1:]):
             keys = keys[:1]
@@ -182,7 +183,7 @@ def _change(data: Any, keys: Sequence[str], value: object) -> None:  # noqa: ANN
 
 
 def _is_alone(data: Any, keys: Sequence[str]) -> bool:  # noqa: ANN401 (whatever is there)
-    """Return whether the value of ``keys`` is the only content."""
+    """Return whether ``data`` contains only the value at ``keys``."""
     for key in keys:
         if not isinstance(data, dict) or list(data) != [key]:
             return False
@@ -197,7 +198,7 @@ def _nested(keys: Sequence[str], value: object) -> object:
 
 
 def _node(value: object) -> Any:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Return a value with the quotes that readers of YAML 1.1 need."""
+    """Convert a value to a node of ruamel.yaml, with the quotes that YAML 1.1 requires."""
     if isinstance(value, dict):
         return CommentedMap({key: _node(item) for key, item in value.items()})
     file = YAML()
@@ -206,7 +207,7 @@ def _node(value: object) -> Any:  # noqa: ANN401 (ruamel.yaml's nodes)
 
 
 def _last_comment(data: Any, key: Any) -> tuple[list[Any], int]:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Return the comment behind a value, with the lines that follow: at the end of the last value in it."""
+    """Return the list, and the index in it, of the comment that follows a value or the last value inside it."""
     while isinstance(data[key], CommentedMap | CommentedSeq) and data[key] and not data[key].fa.flow_style():
         data = data[key]
         key = next(reversed(data)) if isinstance(data, CommentedMap) else len(data) - 1
@@ -214,7 +215,7 @@ def _last_comment(data: Any, key: Any) -> tuple[list[Any], int]:  # noqa: ANN401
 
 
 def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Drop the lines after a value's line: they belong to the next value."""
+    """Remove and return the comment lines after the line of a value, which belong to the next value."""
     if not isinstance(data, CommentedMap):
         return ""
     slots, place = _last_comment(data, key)
@@ -229,7 +230,7 @@ def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's
 
 
 def _give_comment(data: Any, key: object, text: str) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Insert lines after a value, or before the first key."""
+    """Insert comment lines after the value of ``key``, or before the first key if it is None."""
     if not text or not data:
         return
     if key is not None:
@@ -256,7 +257,7 @@ def _data(text: str) -> dict[str, Any]:
 
 
 def _unshared(data: Any) -> Any:  # noqa: ANN401 (whatever is there)
-    """Replace aliases by copies, so that a change to one does not affect the others."""
+    """Replace aliases with copies, so that changing one does not change the others."""
     if isinstance(data, dict):
         return {key: _unshared(value) for key, value in data.items()}
     return [_unshared(item) for item in data] if isinstance(data, list) else data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where jobs run: a cluster's settings, its network, the submitting shell; and this machine, without torch."""
+"""Describes where jobs run: a cluster's settings, network and submitting shell, and the GPUs of this machine."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from llmb.runs.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """``shell`` contains the variables of the submitting shell."""
+    """A cluster: its install root, settings and network, and the variables of the submitting shell."""
 
     install: Path
     config: ClusterConfig = field(default_factory=ClusterConfig)
@@ -33,16 +33,16 @@ class Site:
 
 
 SUITE_FOLDER = "llmb_repo"
-"""The folder of the recipes of the reference suite's installer, below the root of installation."""
+"""Name of the folder in the install root in which the reference suite's own installer clones the suite."""
 
 
 SUITES = "suites"
-"""The folder of the suite's releases by ``llmb install``, below the root of installation."""
+"""Name of the folder in the install root in which ``llmb install`` clones releases of the suite."""
 
 
 def suite_checkout(site: Site, tag: str | None) -> Path:
-    """Return the checkout of the reference suite: that of the settings, of ``tag`` in the installation, or of its own
-    installer."""
+    """Return the path of the reference suite's checkout, from the settings, from ``llmb install`` for ``tag``, or from
+    the suite's own installer."""
     if chosen := site.config.reference_suite.checkout:
         return Path(chosen).expanduser()
     installed = site.install / SUITES / tag if tag else None
@@ -56,7 +56,7 @@ def read_site(
     schema: type[ClusterConfig],
     user_schema: type[BaseModel],
 ) -> Site:
-    """Read the site. Raises UsageError with all problems of the settings below ``install``, or of the user's."""
+    """Read the site from the settings below ``install`` and the user's; raise UsageError with all problems in them."""
     file = read_cluster_file(install / CLUSTER_CONFIG, schema)
     config = combined(file, read_user_file(environ, user_schema), schema)
     fabric = find_fabric(catalogue, config.fabric) if config.fabric else None
@@ -67,7 +67,7 @@ def read_site(
 
 
 def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
-    """Raise UsageError for an unknown GPU type: a partition of a misspelled type would silently get no jobs."""
+    """Raise UsageError for an unknown GPU type, because a partition with a misspelled type would get no jobs."""
     types = (*catalogue.gpus, CPU)
     for keys, value in leaves(config):
         if keys[-1] == "gpu_type" and "environment" not in keys and value not in types:
@@ -84,12 +84,12 @@ def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[
 QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 QUERY_LIMIT_S = 30
 MOST_GPUS = 1024
-"""The maximum number of GPUs; a longer text is not a list of GPUs."""
+"""The maximum number of lines to read from nvidia-smi."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """GPUs by the driver's name, and the available CPU cores."""
+    """The names of this machine's GPUs as the driver reports them, and the number of available CPU cores."""
 
     gpu_names: tuple[str, ...]
     cores: int
@@ -100,7 +100,7 @@ def this_machine() -> Machine:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    """Return the GPUs' names, restricted by CUDA_VISIBLE_DEVICES as in the workers; empty without a driver."""
+    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES permits; empty without a driver."""
     if shutil.which(QUERY[0]) is None:
         return ()
     output = ask_program(QUERY, QUERY_LIMIT_S)
@@ -112,9 +112,9 @@ def _gpu_names() -> tuple[str, ...]:
 
 
 def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
-    """Return the GPUs' names that CUDA_VISIBLE_DEVICES selects: CUDA stops at the first missing one, such as -1.
+    """Return the names that CUDA_VISIBLE_DEVICES selects; like CUDA, stop at the first invalid index, such as -1.
 
-    Which GPU has a UUID is not known: then the first ones count.
+    The GPU with a UUID is not known, so UUIDs count as indices from the first one.
     """
     reasons: list[str] = []
     for device in visible.split(","):
@@ -126,11 +126,11 @@ def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
 
 
 def check_machine(plan: Plan, machine: Machine) -> None:
-    """Raise EnvironmentProblem where this machine cannot run ``plan``."""
+    """Raise EnvironmentProblem if this machine has too few GPUs for ``plan``."""
     recipe, gpus = plan.recipe, len(machine.gpu_names)
     if plan.device == "cuda" and plan.processes > gpus:
         needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"
         raise EnvironmentProblem(
-            f"{recipe.workload} {recipe.size} at this scale needs {needed}; this machine has {gpus}",
-            do="use a smaller --scale, '-s tiny --gpu-type cpu', or look at the plan with --dry-run",
+            f"{recipe.workload} {recipe.size} at this scale requires {needed}, but this machine has {gpus}",
+            do="pass a smaller --scale, or '-s tiny --gpu-type cpu', or --dry-run to show the plan",
         )

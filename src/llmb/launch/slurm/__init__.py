@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm, and everything in its own terms."""
+"""Support for Slurm, in its own terms."""

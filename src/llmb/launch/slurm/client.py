@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's own commands, called with argument lists: a few for many jobs, to keep the load on the controller low."""
+"""Calls Slurm's own commands, each for many jobs, to keep the load on the controller low."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from llmb.launch.slurm.job_state import (
 )
 
 TIME_OUT_S = 60
-"""A command waits 9 s for a controller that does not respond, sbatch twice that."""
+"""Time limit in seconds: commands wait 9 s for a controller that does not respond, and sbatch twice as long."""
 DOWN = re.compile(
     r"Unable to contact|Zero Bytes|timed out|Connection refused|connection failure|Munge|authentication error", re.I
 )
@@ -35,7 +35,7 @@ NO_ACCOUNTS = "accounting storage is disabled"
 SUBMITTED = re.compile(r"(?P<job_id>[0-9]{1,20})(?:;(?P<cluster>\S+))?", re.ASCII)
 MOST_SHOWN = 80
 SPEAKER = re.compile(r"^\w+: ((error|fatal): )?")
-# sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
+# SBATCH_ variables override the script, and a job would inherit the SLURM_ variables of the submitting job.
 USER_TOKEN = "SLURM_JWT"  # noqa: S105 (its name, not a token)
 PASSED_ON = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", USER_TOKEN)
 
@@ -47,28 +47,29 @@ def submit(
     arguments: Sequence[str] = (),
     secrets: Collection[str] = (),
 ) -> tuple[str, str | None]:
-    """Submit a script; return the job's id and, if there are several, its cluster. sbatch inherits ``held``.
+    """Submit a script; return the job's id and, if Slurm manages several clusters, its cluster.
 
-    ``arguments`` are preferred to the script's own flags; variables named in ``secrets`` reach the job, too.
+    sbatch inherits the file descriptors ``held``. ``arguments`` override the script's flags. Variables named in
+    ``secrets`` are passed to the job.
 
-    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer: the job may have been
-    queued even then.
+    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer, in which case the job may
+    still have been queued.
     """
     variables = submitting_environment(environ, secrets)
     hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in variables else []
     output = call(["sbatch", "--parsable", *hidden, *arguments, str(script)], variables, held=held)
     if output.code:
-        do = "correct the options or cluster_config.yaml; --dry-run prints the batch script"
+        do = "correct the options or cluster_config.yaml; pass --dry-run to print the batch script"
         raise UsageError(f"Slurm rejected the job: {message(output)}", do=do)
     match = SUBMITTED.fullmatch("".join(output.text.strip().splitlines()[-1:]))
     if match is None:
-        what = f"sbatch did not print the id of a job, but '{printable(output.text.strip()[:MOST_SHOWN])}'"
-        raise InfrastructureError(what, do="see 'squeue --me'; 'llmb jobs refresh' finds the job if it was queued")
+        what = f"sbatch printed no job id, but '{printable(output.text.strip()[:MOST_SHOWN])}'"
+        raise InfrastructureError(what, do="run 'llmb jobs refresh', which finds the job if it was queued")
     return match["job_id"], match["cluster"]
 
 
 def not_exported(name: str) -> str:
-    """Return the sbatch flag that withholds one of sbatch's variables from the job, in which it is then empty."""
+    """Return the flag of sbatch that makes a variable empty in the job."""
     return f"--export=ALL,{name}="
 
 
@@ -78,10 +79,10 @@ def call(
     time_out_s: float = TIME_OUT_S,
     held: Sequence[int] = (),
 ) -> Output:
-    """Run one of Slurm's commands.
+    """Run one of Slurm's commands and return its output.
 
-    Raises EnvironmentProblem where this machine has no Slurm or none that is configured, InfrastructureError where the
-    controller is down.
+    Raises EnvironmentProblem if Slurm is not installed or configured on this machine, InfrastructureError if the
+    controller does not respond.
     """
     output = ask_program(command, time_out_s, environ=environ, held=held, cwd=None)
     if output.code == 0:
@@ -92,9 +93,9 @@ def call(
         raise EnvironmentProblem(problem, do=do)
     _raise_unless_configured(output.errors)
     if output.timed_out:
-        raise InfrastructureError(problem, do="try again")
+        raise InfrastructureError(problem, do="try again, or see 'scontrol ping'")
     if output.code is None:
-        do = "look at the file that 'command -v' names; a login node has Slurm's own"
+        do = "check the program that 'command -v' reports; use a login node, which has Slurm's own commands"
         raise EnvironmentProblem(problem, do=do)
     if DOWN.search(output.errors):
         raise InfrastructureError(f"Slurm does not answer: {message(output)}", do="try again, or see 'scontrol ping'")
@@ -102,15 +103,15 @@ def call(
 
 
 def _raise_unless_configured(errors: str) -> None:
-    """A machine that gets its configuration from the controller reports both when the controller is down."""
+    """Raise EnvironmentProblem if Slurm is not configured here, unless a controller that would configure it is down."""
     if NO_CONFIGURATION.search(errors) and not DOWN.search(errors):
         do = "run llmb where Slurm is configured, such as on a login node, or set SLURM_CONF to its slurm.conf"
         raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(errors)}", do=do)
 
 
 def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
-    """Return the environment of sbatch and the job: nothing that would override the script, and no secret but those
-    named in ``secrets``, and the token by which Slurm knows the user, which the job does not get.
+    """Return the environment of sbatch and the job, without variables that would override the script, and without
+    secrets except those named in ``secrets`` and the user's token for Slurm.
     """
     harmless = {
         name: value
@@ -129,23 +130,23 @@ def last_lines(text: str) -> str:
 
 
 def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Return the states of jobs that the controller remembers. Raises InfrastructureError if it does not respond."""
+    """Return the states of those jobs that the controller still has; raise InfrastructureError if it is down."""
     jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
-        # Of a single id that is unknown squeue makes an error; of several it leaves out the unknown ones.
+        # squeue fails for a single unknown id, but ignores unknown ones among several.
         jobs.update(_queue(["-j", ids], time_out_s))
     return {job_id: jobs[job_id] for job_id in job_ids if job_id in jobs}
 
 
 def user_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
-    """Return all of this user's jobs that the controller remembers."""
+    """Return all of this user's jobs that the controller still has."""
     return list(_queue(["--me"], time_out_s).values())
 
 
 def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Return the states of jobs in accounting, which lags behind; none on a cluster without accounting.
+    """Return the states of jobs from accounting, which may lag behind; none on a cluster without accounting.
 
-    Raises InfrastructureError if accounting does not answer.
+    Raises InfrastructureError if accounting does not respond.
     """
     jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
@@ -158,14 +159,14 @@ def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> 
 
 
 def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
-    """Return all of this user's jobs in accounting since ``since_s``; none if it is missing or does not respond."""
-    since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
+    """Return this user's jobs from accounting since ``since_s``; none if it is missing or does not respond."""
+    since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # Slurm expects local time
     output, accounts = _accounts(["-S", since], time_out_s)
     return list(accounts.values()) if output.code == 0 else []
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
-    """Cancel jobs. Raises UsageError if Slurm does not cancel one of them; jobs that have ended are no error."""
+    """Cancel jobs, ignoring those that have ended; raise UsageError if a job cannot be cancelled."""
     for ids in _batches(job_ids):
         output = call(["scancel", *ids.split(",")])
         if output.code and NO_JOB not in output.errors:
@@ -173,7 +174,7 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
 
 
 def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Output, dict[str, SlurmJob]]:
-    """Return the answer of sacct, and the jobs in it."""
+    """Run sacct; return its output and the jobs in it."""
     command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", SACCT_FIELDS]
     output = call(command, _environ(), time_out_s)
     return output, parse_accounts(output.text)

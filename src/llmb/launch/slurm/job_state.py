@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a job: in Slurm's terms, parsed from its output, and their meaning. Pure."""
+"""Parses the states of jobs from Slurm's output, and explains them. Pure."""
 
 from llmb.launch.scheduler_port import UNKNOWN, JobState, Phase
 
@@ -17,9 +17,9 @@ ENDED: dict[str, tuple[Phase, str]] = {
     "REVOKED": ("cancelled", "revoked: another cluster runs it"),
     "TIMEOUT": ("timed_out", "ended at its time limit"),
 }
-"""Final states with their meaning. In any other state a job has not ended, as far as this llmb knows."""
-# Reasons and submit lines are any text, so fields end with a character that no text holds. What may hold a line break
-# comes last. Times are requested as seconds since 1970.
+"""Final states with their phases and meanings. In any other state, a job has not ended."""
+# Reasons and submit lines are arbitrary text, so fields end with a character that text does not contain. The field that
+# may contain a line break is last. Times are requested as seconds since 1970.
 FIELD, RECORD = "\x1f", "\x1e"
 TIME_FORMAT = {"SLURM_TIME_FORMAT": "%s"}
 SACCT_FIELDS = "JobID,State,ExitCode,NodeList,Reason,Submit,Start,End,SubmitLine"
@@ -33,21 +33,22 @@ class SlurmJob(JobState):
 
     reason: str | None = None
     command: str | None = None
-    """The command as submitted, which ends with the path of the batch script."""
+    """The command that submitted the job, which ends with the path of the batch script."""
     submitted_s: float | None = None
     cancelled_by: str | None = None
-    """Id of the user who cancelled it."""
+    """Id of the user who cancelled the job."""
 
 
 def parse_accounts(text: str) -> dict[str, SlurmJob]:
-    """Parse ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts.
+    """Parse the output of ``sacct -X -D -n -P`` with SACCT_FIELDS into jobs by id.
 
-    After ids were reset, an earlier job with the same id has lines too, which are not starts of this one.
+    Each start of a job has a line, and the last one counts. If ids were reset, lines of an earlier job with the same id
+    are not counted as restarts.
     """
     jobs: dict[str, SlurmJob] = {}
     for line in text.splitlines():
         if line.count(FIELD) < SACCT_FIELDS.count(","):
-            continue  # the rest of a submit line that holds a line break
+            continue  # the rest of a submit line with a line break
         job_id, state, exit_text, nodes, reason, submitted, started, ended, command = line.split(FIELD, 8)
         name, _, who = state.partition(" by ")  # such as "CANCELLED by 1000"
         code, signal = _exit(exit_text)
@@ -71,7 +72,7 @@ def parse_accounts(text: str) -> dict[str, SlurmJob]:
 
 
 def parse_queue(text: str) -> dict[str, SlurmJob]:
-    """Parse ``squeue -h -r -t all`` with SQUEUE_FIELDS, by job id, where a task of an array is ``<job>_<task>``."""
+    """Parse the output of ``squeue -h -r -t all`` with SQUEUE_FIELDS into jobs by id, ``<job>_<task>`` for arrays."""
     jobs: dict[str, SlurmJob] = {}
     for record in text.split(RECORD):
         if record.count(FIELD) < SQUEUE_FIELDS.count(","):
@@ -90,7 +91,7 @@ def parse_queue(text: str) -> dict[str, SlurmJob]:
             restarts=int(restarts) if restarts.isdecimal() else 0,
             command=command or None,
             submitted_s=_seconds(submitted),
-            started_s=None if state == "PENDING" else _seconds(started),  # of a job that waits, when it may start
+            started_s=None if state == "PENDING" else _seconds(started),  # for a waiting job, an estimate
             ended_s=_seconds(ended) if over else None,
         )
     return jobs
@@ -101,7 +102,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _wait_status(text: str) -> tuple[int | None, int | None]:
-    """Parse the status of wait(2), which squeue, unlike Slurm's other commands, prints as one number."""
+    """Parse exit code and signal from a status of wait(2), which only squeue prints as a single number."""
     if ":" in text:
         return _exit(text)
     return (int(text) >> 8, int(text) & 0x7F) if text.isdecimal() else (None, None)
@@ -132,25 +133,25 @@ RUNNING = frozenset(
     ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED", "EXPEDITING"]
 )
 WORDS = frozenset([*WAITING, *RUNNING, *ENDED])
-"""Every known state; a later Slurm may report others."""
+"""All known states; later versions of Slurm may report others."""
 HOLDS = {"SUSPENDED": "suspended by Slurm", "EXPEDITING": "ended; Slurm checks whether to requeue it"}
 WAITS = {
     "BeginTime": "may not start yet",
     "Dependency": "another job has to end first",
-    "DependencyNeverSatisfied": "the job that it depends on did not end as required: it will never start; cancel it",
-    "BadConstraints": "no node has what it requests: it will never start; cancel it",
+    "DependencyNeverSatisfied": "the job that it depends on did not end as required, so it will never start; cancel it",
+    "BadConstraints": "no node has what it requests, so it will never start; cancel it",
     "JobHeldAdmin": "held by an administrator",
-    "JobHeldUser": "held; 'scontrol release' releases it",
-    "JobHoldMaxRequeue": "held, because it was requeued too often; 'scontrol release' releases it",
-    "job_requeued_in_held_state": "requeued, and held; 'scontrol release' releases it",
-    "launch_failed_requeued_held": "Slurm could not start it on a node and holds it: look at the node with 'scontrol"
-    " show node', or exclude it; then 'scontrol release' releases the job",
+    "JobHeldUser": "held; run 'scontrol release' to release it",
+    "JobHoldMaxRequeue": "held, because it was requeued too often; run 'scontrol release' to release it",
+    "job_requeued_in_held_state": "requeued and held; run 'scontrol release' to release it",
+    "launch_failed_requeued_held": "Slurm could not start it on a node and holds it; check the node with 'scontrol"
+    " show node' or exclude it, then run 'scontrol release' to release the job",
     "user_env_retrieval_failed_requeued_held": "Slurm could not read the user's environment on a node and holds it;"
-    " 'scontrol release' releases it",
+    " run 'scontrol release' to release it",
     "PartitionDown": "the partition is down",
-    "PartitionNodeLimit": "it requests more nodes than the partition allows, or for nodes that are down",
-    "PartitionTimeLimit": "it requests more time than the partition allows: it will never start",
-    "Priority": "jobs of higher priority come first",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows, or nodes that are down",
+    "PartitionTimeLimit": "it requests more time than the partition allows, so it will never start",
+    "Priority": "jobs with higher priority are first",
     "ReqNodeNotAvail": "a node that it requests is not available",
     "Reservation": "the reservation has not begun, or is full",
     "Resources": "the nodes are busy",
@@ -168,11 +169,11 @@ def phase_of(state: str) -> Phase:
 
 
 def with_meaning(job: SlurmJob) -> JobState:
-    """Return ``job`` with its state in the terms of all schedulers."""
+    """Return ``job`` with its state in general terms: the phase, and its meaning for the user."""
     phase = phase_of(job.state)
     meaning = None
     if phase == "unrecognized":
-        meaning = f"Slurm reports {job.state}, a state that this llmb does not know; querying again"
+        meaning = f"Slurm reports {job.state}, a state that this version of llmb does not know; querying again"
     elif phase in ("queued", "running"):
         meaning = _live_meaning(job)
     elif phase not in ("unknown", "completed"):

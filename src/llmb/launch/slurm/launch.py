@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that a program's own script queues in Slurm: its variables, the call, and the resulting id."""
+"""Jobs that a program's own script queues in Slurm: the script's variables, the call, and the resulting job id."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ from llmb.launch.slurm.settings import GPU_FLAGS, SlurmSettings, flag_problems, 
 from llmb.runs.folder import RunFolder, writing
 
 LIMIT_S = 1800
-"""NeMo-Run packs its code and may wait for a busy controller."""
+"""Time limit in seconds, because NeMo-Run packs its code and may wait for a busy controller."""
 JOB_ID = {"scheduler": re.compile(r"^Submitted batch job (\d{1,20})\b", re.M), "script": NEMO_RUN_JOB}
 REFUSED = re.compile(r"sbatch: error: (.{1,400})")
 SHORT = {"account": "-A", "partition": "-p"}
@@ -34,14 +34,14 @@ SBATCH_VARIABLES = {
     "gres": "SBATCH_GRES",
     "gpus-per-node": "SBATCH_GPUS_PER_NODE",
 }
-"""Variables that sbatch prefers to the flags in a batch script (sbatch(1), input environment variables)."""
+"""Variables that override the flags in a batch script, by flag (sbatch(1), input environment variables)."""
 LAST_LINES = 8
 
 
 def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """Add the flags from the user and the cluster's settings; the script itself has the others.
+    """Add flags from the cluster's settings and the user's options; the script itself sets all others.
 
-    Raises UsageError for what cannot be handed to it.
+    Raises UsageError if an option or a flag cannot be passed to the script.
     """
     settings_flags = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type)}
     site = {**{name: value for name, value in settings_flags.items() if value}, **settings.flags}
@@ -64,7 +64,7 @@ def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, setting
 
 def _problems(launch: Launch, flags: Mapping[str, str | None], options: JobOptions) -> Iterator[str]:
     yield from (
-        f"{name} is unknown, which the launch script needs: set --{name}"
+        f"the launch script requires --{name}, which is not specified"
         for name in ("account", "partition")
         if name in launch.needed and not flags.get(name)
     )
@@ -78,11 +78,11 @@ def _problems(launch: Launch, flags: Mapping[str, str | None], options: JobOptio
         "--numa-binding": options.numa_binding,
         "--retries": options.retries,
     }
-    yield from (f"{name} is for jobs that llmb starts itself" for name, value in chosen.items() if value)
+    yield from (f"{name} is only supported for jobs that llmb starts itself" for name, value in chosen.items() if value)
 
 
 def _handed(launch: Launch, flags: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    """Yield the variables through which the script, or the sbatch that it calls, gets ``flags``."""
+    """Yield the variables that pass ``flags`` to the script, or to the sbatch that it calls."""
     more: list[str] = []
     for name, value in flags.items():
         variable = launch.named.get(name) or SBATCH_VARIABLES.get(name)
@@ -95,7 +95,7 @@ def _handed(launch: Launch, flags: Mapping[str, str | None]) -> Iterator[tuple[s
 
 
 def launch_text(spec: JobSpec, launch: Launch, folder: RunFolder) -> str:
-    """Return the text that calls the script, with its output in the run folder."""
+    """Return the batch script that calls the program's script, with the output in the run folder."""
     return "\n".join(_lines(spec, launch, folder)) + "\n"
 
 
@@ -106,7 +106,7 @@ def _lines(spec: JobSpec, launch: Launch, folder: RunFolder) -> Iterator[str]:
     if launch.removed:
         yield f"unset {' '.join(launch.removed)}"
     yield from (f"export {item.name}={shlex.quote(item.value)}  # {item.origin}" for item in spec.variables)
-    yield from (f"export {name}  # of the shell that submits" for name in spec.secrets)
+    yield from (f"export {name}  # from the submitting shell" for name in spec.secrets)
     if launch.environment:
         yield f"export VIRTUAL_ENV={shlex.quote(launch.environment)}"
         yield 'export PATH="$VIRTUAL_ENV/bin:$PATH"; unset PYTHONHOME'
@@ -129,7 +129,7 @@ def _call(spec: JobSpec, launch: Launch) -> str:
 def call_launch(job: Submission) -> str:
     """Run the script, and return the id of the job that it queued.
 
-    Raises UsageError with its last lines if it has queued none, InfrastructureError where that is not known.
+    Raises UsageError with the script's last lines if it queued no job, InfrastructureError if that is unknown.
     """
     launch, output = job.spec.launch, job.folder.launch_output
     assert launch is not None
@@ -150,26 +150,26 @@ def call_launch(job: Submission) -> str:
             f"Slurm rejected the job: {printable(refused[1])}", do="correct the options or cluster_config.yaml"
         )
     if program.code == 0:
-        what = f"{launch.script} ended without printing the id of a job:\n{last}"
-        raise InfrastructureError(what, do="see 'squeue --me': llmb does not follow a job that it queued")
+        what = f"{launch.script} ended without printing a job id:\n{last}"
+        raise InfrastructureError(what, do="check 'squeue --me'; llmb does not follow a job that the script queued")
     why = "took too long" if program.timed_out else f"ended with exit code {program.code}"
-    raise UsageError(f"{launch.script} in {launch.folder} {why}, and queued nothing:\n{last}")
+    raise UsageError(f"{launch.script} in {launch.folder} {why} and queued no job:\n{last}")
 
 
 def _hidden(output: Path, secrets: Iterable[str]) -> str:
-    """Return the script's saved output, without the secrets that it was passed."""
+    """Return the script's saved output without secrets, and remove them from the file."""
     printed = text = _text(output)
     for secret in filter(None, secrets):
         text = text.replace(secret, HIDDEN)
-    text = redacted(text)  # and those of others that it printed
+    text = redacted(text)  # other secrets that it printed
     if text != printed:
-        with suppress(OSError):  # in place: on a full disk the job's id is not lost, nor the secret kept
+        with suppress(OSError):  # in place, so that on a full disk the job id is not lost, and the secret not kept
             output.write_text(text)
     return text
 
 
 def launched_id(base: RunFolder) -> str | None:
-    """Return the id that a launch's script printed, if the client was killed before it could read it."""
+    """Return the job id in the saved output of a program's script, if there is one."""
     try:
         launch = read_spec(base).launch
     except (OSError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's offer to this user: accounts, partitions with their nodes, lists of hosts, GPUs; and its setup."""
+"""Reads from Slurm what this user can use: accounts, partitions, nodes and GPUs; and parses lists of nodes."""
 
 import os
 import pwd
@@ -22,30 +22,30 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 _NODE = re.compile(r"\bNodeName=(\S+)")
 ABSENT = "not found"
 SINFO = ("sinfo", "--noheader", "--format=%P|%D|%G|%N")
-"""One line for each group of equal nodes of a partition."""
+"""Prints one line for each group of identical nodes in a partition."""
 SAMPLE = 5
-"""Number of nodes per partition that are queried for their architecture."""
+"""Number of nodes per group that are queried for their architecture."""
 _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 
 
 def expand(hosts: str | None) -> list[str]:
-    """Return every name in the list; empty for none. Raises ValueError."""
+    """Return the names in a list such as ``node[1-4]``; raise ValueError if it is malformed."""
     if re.search(r"[\[\]]", _BRACKET.sub("", hosts or "")):
         raise ValueError("unbalanced brackets")
     return [name for part in _PART.findall(hosts or "") for name in _names(part)]
 
 
 def nodelist_warnings(listed: str | None, nodes: int) -> Iterator[str]:
-    """Warn if a job of ``nodes`` nodes cannot have this list of nodes; nothing for a file or a damaged list."""
+    """Yield a warning if a node list has more than ``nodes`` nodes; ignore files and malformed lists."""
     if listed is None or "/" in listed:
         return
     with suppress(ValueError):
         if (count := len({*expand(listed)})) > nodes:
-            yield f"--nodelist names {count} nodes, and the job has {nodes}: Slurm will reject it"
+            yield f"--nodelist has {count} nodes, but the job has {nodes}; Slurm will reject it"
 
 
 def compress(names: Iterable[str]) -> str:
-    """Format the names as one sorted list without duplicates; ``node1``, ``node2`` as ``node[1-2]``."""
+    """Format names as a sorted list without duplicates, in which ``node1`` and ``node2`` are ``node[1-2]``."""
     numbers: dict[tuple[str, str], set[str]] = {}
     for name in names:
         match = _NUMBERED.fullmatch(name)
@@ -55,7 +55,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
-    """Yield ranges of numbers; numbers with as many digits as one with leading zeros are padded, too."""
+    """Yield lists of names by width of their numbers; a width with a leading zero in one number is padded in all."""
     padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
     for width in (0, *sorted(padded)):
         ids = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
@@ -84,28 +84,28 @@ def _names(part: str) -> Iterator[str]:
 
 
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-    """Read nodes in the order of the list. Raises UsageError for text that is not a list, and for nodes or partitions
-    that are not of this cluster; InfrastructureError if Slurm does not answer, EnvironmentProblem without Slurm."""
+    """Read the listed nodes in order, or those of a partition. Raises UsageError if the list is malformed, or a node or
+    the partition does not exist; InfrastructureError if Slurm does not answer, EnvironmentProblem without Slurm."""
     queried = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(queried))
     output = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
     nodes = parse_nodes(output.text)
     if missing := [name for name in names if name not in nodes]:
         if output.code and ABSENT not in f"{output.errors}{output.text}":
-            raise InfrastructureError(f"Slurm does not show its nodes: {message(output)}", do="try again")
-        do = "'sinfo -N' lists the nodes of this cluster"
+            raise InfrastructureError(f"Slurm does not report its nodes: {message(output)}", do="try again")
+        do = "run 'sinfo -N' for the nodes of this cluster"
         raise UsageError(f"this cluster has no node {compress(missing)}", do=do)
     return {name: nodes[name] for name in names}
 
 
 def _listed(text: str) -> list[str]:
-    do = "use Slurm's form of a list, such as node[1-4,7],login1"
+    do = "use Slurm's list format, such as node[1-4,7],login1"
     try:
         names = expand(text)
     except ValueError as error:
         raise UsageError(f"'{text}' is not a list of nodes: {error}", do=do) from error
     if bad := next((name for name in names if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)), None):
-        raise UsageError(f"'{bad}' is not the name of a node", do=do)
+        raise UsageError(f"'{bad}' is not a valid node name", do=do)
     if not names:
         raise UsageError("the list of nodes is empty", do=do)
     return names
@@ -122,7 +122,7 @@ def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
-    """Parse ``scontrol --oneliner show node``: nodes by name."""
+    """Parse the output of ``scontrol --oneliner show node`` for several nodes, by name."""
     nodes = {}
     for line in text.splitlines():
         name, state = _NODE.search(line), parse_node(line)
@@ -132,7 +132,7 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
 
 
 def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
-    """Return the cluster's partition for a job that names none: the default, or the one for its GPU type."""
+    """Return the cluster's partition for jobs without ``--partition``: the default, or those with the GPU type."""
     if gpu_type == CPU:
         return settings.cpu_partition or settings.partition
     types = settings.types_of(settings.partition)
@@ -145,10 +145,10 @@ def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
 
 
 def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str | None, site: str | None) -> str | None:
-    """The GPU type of a job in ``partition``, which is None where the job names none: the ``type_`` one, else the
-    partition's, else the ``site``'s.
+    """Return the GPU type of a job: the requested ``type_``, or else the partition's, or else the ``site``'s.
 
-    Raises UsageError where the partition does not have it, or where several partitions have different ones.
+    ``partition`` is None if the job requests none. Raises UsageError if the partition does not have the requested type,
+    or partitions have different types.
     """
     if type_ == CPU:
         return type_
@@ -158,7 +158,7 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str |
         if len(set(types.values())) > 1:
             what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in types.items())
             raise UsageError(
-                f"the partitions have different GPU types: {what}", do="add --gpu-type or choose one partition"
+                f"the partitions have different GPU types: {what}", do="pass --gpu-type or a single --partition"
             )
         return next(iter(types.values()), site)
     having = [name for name, item in settings.partitions.items() if item.gpu_type == type_]
@@ -172,7 +172,7 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str |
 
 
 def slurm_offer() -> Offer:
-    """Return the offer. Raises InfrastructureError where Slurm does not answer, EnvironmentProblem without Slurm."""
+    """Query Slurm's offer; raise InfrastructureError if Slurm does not answer, EnvironmentProblem without Slurm."""
     output = call(SINFO)
     if output.code:
         raise InfrastructureError(f"sinfo failed: {message(output)}", do="try again, or see 'scontrol ping'")
@@ -182,7 +182,7 @@ def slurm_offer() -> Offer:
 
 
 def _groups(text: str) -> list[tuple[str, int, str, str]]:
-    """Return the partition, number of nodes, generic resources and nodes in each line of sinfo."""
+    """Parse each line of sinfo into partition, number of nodes, generic resources and list of nodes."""
     partitions = []
     for line in text.splitlines():
         parts = line.split("|")
@@ -192,7 +192,7 @@ def _groups(text: str) -> list[tuple[str, int, str, str]]:
 
 
 def partitions(groups: Iterable[tuple[str, int, str, str]], architectures: Mapping[str, str]) -> tuple[Partition, ...]:
-    """Take GPUs and architecture from the majority of a partition's nodes. Pure."""
+    """Return partitions with the GPUs and the architecture that most of their nodes have. Pure."""
     by_name: dict[str, list[tuple[int, str, str]]] = {}
     for name, count, gres, nodes in groups:
         by_name.setdefault(name, []).append((count, gres, nodes))
@@ -217,7 +217,7 @@ def _partition(name: str, lines: Sequence[tuple[int, str, str]], architectures: 
 
 
 def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str]:
-    """Return the architectures of a sample of nodes, by name; the controller knows those of registered nodes."""
+    """Query the architectures of a sample of nodes, by name; nodes that never registered are missing."""
     sample = dict.fromkeys(node for _, _, _, nodes in groups for node in islice(expand(nodes), SAMPLE))
     if not sample:
         return {}
@@ -231,7 +231,7 @@ def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str
 
 
 def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
-    """Return this user's accounts and the default one; None without accounting, or if its database does not respond."""
+    """Return this user's accounts and the default one; None for both without accounting or if it does not respond."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
         query = ["sacctmgr", "--noheader", "--parsable2", "show"]
@@ -272,15 +272,15 @@ UNUSABLE = frozenset(
         "FUTURE",
     ]
 )
-"""Flags of a node's state in which it gets no jobs, or loses its jobs."""
+"""Flags in the state of a node that cannot run jobs."""
 
 
 def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
-    """Read the setup of this machine's cluster. Raises EnvironmentProblem without one, InfrastructureError if its
+    """Read Slurm's setup and the state of ``node``. Raises EnvironmentProblem without Slurm, InfrastructureError if the
     controller does not answer."""
     output = call(["scontrol", "show", "config"], time_out_s=time_out_s)
     if output.code:
-        raise InfrastructureError(f"Slurm does not show its configuration: {message(output)}")
+        raise InfrastructureError(f"Slurm does not report its configuration: {message(output)}")
     settings = parse_settings(output.text)
     traits = {
         **traits_of(settings),
@@ -295,7 +295,7 @@ def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
 
 
 def _said(command: Sequence[str], time_out_s: float) -> str:
-    """Return both outputs, because srun prints to either, depending on its version; empty if it fails."""
+    """Return a command's stdout and stderr, because versions of srun differ in which they use; empty if it fails."""
     try:
         output = call(command, time_out_s=time_out_s)
     except LlmbError:
@@ -304,12 +304,12 @@ def _said(command: Sequence[str], time_out_s: float) -> str:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Parse ``scontrol show config``, without unset values."""
+    """Parse the output of ``scontrol show config``, without unset values."""
     return {name: value for name, value in _SETTING.findall(text) if value not in _NONE}
 
 
 def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
-    """Return traits by the settings; an empty configuration has none."""
+    """Return the traits that Slurm's configuration determines; none if it is empty."""
     if not settings:
         return {}
     tracking = settings.get("ProctrackType", "none")
@@ -326,7 +326,7 @@ def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
 
 
 def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
-    """Parse ``srun --mpi=list``; llmb starts its processes without any of them."""
+    """Parse the output of ``srun --mpi=list``. Every value is suitable, because llmb does not use MPI."""
     lines = (line.removeprefix("srun:").strip() for line in listed.splitlines())
     names = [line for line in lines if re.fullmatch(r"\w+", line)]
     versions = re.findall(r"pmix_v\d+", listed)
@@ -338,7 +338,7 @@ def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
 
 
 def container_trait(usage: str) -> dict[Trait, Plugin]:
-    """Parse ``srun --help``, which lists the options of Pyxis where it is loaded."""
+    """Parse the output of ``srun --help``, which lists the options of Pyxis if that is loaded."""
     if not usage.strip():
         return {}
     has = PYXIS in usage
@@ -346,7 +346,7 @@ def container_trait(usage: str) -> dict[Trait, Plugin]:
 
 
 def parse_node(line: str) -> NodeState | None:
-    """Parse ``scontrol --oneliner show node``; None if it shows none."""
+    """Parse a line of ``scontrol --oneliner show node``; return None if it does not describe a node."""
     fields = dict(_FIELD.findall(line.strip()))
     state = fields.get("State")
     if not state:
@@ -364,7 +364,7 @@ def parse_node(line: str) -> NodeState | None:
 
 
 def read_gpus(gres: str) -> tuple[int | None, str | None]:
-    """Return the number and type of GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types, the sum."""
+    """Parse the number and type of GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; several types are summed."""
     matches = list(_GPUS.finditer(gres))
     if not matches:
         return None, None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's requests for a Slurm job, by options and by the shell, and the flags that complete it. Pure."""
+"""Options for Slurm jobs on the command line and in the shell, and the resulting flags of sbatch. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ from llmb.launch.slurm.settings import (
 
 ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
 COUNTED = ("SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE")
-"""The variables with the value ``null`` on a cluster that does not count GPUs, so that no job may request them."""
+"""Variables that are ``null`` on a cluster where Slurm does not manage GPUs, so that jobs must not request them."""
 DURATION = Form(
     lambda text: text == "" or TIME.fullmatch(text.upper()), "a time such as 30, 00:30:00 or 1-12:00:00", any_case=True
 )
@@ -39,11 +39,10 @@ _option = partial(Option, panel="Slurm")
 
 
 class SlurmChoices(Record):
-    """The options of every command that queues jobs. None leaves a choice to the shell, and then to the cluster's
-    settings.
+    """The Slurm options of every command that queues jobs; for None, variables of the shell and then settings apply.
 
-    sbatch itself reads some of the shell's variables, and would prefer them to the batch script; so they are written
-    into it, and kept from sbatch.
+    Some of these variables would override the batch script, because sbatch reads them. They are therefore written into
+    the script and hidden from sbatch.
     """
 
     account: Annotated[
@@ -57,7 +56,7 @@ class SlurmChoices(Record):
         _option(
             basic=True,
             flags=("-p", "--partition"),
-            help="Partition, or several separated by commas.",
+            help="Partition, or several, separated by commas.",
             set_by=("SBATCH_PARTITION", "SLURM_PARTITION"),
         ),
     ] = None
@@ -66,7 +65,7 @@ class SlurmChoices(Record):
         str | None,
         _option(
             basic=True,
-            help="Minutes, hh:mm:ss or d-hh:mm:ss. Default: that of the recipe.",
+            help="Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: that of the recipe.",
             form=DURATION,
             set_by=("TIME_LIMIT", "SBATCH_TIMELIMIT"),
         ),
@@ -77,16 +76,16 @@ class SlurmChoices(Record):
     gpus_per_node: Annotated[
         int | None,
         _option(
-            help="GPUs, or processes on a CPU. Default: those of the GPU type.",
+            help="GPUs per node, or processes on a CPU. Default: the number for the GPU type.",
             minimum=1,
             set_by=("GPUS_PER_NODE", "SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE"),
         ),
     ] = None
     gpu_request: Annotated[
-        GpuRequest | None, _option(help="How GPUs are requested; none for whole nodes whose GPUs Slurm does not count.")
+        GpuRequest | None, _option(help="Flag that requests GPUs; none for whole nodes if Slurm does not manage GPUs.")
     ] = None
     gres: Annotated[
-        str | None, _option(help="Generic resources of a node, such as gpu:8. Default: the GPUs that the job uses.")
+        str | None, _option(help="Generic resources per node, such as gpu:8. Default: the GPUs that the job uses.")
     ] = None
     nodelist: Annotated[str | None, _option(help="Nodes that the job must include.", set_by=("SBATCH_NODELIST",))] = (
         None
@@ -94,27 +93,27 @@ class SlurmChoices(Record):
     exclude: Annotated[
         str | None,
         _option(
-            help="Nodes to avoid, such as node[1-4]; @FILE: the nodes listed in a file; unfit: those that "
-            "failed the last check of nodes, or were at fault in runs since.",
+            help="Nodes to avoid, such as node[1-4]; @FILE: nodes listed in a file; unfit: nodes that "
+            "failed the last check of nodes, or were at fault in runs since then.",
             set_by=("SBATCH_EXCLUDE",),
         ),
     ] = None
-    constraint: Annotated[str | None, _option(help="Features that the nodes need.", set_by=("SBATCH_CONSTRAINT",))] = (
+    constraint: Annotated[str | None, _option(help="Features that nodes must have.", set_by=("SBATCH_CONSTRAINT",))] = (
         None
     )
     reservation: Annotated[str | None, _option(help="Reservation to run in.", set_by=("SBATCH_RESERVATION",))] = None
-    nice: Annotated[int | None, _option(help="Lower the priority by this much.")] = None
+    nice: Annotated[int | None, _option(help="Amount by which to lower the priority.")] = None
     segment: Annotated[
         int | None,
-        _option(help="Nodes within one NVLink domain. Default if a domain spans nodes: a divisor of the job's nodes."),
+        _option(help="Nodes per NVLink domain. Default if a domain spans nodes: a divisor of the job's nodes."),
     ] = None
-    dependency: Annotated[str | None, _option(help="Dependency, such as afterok:1234.")] = None
+    dependency: Annotated[str | None, _option(help="Jobs that must end first, such as afterok:1234.")] = None
     retries: Annotated[
         int | None,
         _option(
-            help="Start again, from the last checkpoint, up to this many times after "
+            help="Maximum number of restarts, from the last checkpoint, after "
             "preemption, the loss of a node and other "
-            "failures of the infrastructure. Default: cluster_config.yaml, else 0.",
+            "infrastructure failures. Default: as in cluster_config.yaml, else 0.",
             minimum=0,
         ),
     ] = None
@@ -124,21 +123,21 @@ class SlurmChoices(Record):
     slurm_arg: Annotated[
         tuple[str, ...],
         _option(
-            help="Any other flag of sbatch; 'KEY=' removes one. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
+            help="Any other flag of sbatch; 'KEY=' removes a flag. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
         ),
     ] = ()
     env: Annotated[
-        tuple[str, ...], _option(help="Variable of the workers. Repeatable.", metavar="NAME=VALUE", repeatable=True)
+        tuple[str, ...], _option(help="Worker environment variable. Repeatable.", metavar="NAME=VALUE", repeatable=True)
     ] = ()
     start: Annotated[
         StartMode | None,
-        _option(help="One task per node that starts its ranks, as torchrun, or one per GPU. Default: torchrun."),
+        _option(help="Start one task per node, which starts its ranks, or one task per GPU. Default: torchrun."),
     ] = None
     vboost: Annotated[
         str | None,
         _option(
-            help="Level of nvidia-smi boost-slider on every node while the workers train; recipe: that of the"
-            " published jobs, if a node allows it.",
+            help="Level of nvidia-smi boost-slider on every node while the workers train; recipe: the level of the"
+            " published jobs, if the node allows it.",
             metavar="recipe|0-4",
             form=Form(pattern(r"recipe|[0-4]"), "recipe, or a level from 0 (none) to 4", any_case=True),
         ),
@@ -146,17 +145,15 @@ class SlurmChoices(Record):
     cpu_binding: Annotated[
         str | None,
         _option(
-            help="CPU cores reserved for each worker: 'cores' for an equal share, a number, or none.",
+            help="CPU cores to reserve for each worker: a number, none, or 'cores' to divide all equally.",
             metavar="none|cores|N",
             form=Form(pattern(r"none|cores|\d{1,4}"), "none, cores or a number", any_case=True),
         ),
     ] = None
-    numa_binding: Annotated[NumaBinding | None, _option(help="local: CPU cores and memory of the GPU's NUMA node.")] = (
-        None
-    )
+    numa_binding: Annotated[NumaBinding | None, _option(help="local: bind workers to the GPU's NUMA node.")] = None
 
     def flags(self) -> dict[str, str | None]:
-        """Return the requested flags of sbatch, by sbatch's names."""
+        """Return the flags of sbatch that the options set, by sbatch's names."""
         chosen = self.model_dump(include=set(FLAG_NAMES), exclude_none=True)
         flags: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in chosen.items()}
         if self.signal_before:
@@ -178,11 +175,11 @@ FLAG_NAMES: Mapping[str, str] = {
     "segment": "segment",
     "dependency": "dependency",
 }
-"""sbatch's name of each option that is one of its flags."""
+"""The long names of sbatch's flags, by option."""
 
 
 def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str) -> JobOptions:
-    """Return the options, above the shell's variables. Raises UsageError with all problems."""
+    """Return the job's options, which override variables of the shell; raise UsageError if one is invalid."""
     if problems := list(limit_problems(chosen)):
         raise UsageError("\n".join(problems))
     return JobOptions(
@@ -208,7 +205,7 @@ def _vboost(text: str | None) -> Vboost | None:
 
 
 def _cpu_binding(text: str | None) -> CpuBinding | None:
-    """Parse the binding; as in the reference scripts, 0 is none. Raises UsageError."""
+    """Convert the option; as in the reference scripts, 0 means none. Raises UsageError if it is invalid."""
     if text is None:
         return None
     word = str(convert(options_of(SlurmChoices)["cpu_binding"], "--cpu-binding", (text,)))
@@ -218,9 +215,9 @@ def _cpu_binding(text: str | None) -> CpuBinding | None:
 
 
 def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the flags from the options ``job`` and ``--slurm-arg``, which override the shell's.
+    """Return the flags from options and ``--slurm-arg``, which override variables of the shell.
 
-    Raises UsageError with all that is wrong, and where an option and --slurm-arg say different things.
+    Raises UsageError if a flag is invalid, or an option and --slurm-arg set it to different values.
     """
     rest = parse_flags(others, "--slurm-arg")
     twice = [name for name in rest if name in job and rest[name] != job[name]]
@@ -229,12 +226,12 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
     additional = parse_additional(environ.get(ADDITIONAL, ""))
     flags = on_top(shell_flags(environ), additional, {**rest, **job})
     if problems := list(flag_problems(flags)):
-        raise UsageError(f"these flags cannot be used:{itemized(problems)}")
+        raise UsageError(f"these flags of sbatch cannot be used:{itemized(problems)}")
     return flags
 
 
 def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the flags from the variables that are set, as written."""
+    """Return the flags that variables of the shell set, unchecked."""
     flags: dict[str, str | None] = {}
     if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
         flags.update(dict.fromkeys(GPU_FLAGS, NO_FLAG))
@@ -246,11 +243,11 @@ def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
-    """Return the number. Raises UsageError for a value that is not a number."""
+    """Return the number of GPUs per node that the shell sets, if any; raise UsageError if it is not a number."""
     variable = variable_of("gpus_per_node", environ)
     if variable is None or _is_none(variable, environ):
         return None
-    # In a job that asked for a type of GPU Slurm sets it to 'h100:8'.
+    # In a job that requested a GPU type, Slurm sets the variable to a value such as 'h100:8'.
     text = environ[variable]
     count = text if "," in text else text.rpartition(":")[2]
     number: int = convert(options_of(SlurmChoices)["gpus_per_node"], variable, (count,))
@@ -262,19 +259,19 @@ def _is_none(variable: str | None, environ: Mapping[str, str]) -> bool:
 
 
 def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the set variable among those that correspond to an option."""
+    """Return the first variable that corresponds to the option ``name`` and is set."""
     return next((variable for variable in options_of(SlurmChoices)[name].set_by if environ.get(variable)), None)
 
 
 def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) -> Flags:
-    """The GPU flags of a job with ``chosen`` flags. Raises UsageError for fewer GPUs than the job has processes."""
+    """Return the flags that request GPUs; raise UsageError if ``chosen`` requests fewer than the job has processes."""
     chosen_flags = {name: chosen[name] for name in GPU_FLAGS if name in chosen}
     requested = requested_flags(chosen_flags)
     counts = [count for name, value in requested.items() for count in _gpus(name, value or "")]
     processes = placement.processes_per_node
     if counts and min(counts) < processes:
         flags = " ".join(f"{name}={value}" for name, value in requested.items())
-        do = "request more GPUs, or use a smaller --gpus-per-node"
+        do = "request more GPUs, or pass a smaller --gpus-per-node"
         raise UsageError(f"{flags} is less than the job's {processes} GPUs per node", do=do)
     if counts or NO_FLAG in chosen_flags.values():
         return requested
@@ -292,26 +289,26 @@ def _default(settings: SlurmSettings, count: int) -> Flags:
 
 
 def _both(other: str | None, gpus: str | None) -> Flags:
-    """Join the generic resources other than GPUs with the GPUs."""
+    """Join other generic resources with GPUs in one flag ``gres``."""
     return {"gres": f"{other},{gpus}"} if other and gpus else {}
 
 
 def _gpus(name: str, value: str) -> list[int]:
-    """Return the numbers of GPUs in a flag's value, such as ``h100:8`` or, of ``gres``, ``gpu:h100:8,nvme``."""
+    """Return the numbers of GPUs in the value of a flag, such as ``h100:8``, or ``gpu:h100:8,nvme`` for ``gres``."""
     items = value.split(",") if name == "gres" else [f"gpu:{value}"]
     parts = [item.split("(")[0].split(":") for item in items]
     return [int(last) if (last := part[-1]).isdecimal() else 1 for part in parts if part[0] == "gpu"]
 
 
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """Return the specification with all flags in the script's order, and the resulting fields. Raises UsageError."""
+    """Return the specification with all flags, in the order of the script; raise UsageError if one is invalid."""
     base = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
     flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
     site = {**{name: value for name, value in base.items() if value}, **flags_of_site}
     problems = [*flag_problems(requested_flags(on_top(site, options.flags)))]
     chosen = on_top(dict(_defaults(spec)), site, options.flags)
     if chosen.get("dependency"):
-        # Otherwise a job whose dependency can never be satisfied waits forever.
+        # Otherwise, a job waits forever if its dependency can never be satisfied.
         chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
     if problems:
         raise UsageError(f"this job cannot be requested:{itemized(problems)}")
@@ -358,5 +355,5 @@ def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
 
 
 def segment(nodes: int, domain_nodes: int) -> int:
-    """Return the number of nodes in one NVLink domain: the largest divisor of ``nodes`` that fits one."""
+    """Return the number of a job's nodes per NVLink domain: the largest divisor of ``nodes`` that a domain can hold."""
     return max(size for size in range(1, domain_nodes + 1) if nodes % size == 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm as a scheduler, and the questions of an installation on its cluster."""
+"""Slurm as a scheduler, and the installer's questions about it."""
 
 import re
 import shutil
@@ -77,21 +77,18 @@ _cluster = partial(Option, panel="Cluster")
 
 
 class SlurmAnswers(Record):
-    """The answers that only Slurm needs."""
+    """The installer's answers that only Slurm needs."""
 
     account: Annotated[str | None, _cluster(help="Slurm account, or none.", set_by=("SBATCH_ACCOUNT",))] = None
-    gpu_partition: Annotated[
-        str | None, _cluster(help="Partition of the nodes that train.", set_by=("SBATCH_PARTITION",))
-    ] = None
+    gpu_partition: Annotated[str | None, _cluster(help="Partition for training.", set_by=("SBATCH_PARTITION",))] = None
     cpu_partition: Annotated[
-        str | None, _cluster(help="Partition for jobs that need no GPU, or none for the other one.")
+        str | None, _cluster(help="Partition for jobs without GPUs, or none to use the training partition.")
     ] = None
     gpu_request: Annotated[
-        GpuRequest | None,
-        _cluster(help="How jobs request GPUs: a flag of sbatch, or none if Slurm does not count them."),
+        GpuRequest | None, _cluster(help="Flag of sbatch that requests GPUs, or none if Slurm does not manage GPUs.")
     ] = None
     gres_type: Annotated[
-        str | None, _cluster(help="Type in --gres=gpu:TYPE:N, or none. Default: none.", metavar="TYPE")
+        str | None, _cluster(help="GPU type in --gres=gpu:TYPE:N, or none. Default: none.", metavar="TYPE")
     ] = None
 
 
@@ -125,7 +122,7 @@ class GpuPartition(SlurmQuestion):
         return self.partitions()
 
     def assumed(self) -> str | None:
-        """Return the only partition with GPUs, or the only one."""
+        """Return the name of the only partition with GPUs, or of the only partition; None if there are several."""
         partitions = self.offer.partitions
         with_gpus = [item for item in partitions if item.gpus_per_node] or list(partitions)
         return with_gpus[0].name if len(with_gpus) == 1 else None
@@ -159,12 +156,12 @@ class GpuRequests(SlurmQuestion):
 
     def check(self, value: str) -> str | None:
         if value != NONE and self.partition and not self.partition.gpus_per_node:
-            return f"the nodes of {self.partition.name} have no generic resource 'gpu': Slurm would reject every job"
+            return f"nodes in {self.partition.name} have no generic resource 'gpu', so Slurm would reject every job"
         return None
 
 
 def training_partition(answers: SlurmAnswers, offer: Offer) -> Partition | None:
-    """Return the partition of the nodes that train; of several, the first."""
+    """Return the training partition, or the first of several."""
     return offer.partition(partition_names(answers.gpu_partition)[0])
 
 
@@ -201,7 +198,7 @@ class SlurmInstaller(InstallerPart):
             "gres_type": answers.gres_type,
         }
         values_given = {key: value for key, value in values.items() if value not in (None, NONE)}
-        # 'none' is a way to ask for GPUs; elsewhere it is not a value.
+        # 'none' is a valid value only for gpu_request.
         return {**values_given, "gpu_request": answers.gpu_request} if answers.gpu_request else values_given
 
     def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +210,7 @@ class SlurmInstaller(InstallerPart):
 
 
 SETTING_FLAGS = ("account", "partition")
-"""Flags that are settings themselves."""
+"""Flags with settings of their own in the section ``slurm``."""
 OF_SRUN = ("SRUN_", "SLURM_EXPORT_ENV")
 """The prefixes of variables that change a step's environment."""
 
@@ -243,7 +240,7 @@ FAULTS = Path(__file__).with_name("faults.yaml")
 
 
 class SlurmScheduler(SlurmInstaller, Scheduler):
-    """Everything that jobs, campaigns and commands need from Slurm."""
+    """Slurm, behind the interface that jobs, campaigns and commands use."""
 
     name = "slurm"
     title = "Slurm"
@@ -298,7 +295,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         return SubmittedJob(scheduler=self.name, job_id=job_id, cluster=cluster, submitted_at=now())
 
     def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
-        """Query the controller for the states; for live jobs that it has forgotten, query accounting."""
+        """Query the controller for the states of jobs, and accounting for live jobs that it no longer has."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
         answers = client.controller_states(ids, time_out_s) if ids else {}
         states = {
@@ -367,7 +364,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         )
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return variables for ``srun``: the shell of ``salloc`` need not be on a node of its job."""
+        """Return variables for ``srun``, with those of the first node, because ``salloc`` may run elsewhere."""
         node = {"SLURMD_NODENAME": expand(environ["SLURM_JOB_NODELIST"])[0]}
         if cores := environ.get("SLURM_JOB_CPUS_PER_NODE"):
             node["SLURM_CPUS_ON_NODE"] = re.split(r"\D", cores)[0]  # such as 64(x2),32
@@ -379,9 +376,9 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
 
 
 def accounted(job: JobHandle, accounts: Mapping[str, SlurmJob]) -> JobState:
-    """Return accounting's report of a job that the controller has forgotten.
+    """Return accounting's report on a job that the controller no longer has.
 
-    The controller forgets only jobs that have ended: if accounting shows one as live, it lags behind.
+    Such jobs have ended, so accounting lags behind if it reports one as live.
     """
     answer = accounts.get(str(job.job_id))
     if answer is None or not is_same(job, answer):
@@ -391,10 +388,10 @@ def accounted(job: JobHandle, accounts: Mapping[str, SlurmJob]) -> JobState:
 
 
 def is_same(job: JobHandle, answer: SlurmJob) -> bool:
-    """Return whether Slurm's answer is about ``job``: ids are reset when a controller loses its state.
+    """Return whether Slurm's answer is about ``job``, because ids are reset if a controller loses its state.
 
-    No two jobs of llmb share a batch script, and each is submitted by its full path. One that a program's own script
-    queued has that program's.
+    Every job of llmb has its own batch script, which is submitted by its full path. Jobs that a program's own script
+    queued are not checked.
     """
     is_script = answer.command is None or answer.command.endswith(str(job.folder.batch_script))
     return is_script or job.folder.launch_output.exists()

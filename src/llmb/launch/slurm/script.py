@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a batch script: the parts that run on every node, the workers' step in each start mode, and the rest.
+"""Generates the batch script of a job, with the workers' step in each start mode.
 
-All text is quoted, except for llmb's own. Pure.
+All text except llmb's own is quoted. Pure.
 """
 
 import inspect
@@ -19,7 +19,7 @@ WIDTH = 110
 
 
 class Shell(str):
-    """An expression for the shell to expand, made only from constants, never from user input."""
+    """Text that the shell expands, made only from constants, never from user input."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ def command_line(words: Iterable[ShellWord]) -> str:
 
 
 def command_lines(words: Iterable[ShellWord]) -> str:
-    """Format a command, broken into lines for readability."""
+    """Format a command with line breaks for readability."""
     lines: list[str] = []
     for part in (word if isinstance(word, Shell) else shlex.quote(word) for word in words):
         if lines and len(lines[-1]) + len(part) < WIDTH:
@@ -43,7 +43,7 @@ def command_lines(words: Iterable[ShellWord]) -> str:
 
 
 def shell_word(word: Word, interpreter: ShellWord) -> ShellWord:
-    """Convert a word of a command; placeholders become expressions of the batch script."""
+    """Convert a word of a command; placeholders become variables of the batch script."""
     if isinstance(word, str):
         return word
     if word.slot == "python":
@@ -52,10 +52,10 @@ def shell_word(word: Word, interpreter: ShellWord) -> ShellWord:
 
 
 BESIDE = ("--overlap", "--mem=0")
-"""Options of a step that runs alongside others, which may hold all cores and all memory of the job."""
+"""Options of a step that runs beside other steps, which may have all cores and memory of the job."""
 BIND_FILE = Shell('"$llmb_folder"/bind.py')
 PYTHON_WORD, FOLDER_WORD = Shell('"$llmb_python"'), Shell('"$llmb_folder"')
-# srun ends the step with the first node that fails, and may lose what is still on its way to the log: that node waits.
+# srun ends the step when the first node fails, and may lose output on its way to the log, so that node waits.
 PROLOG = r"""for llmb_command; do
     bash -c "$llmb_command" </dev/null || {
         llmb_code=$?
@@ -111,12 +111,12 @@ SAMPLER_ENDS = r"""if [ -n "${llmb_sampler:-}" ]; then
         kill -0 "$llmb_sampler" 2>/dev/null || break
         sleep 0.5
     done
-    kill "$llmb_sampler" 2>/dev/null  # a node whose driver hangs holds up no job
+    kill "$llmb_sampler" 2>/dev/null  # a hung driver must not delay the job
 fi"""
 
 
 def write_node_files(spec: JobSpec) -> Iterator[str]:
-    """Write the workers' files in the run folder."""
+    """Yield shell code that writes the files that workers need into the run folder."""
     if spec.binding.binds and not spec.control_in_container:
         yield f"cat >{BIND_FILE} <<'llmb_bind_ends'"
         yield inspect.getsource(bind).rstrip("\n")
@@ -124,7 +124,7 @@ def write_node_files(spec: JobSpec) -> Iterator[str]:
 
 
 def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
-    """Yield the workers' command, which starts when every node is ready; its exit code counts, whatever else fails."""
+    """Yield the workers' command, which starts when every node is ready and determines the exit code."""
     if not (spec.prolog or spec.vboost or spec.sampled):
         yield workers
         return
@@ -142,7 +142,7 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
         enough = ALL_SET if spec.vboost.required else ALL_REPORTED
         yield BOOST_SET.replace("LEVEL", level).replace("VBOOST", VBOOST_FILE).replace("ENOUGH", enough)
     if spec.sampled:
-        yield "# The samplers end with the pipe to them. The run goes on without those that do not start."
+        yield "# The samplers end when the pipe to them is closed. If one does not start, the run continues without it."
         step = (*_on_every_node(spec), *BESIDE, "bash", "-c", SAMPLER, "llmb-sampler", PYTHON_WORD, FOLDER_WORD)
         yield f"exec {{llmb_sampled}}> >(exec {command_lines(step)} >/dev/null 2>&1) && llmb_sampler=$! &&"
     yield workers
@@ -154,10 +154,10 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
 
 
 def bound_words(spec: JobSpec, python: ShellWord, words: Sequence[ShellWord]) -> list[ShellWord]:
-    """Return a worker's command, preceded by the program that binds it."""
+    """Return a worker's command, preceded by the program that binds it to cores and memory, if requested."""
     if not spec.binding.binds:
         return list(words)
-    # Without the working folder on the path; an older Python of a framework's container lacks -P.
+    # Both exclude the working folder from the path; an older Python in a framework's container lacks -P.
     module: Sequence[ShellWord] = ("-P", "-m", bind.__name__) if spec.control_in_container else ("-I", BIND_FILE)
     return [python, *module, str(spec.binding.cpu), spec.binding.numa, *words]
 
@@ -167,8 +167,8 @@ def _on_every_node(spec: JobSpec) -> tuple[str, ...]:
     return ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none")
 
 
-# What llmb.launch.ranks does for its ranks: the limit of open files, the variables of torch.distributed, from what
-# Slurm sets for every task, and the compiler's share of cores.
+# As llmb.launch.ranks does for its ranks, sets the limit of open files, the variables of torch.distributed from those
+# of Slurm, and the number of the compiler's processes.
 TASK = (
     f'ulimit -S -n {ranks.MOST_FILES} 2>/dev/null || ulimit -S -n "$(ulimit -H -n)";'
     ' export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID"'
@@ -181,8 +181,8 @@ TASK = (
 ROUNDS = r"""llmb_nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 llmb_unfit=()
 
-# A step on some nodes, by their places, in a folder of its own, where it leaves how it ended. Its processes end in
-# time, and so does srun where a node does not answer.
+# Run a step on some nodes, by index, in a folder of its own, and write its exit code there. Time limits end its
+# processes, and srun if a node does not answer.
 llmb_step() {
     local seconds=$1 module=$2 name=$3 places=${4//,/ } place nodes= known count=0
     for place in $places; do
@@ -199,7 +199,7 @@ llmb_step() {
     echo "$?" >"$llmb_at/code"
 }
 
-# Steps of a line run at the same time. Whoever fails alone takes part in no other.
+# Run the steps of each line concurrently. A node that fails alone is excluded from later steps.
 llmb_rounds() {
     local seconds module steps one places pids
     while read -r seconds module steps; do
@@ -226,7 +226,7 @@ llmb_signal=
 llmb_workers=
 llmb_woken=
 
-# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+# Record how the job ended, because Slurm forgets jobs, and not every cluster has accounting.
 llmb_leave() {
     local code=$? file="$llmb_folder/job_end.json"
     trap - EXIT
@@ -236,7 +236,7 @@ llmb_leave() {
     exit "$code"
 }
 
-# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+# Slurm sends TERM to every process of the job, but the signal of --signal only to this script.
 llmb_end() {
     llmb_signal=$1
     llmb_woken=1
@@ -248,16 +248,16 @@ TRAPS = """trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
 trap 'llmb_end USR1' USR1"""
 FIRST_NODE = r"""
-# The first node as Slurm reaches it: its name need not be known to the others.
+# The address by which Slurm reaches the first node, because other nodes may not resolve its name.
 llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
 MASTER_ADDR="${llmb_known:-$llmb_address}"
 export MASTER_ADDR"""
 ONE_NODE = r"""
-# Nothing listens beyond this node.
+# Listen only within this node.
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}" NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=lo}"
 export MASTER_ADDR=127.0.0.1"""
-PORT = r"""# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+PORT = r"""# An unused port outside of the kernel's ephemeral range, and a unique id for the ranks' store.
 while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
     grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
 done
@@ -272,7 +272,7 @@ while :; do
     # A signal ends 'wait' before the workers have ended.
     [ -n "$llmb_woken" ] || break
 done
-# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+# At the time limit, Slurm sends TERM to the workers first, and shortly afterwards to this script.
 if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
     sleep 3 &
     wait "$!"
@@ -280,7 +280,7 @@ fi"""
 
 
 def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
-    """Return one srun over all nodes, in which a task that fails ends the others."""
+    """Return the srun command that runs the workers on all nodes, and ends all tasks if one fails."""
     placement = spec.placement
     tasks_per_node = tasks_of(spec)
     srun = (
@@ -305,7 +305,7 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
 
 
 def rounds_functions(spec: JobSpec) -> str:
-    """Return ``llmb_rounds``, which starts the steps in ``rounds.txt`` in addition to a shell that is itself a step."""
+    """Return the shell function ``llmb_rounds``, which runs the steps that ``rounds.txt`` lists."""
     python = interpreter(spec.container)
     srun = [
         *("timeout", "--kill-after=5", Shell("$((seconds + 15))"), "srun", Shell('--nodelist="$nodes"')),
@@ -325,7 +325,7 @@ def _step_flags(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _cores(spec: JobSpec) -> tuple[str, ...]:
-    """Return the flag for the number of cores, which srun does not inherit from its job."""
+    """Return srun's flag for the number of cores per task; srun does not take this from the job's flags."""
     cores = spec.flags.get("cpus-per-task") if spec.start == "once" else None
     return (f"--cpus-per-task={cores}",) if cores else ()
 
@@ -336,7 +336,7 @@ def tasks_of(spec: JobSpec) -> int:
 
 
 def single_step(spec: JobSpec, words: Sequence[Word]) -> tuple[ShellWord, ...]:
-    """Run a command once, on the node of the batch script."""
+    """Return a command that runs once, on the node of the batch script, in the container if llmb is there."""
     container = spec.container if spec.control_in_container else ContainerSettings()
     python = interpreter(container)
     command = (*inside(container, gpu=False), *(shell_word(word, python) for word in words))
@@ -350,7 +350,7 @@ def interpreter(container: ContainerSettings) -> ShellWord:
 
 
 def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
-    """Return srun's options for Pyxis, or the command for Apptainer; empty without a container."""
+    """Return srun's options for Pyxis, or the command prefix for Apptainer; empty without a container."""
     image = container.image or ""
     if container.runtime == "pyxis":
         flags = (f"--container-image={image}", f"--container-mounts={','.join(map(both_sides, container.mounts))}")
@@ -362,12 +362,12 @@ def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
 
 
 def both_sides(mount: str) -> str:
-    """Return a mount in Pyxis's form, which requires the path inside the container."""
+    """Return a mount in the format of Pyxis, which requires the path inside the container."""
     return mount if ":" in mount else f"{mount}:{mount}"
 
 
 def batch_script(spec: JobSpec, folder: RunFolder) -> str:
-    """Return the script. Raises UsageError where Slurm cannot write into ``folder``."""
+    """Return the batch script; raise UsageError if Slurm cannot write into ``folder``."""
     flags = {**spec.flags, **file_flags(folder)}
     head = ["#!/bin/bash", f"# {spec.title}", *(directive(name, value) for name, value in flags.items())]
     parts = [*head, "", *_environment(spec), "", END, "", *_meeting_point(spec, folder), "", *_work(spec)]
@@ -375,10 +375,10 @@ def batch_script(spec: JobSpec, folder: RunFolder) -> str:
 
 
 def file_flags(folder: RunFolder) -> Flags:
-    """Return the places where Slurm works and writes. In its patterns % is special, and a backslash turns that off."""
+    """Return the flags for the folder and the output, with % escaped; raise UsageError if Slurm cannot write there."""
     base = folder.path.parent
     if "\\" in str(base) or not str(base).isprintable():
-        do = "set LLMB_INSTALL to a folder whose name has no backslash and no control character"
+        do = "set LLMB_INSTALL to a folder without backslashes and control characters in its path"
         raise UsageError("Slurm cannot write into this folder", where=repr(str(base)), do=do)
     escaped = str(base).replace("%", "%%")
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section ``slurm`` of cluster_config.yaml."""
+"""The section ``slurm`` of cluster_config.yaml, and parsing of sbatch's flags."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from llmb.launch.site.cluster_config import texts
 from llmb.launch.site.site import Site
 
 NO_FLAG = ""
-# What the plan or the run folder decides, and the option that decides it.
+# Flags that users cannot set, and the option or the part of llmb that determines them.
 DECIDED = {
     "nodes": "--scale or --nodes",
     "ntasks": "--scale and --gpus-per-node",
@@ -36,14 +36,14 @@ DECIDED = {
     "test-only": "--dry-run",
 }
 GPU_FLAGS = ("gpus-per-node", "gres")
-"""The flags that request GPUs. Removing one of them, as in ``gres=``, requests none."""
+"""The flags that request GPUs. If one is removed, as in ``gres=``, no GPUs are requested."""
 PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
 """Flags that sbatch rejects for a job without GPUs."""
 EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
-"""Mutually exclusive flags of sbatch."""
+"""Groups of mutually exclusive flags of sbatch."""
 
 NAME = re.compile(r"[a-z][a-z0-9-]*")
-# Slurm's forms of a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+# Slurm's time formats: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?|UNLIMITED|INFINITE")
 PLAIN = re.compile(r"[\w@%+=:,./&|()\[\]*^-]+", re.ASCII)
 LONGEST_VALUE = 4096
@@ -51,13 +51,13 @@ _NEXT_PAIR = re.compile(r",\s*[a-z-]+=")
 
 
 def parse_flag(text: str) -> tuple[str, str | None]:
-    """Parse ``key[=value]``, with or without leading dashes."""
+    """Split ``key[=value]``, with or without leading dashes; the value is None without ``=``."""
     key, equals, value = text.strip().partition("=")
     return key.strip().lstrip("-"), value.strip() if equals else None
 
 
 def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
-    """Parse flags. Raises UsageError for a duplicate key."""
+    """Parse flags; raise UsageError if one is set to different values. ``what`` is their source."""
     flags: dict[str, str | None] = {}
     for text in texts:
         key, value = parse_flag(text)
@@ -68,17 +68,17 @@ def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
 
 
 def parse_additional(text: str) -> dict[str, str | None]:
-    """Parse ``a=b,c;d=e``: flags separated by semicolons, because values may contain commas. Raises UsageError."""
+    """Parse flags separated by semicolons, as in ``a=b,c;d=e``; raise UsageError if commas seem to separate flags."""
     parts = [part for part in text.split(";") if part.strip()]
     for part in parts:
         if _NEXT_PAIR.search(part):
-            do = "put ';' between the flags: commas belong to a value"
+            do = "separate flags with ';', because commas are part of a value"
             raise UsageError(f"this is more than one flag: '{part.strip()}'", where="ADDITIONAL_SLURM_PARAMS", do=do)
     return parse_flags(parts, "ADDITIONAL_SLURM_PARAMS")
 
 
 def on_top(*layers: Flags) -> dict[str, str | None]:
-    """Merge flags, of which the last layer that sets one wins; mutually exclusive flags replace each other."""
+    """Merge layers of flags; later layers take precedence, and replace flags that exclude theirs."""
     flags: dict[str, str | None] = {}
     for layer in layers:
         for group in EXCLUDING:
@@ -93,23 +93,23 @@ def requested_flags(flags: Flags) -> dict[str, str | None]:
 
 
 def flag_problems(flags: Flags) -> Iterator[str]:
-    """Yield reasons why ``flags`` cannot be printed into a batch script, or are not the user's to decide."""
+    """Yield the reasons for which ``flags`` cannot be written into a batch script, or cannot be set by users."""
     yield from _conflicts(flags)
     for name, value in flags.items():
         if not NAME.fullmatch(name):
             yield f"'{name}' is not a long name of an sbatch flag, such as 'reservation'"
         elif name in DECIDED:
-            yield f"sbatch's '{name}' follows from {DECIDED[name]}"
+            yield f"'{name}' cannot be set: it is determined by {DECIDED[name]}"
         if value is None:
             continue
         if holds_secret(name, value):
-            yield f"{name} looks like a secret, and flags are written into the batch script; jobs need none"
+            yield f"{name} looks like a secret, but flags are written into the batch script; jobs need no secrets"
         elif not value.isprintable():
-            yield f"{name} contains a character that is not printable: {value!r}"
+            yield f"{name} contains an unprintable character: {value!r}"
         elif len(value) > LONGEST_VALUE:
             yield f"{name} is longer than {LONGEST_VALUE} characters"
         elif name == "time" and value and not TIME.fullmatch(value):
-            yield f"the time limit is '{value}'; Slurm takes minutes, hh:mm:ss or d-hh:mm:ss"
+            yield f"the time limit is '{value}'; it must be minutes, hh:mm:ss or d-hh:mm:ss"
         elif name in ("nice", "segment") and value and not re.fullmatch(r"-?\d+", value):
             yield f"{name} is '{value}'; it must be a whole number"
 
@@ -117,11 +117,11 @@ def flag_problems(flags: Flags) -> Iterator[str]:
 def _conflicts(flags: Flags) -> Iterator[str]:
     for group in EXCLUDING:
         if len(both := [name for name in group if name in flags]) > 1:
-            yield f"{' and '.join(both)} exclude each other; pass only one"
+            yield f"{' and '.join(both)} are mutually exclusive; pass only one"
 
 
 def directive(name: str, value: str | None) -> str:
-    """Format a line of a batch script. sbatch strips quotes and backslashes from the value, and reads only one line."""
+    """Format a flag as a line of a batch script, escaped because sbatch strips quotes and backslashes."""
     if value is None:
         return f"#SBATCH --{name}"
     if PLAIN.fullmatch(value):
@@ -135,7 +135,7 @@ def duration(minutes: int) -> str:
 
 
 def minutes(text: str) -> float | None:
-    """Parse a time in one of Slurm's forms to minutes; None if it is not one, or is unlimited."""
+    """Convert a time in one of Slurm's formats to minutes; return None if it is invalid or unlimited."""
     match = TIME.fullmatch(text)
     if not match or match[2] is None:
         return None
@@ -156,7 +156,7 @@ GpuRequest = Literal["gpus-per-node", "gres", "none"]
 
 
 def partition_names(text: str | None) -> list[str]:
-    """Return the partitions in a comma-separated list."""
+    """Split a list of partitions that are separated by commas."""
     return [name.strip() for name in (text or "").split(",")]
 
 
@@ -167,10 +167,10 @@ def _name_of_gres(value: str | None) -> str | None:
 
 
 class PartitionSettings(Record):
-    """The differences of a partition; None means the value of the section ``slurm``."""
+    """Settings of a partition; for None, the setting in the section ``slurm`` applies."""
 
     gpu_type: str | None = None
-    """GPU type of its nodes."""
+    """The GPU type of the partition's nodes."""
     gpus_per_node: int | None = Field(default=None, ge=1)
     gpu_request: GpuRequest | None = None
     gres_type: str | None = None
@@ -179,37 +179,37 @@ class PartitionSettings(Record):
 
 
 class SlurmSettings(Record):
-    """The cluster's defaults for job requests."""
+    """The cluster's defaults for requests to Slurm."""
 
     account: str | None = None
     partition: str | None = None
     cpu_partition: str | None = None
     """The partition for jobs without GPUs; None to use ``partition``."""
     partitions: dict[str, PartitionSettings] = Field(default_factory=dict)
-    """The settings by partition, for partitions that have different GPUs or count them differently."""
+    """Settings by partition, if partitions have different GPUs or different flags that request them."""
     gpus_per_node: int | None = Field(default=None, ge=1)
-    """The number of GPUs per node; None for the catalogue's number for the GPU type."""
+    """The number of GPUs per node; None for the number in the catalogue for the GPU type."""
     gpu_request: GpuRequest = "gpus-per-node"
     gres_type: str | None = None
     """The type in ``--gres=gpu:TYPE:N``; None omits it."""
     start: StartMode = "torchrun"
     retries: int = Field(default=0, ge=0)
-    """Default limit of restarts after failures that the run did not cause."""
+    """The default maximum number of restarts after infrastructure failures."""
     flags: dict[str, str | None] = Field(default_factory=dict)
-    """Any other flag of sbatch by its long name; None for one without a value."""
+    """Other flags of sbatch by their long names; None for a flag without a value."""
     srun_flags: dict[str, str | None] = Field(default_factory=dict)
-    """Flags of srun, for the workers' step."""
+    """Flags of srun for the workers' step."""
 
     _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
 
     def types_of(self, partition: str | None) -> dict[str, str]:
-        """Return the GPU type, if known, of each partition in a list."""
+        """Return the GPU types, by partition, of the partitions in a list for which they are known."""
         names = partition_names(partition)
         types = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
         return {name: gpu_type for name, gpu_type in types.items() if gpu_type}
 
     def within(self, partition: str | None) -> Self:
-        """Apply the settings of the first of the partitions that has any."""
+        """Return the settings, overridden by those of the first partition in the list that has its own."""
         names = partition_names(partition)
         part = next((self.partitions[name] for name in names if name in self.partitions), PartitionSettings())
         fields = part.model_dump(exclude={"gpu_type"}, exclude_none=True)
@@ -231,7 +231,7 @@ class SlurmSettings(Record):
         problems = [
             *flag_problems({**self.flags, **{name: value for name, value in flags.items() if value}}),
             *(flag_problems(names)),
-            *(f"{name} is a setting of its own" for name in flags if name in self.flags),
+            *(f"flags.{name} must be set as slurm.{name} instead" for name in flags if name in self.flags),
             *flag_problems({f"srun-{name}": value for name, value in self.srun_flags.items()}),
         ]
         if problems:

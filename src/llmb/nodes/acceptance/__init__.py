@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance of a machine or of nodes: checks, measurements and training that show whether they are fast enough."""
+"""Acceptance of a machine or nodes: checks, measurements and training that show whether they are fast enough."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of an acceptance in order, and the resulting answer.
+"""Runs the parts of an acceptance in order, and derives the verdict.
 
-The order is a plain function that is called from the beginning each time: parts that have a result return it at once.
+A continued acceptance calls the same function from the beginning; parts that have a result return it without running.
 """
 
 import json
@@ -37,27 +37,27 @@ from llmb.runs.folder import BrokenRecord, new_numbered, read_stored, write_atom
 from llmb.runs.record import now
 
 ACCEPTANCES = "acceptance"
-"""The folder of all acceptances, below the root of installation."""
+"""Name of the folder of all acceptances in the install root."""
 REQUEST, RESULT = "request.json", "result.json"
 PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
 COVERAGE = "coverage"
 COMPARED = ("pass", "improved")
 SLOW = ("regressed", "fail", "invalid")
-"""Statuses that exclude a training as a reference, because a slow machine must not be its own reference."""
+"""Statuses of a training that exclude the acceptance as a reference for later ones."""
 Shape = TypeVar("Shape", bound=Record)
 LEAST_REPEATS = 3
-"""Repeats of a recipe, if time allows: the next acceptance is compared with their median."""
+"""The number of repeats of a recipe, if time permits, so that the next acceptance can be compared with their median."""
 CHECK_S, BENCH_S, JOB_S, READ_S = 10.0, 20.0, 60.0, 3.0
-"""Expected times of a node's checks, of a measurement, of a job's start, and of a command that reads runs."""
+"""Expected seconds for a node's checks, a measurement, the start of a job, and a command that reads runs."""
 
 
 Choose = Callable[[int], Sequence[ChosenRecipe]]
-"""A function that returns the recipes for a number of GPUs. Raises UsageError."""
+"""A function that returns the recipes for a number of GPUs, or raises UsageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedNodes:
-    """The machine or the nodes to accept: this machine, or ``nodes`` of a cluster."""
+    """The machine or nodes to accept: this machine, or ``nodes`` of a cluster."""
 
     subject: str
     host: str
@@ -67,9 +67,9 @@ class AcceptedNodes:
     """GPUs per node, or processes on a CPU."""
     nodes: tuple[str, ...] = ()
     scheduler_words: tuple[str, ...] = ()
-    """Options of the commands that queue jobs, such as the partition."""
+    """Options for commands that queue jobs, such as the partition."""
     visible: tuple[str, ...] = ()
-    """GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
+    """Ids of this machine's GPUs for CUDA_VISIBLE_DEVICES."""
 
     @property
     def gpus(self) -> int:
@@ -78,12 +78,12 @@ class AcceptedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The time for repeats, the checks, and the acceptance set with the criteria."""
+    """The terms of an acceptance: the minutes for repeats, the checks, and the acceptance set with criteria, if any."""
 
     minutes: float
     set_name: str | None = None
     checks: str | None = None
-    """The areas or checks of ``llmb doctor``, separated by commas; all by default."""
+    """Areas or checks of ``llmb doctor``, separated by commas; None for all."""
     start_new: bool = False
 
     @property
@@ -92,7 +92,7 @@ class Terms:
 
 
 class AcceptanceRequest(Record):
-    """``request.json``: settings that stay the same when an acceptance continues; ``before``: the last one like it."""
+    """The content of ``request.json``, which a continued acceptance keeps; ``before`` names the one before it."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -104,7 +104,7 @@ class AcceptanceRequest(Record):
 
 @dataclass(slots=True)
 class Findings:
-    """The rows so far; the row of a part that is repeated in a later round is replaced."""
+    """The rows so far, where later rounds of a part replace its row, and the unfit nodes."""
 
     rows: dict[str, AcceptancePart] = field(default_factory=dict)
     unfit: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Findings:
 
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
-    """Return a key of the values that must be equal to continue an acceptance, or to compare two."""
+    """Return a key that must be equal to continue an acceptance or to compare two."""
     own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
     own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
@@ -123,7 +123,7 @@ def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms:
 def open_acceptance(
     install: Path, key: str, nodes: Sequence[str], *, start_new: bool
 ) -> tuple[Path, AcceptanceRequest]:
-    """Return the newest unfinished acceptance with this key, or a new one. Raises NotWritable."""
+    """Return the newest unfinished acceptance with this key, or create one; raise NotWritable if that is impossible."""
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
@@ -157,7 +157,7 @@ def _is_slow(row: AcceptancePart) -> bool:
 
 
 def _stored_or_none(path: Path, shape: type[Shape]) -> Shape | None:
-    """Read a file of an acceptance; None if it is missing or damaged."""
+    """Read a file of an acceptance; return None if it is missing or damaged."""
     try:
         return read_stored(path, shape)
     except (OSError, BrokenRecord):
@@ -172,9 +172,9 @@ def accept(
     terms: Terms,
     write_page: Callable[[AcceptanceResult, Sequence[str]], None],
 ) -> AcceptanceResult:
-    """Run every part that has no result yet, and write the answer and the page about runs with these labels.
+    """Run every part that has no result yet, and write the result, the archive of runs and the page.
 
-    Raises the errors of ``PartsFolder.do``, and NotWritable.
+    Raises the errors of ``PartsFolder.do``, and NotWritable if a file cannot be written.
     """
     assert parts.folder is not None
     busy = "accepting this machine"
@@ -184,7 +184,7 @@ def accept(
         page, archive = parts.folder / PAGE, parts.folder / ARCHIVE
         if labels:
             if not (parts.folder / "archive.json").exists():
-                archive.unlink(missing_ok=True)  # a call that was killed may have written it
+                archive.unlink(missing_ok=True)  # a killed call may have written it
             parts.do("archive", "archive", *labels, "-o", str(archive), seconds=READ_S)
         files = (page, archive) if labels else (None, None)
         result = conclude(findings, place, request, parts.seconds, *files)
@@ -198,7 +198,7 @@ def accept(
 def do_parts(
     parts: PartsFolder, request: AcceptanceRequest, place: AcceptedNodes, choose: Choose, terms: Terms
 ) -> tuple[Findings, list[str]]:
-    """Return the rows, and the labels of the runs, in order. Planned parts count as if everything passed at once."""
+    """Run or plan all parts, counting planned ones as passed; return the findings, and the labels of runs in order."""
     findings = Findings()
     before = parts.install / ACCEPTANCES / request.before if request.before else None
     fit: list[str] = []
@@ -219,7 +219,7 @@ def do_parts(
     trained, there = max(recipe.scale or place.gpus for recipe in recipes), place.per_node * max(1, len(fit))
     each_alone = trained == 1 and len(place.visible) == there
     if trained < there and place.gpu_type != CPU and not each_alone:
-        value = f"trained on {trained} of {there} GPUs, for which no recipe is published"
+        value = f"trained on {trained} GPUs, because no recipe is published for all {there}"
         findings.add(AcceptancePart(name=COVERAGE, status="warn", value=value))
     for number, recipe in enumerate(recipes):
         for own in _trainings(request, place, recipe, number if len(recipes) > 1 else None, fit, before):
@@ -249,7 +249,7 @@ def _check_machine(
 
 
 def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, findings: Findings) -> list[str]:
-    """Check the nodes, then measure the fit ones alone and in pairs. Return the remaining fit nodes."""
+    """Check the nodes, then measure those that are fit alone and in pairs; return the nodes that remain fit."""
     fit = list(place.nodes)
 
     def leave_out(names: Sequence[str]) -> None:
@@ -279,7 +279,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queue a measurement on ``nodes``, wait for it, and read its result; the document is None if it wrote nothing."""
+    """Queue a measurement on ``nodes`` and wait for it; return how it ended, and its document, or None without one."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -303,20 +303,20 @@ def _unfit_of_devices(document: Mapping[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRuns:
-    """A recipe that is trained repeatedly under a label, here or in jobs, until its verdict is settled."""
+    """A recipe that is trained repeatedly under a label, here or in jobs, until its verdict is conclusive."""
 
     recipe: ChosenRecipe
     label: str
     name: str
-    """Suffix of the names of its parts; empty for a single training."""
+    """Suffix of the names of its parts; empty if only one recipe is trained."""
     place: AcceptedNodes
     nodes: Sequence[str]
     before: str | None
-    """The label of the acceptance that it is compared with."""
+    """The label of the earlier runs with which it is compared, if any."""
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Train in rounds until the verdict is settled and there are enough repeats, or until time is up."""
+        """Train in rounds until the verdict is conclusive and there are enough repeats, or until time is up."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:
@@ -352,7 +352,7 @@ class RecipeRuns:
         return parts.do(name, "jobs", "wait", *ids, seconds=JOB_S + seconds)
 
     def _judge(self, parts: PartsFolder, findings: Findings, repeats: int) -> int:
-        """Add the verdicts, and return the number of additional runs that would settle them."""
+        """Add the rows of verdicts, and return the number of additional runs that would make them conclusive."""
         wanted = 0
         if self.recipe.has_figure or self.recipe.gpu_type not in (None, CPU):
             result = parts.do(f"verdict{self.name}-{repeats}", "judge", self.label, seconds=READ_S)
@@ -378,7 +378,7 @@ def _trainings(
     nodes: Sequence[str],
     before: Path | None,
 ) -> list[RecipeRuns]:
-    """Return one training on all GPUs; a one-GPU proxy trains once per GPU, so that a slow one shows."""
+    """Return the trainings of a recipe: one, or for a proxy on one GPU, one per GPU, so that a slow GPU is found."""
     each = place.visible if recipe.scale == 1 and len(place.visible) > 1 else (None,)
     recipe_name = "" if number is None else f"-{number + 1}"
     names = [recipe_name if gpu is None else f"{recipe_name}-gpu{index}" for index, gpu in enumerate(each)]
@@ -423,7 +423,7 @@ def conclude(
 def answer(
     rows: Sequence[AcceptancePart], subject: str
 ) -> tuple[Literal["pass", "fail", "regressed", "inconclusive"], str]:
-    """Return the overall verdict with one sentence: the worst problem first."""
+    """Return the overall verdict, and a sentence with the worst problem or the comparisons."""
 
     def texts(*names: str) -> str:
         return "; ".join(f"{row.name}: {row.value}" for row in rows if row.status in names)
@@ -433,9 +433,9 @@ def answer(
     if slower := texts("regressed"):
         return "regressed", f"{subject}: slower than it should be: {slower}"
     if unsettled := texts("inconclusive", "not comparable"):
-        return "inconclusive", f"{subject}: nothing wrong was found, and its speed is not settled: {unsettled}"
+        return "inconclusive", f"{subject}: no problem was found, but its speed is inconclusive: {unsettled}"
     if settled := "; ".join(f"{row.name}: {row.value}" for row in rows if row.status in COMPARED and row.reference):
         partly = "".join(f"; {row.value}" for row in rows if row.name == COVERAGE)
         return "pass", f"{subject}: as fast as it should be: {settled}{partly}"
-    what = f"{subject}: nothing wrong was found, and there is no figure to compare its speed with yet"
-    return "inconclusive", f"{what}: the next 'llmb accept' is compared with this one"
+    what = f"{subject}: no problem was found, but there is no figure to compare its speed with yet"
+    return "inconclusive", f"{what}; the next 'llmb accept' will be compared with this one"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of an acceptance, from the documents that commands print."""
+"""Builds the rows of an acceptance from the documents that its commands print."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -9,7 +9,7 @@ from llmb.nodes.acceptance.parts import AcceptancePart, PartResult, Status
 from llmb.runs.result import WORST
 
 MOST_NAMES = 4
-"""Number of names in a row; others are counted."""
+"""The maximum number of names in a row; others are counted."""
 Document = Mapping[str, Any]
 
 
@@ -23,7 +23,7 @@ def _reports(result: PartResult) -> Sequence[Document]:
 
 
 def unfit_of_checks(result: PartResult) -> list[str]:
-    """Return the nodes with a failed check or no answer."""
+    """Return the nodes that failed a check or did not answer."""
     return [one["node"] for one in _reports(result) if one["status"] == "fail" or _no_answer(one)]
 
 
@@ -32,7 +32,7 @@ def _no_answer(report: Document) -> bool:
 
 
 def checks_row(result: PartResult) -> AcceptancePart:
-    """Return one row for the checks of one node or of several."""
+    """Return the row for the checks of one or more nodes."""
     reports = _reports(result)
     checks = [(one["node"], check["name"], check["status"]) for one in reports for check in one["checks"]]
     failed = [f"{node} {name}" for node, name, status in checks if status == "fail"]
@@ -48,10 +48,10 @@ def checks_row(result: PartResult) -> AcceptancePart:
 
 
 def devices_row(result: PartResult, document: Document | None) -> AcceptancePart:
-    """Return a row that names devices that are slower than the others at the same product."""
+    """Return the row for devices, with those that are slower than the others at a matrix product, or that failed."""
     found = document or {}
     slow = [
-        f"{one['node']} rank {one['local_rank']} is {one['below_median_pct']:.0f} % slow"
+        f"{one['node']} rank {one['local_rank']} is {one['below_median_pct']:.0f} % below the median"
         for one in found.get("devices", [])
         if one["slow"]
     ]
@@ -66,7 +66,7 @@ def devices_row(result: PartResult, document: Document | None) -> AcceptancePart
 
 
 def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
-    """Return a row for the nodes measured in pairs, with the unfit ones."""
+    """Return the row for nodes that were measured in pairs, with those that are unfit."""
     nodes = (document or {}).get("nodes", [])
     unfit = [f"{one['node']}: {'; '.join(one['evidence'])}" for one in nodes if one["fit"] is False]
     value = "; ".join(unfit) or f"{sum(one['fit'] is True for one in nodes)} of {len(nodes)} nodes are fit"
@@ -76,7 +76,7 @@ def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
 
 
 def measured_row(name: str, result: PartResult, before: PartResult | None) -> AcceptancePart:
-    """Return a row with the bandwidth at the largest size relative to the peak or the last acceptance, unjudged."""
+    """Return the row for a bandwidth at the largest size, without a verdict but with the peak or an earlier value."""
     largest, earlier = _largest(result), _largest(before) if before else None
     if largest is None:
         status: Status = "fail" if result.exit_code else "measured"
@@ -99,7 +99,7 @@ def _speed(row: Document) -> float:
 
 
 def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
-    """Return a row for the runs of each recipe, with their mean step times."""
+    """Return the row for runs of a recipe, with the mean step time of each dtype."""
     document = result.document or {}
     command = _command(result)
     if result.exit_code:
@@ -114,7 +114,7 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
 
 
 def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
-    """Return a row per recipe with the worst of its verdicts. ``against`` replaces the kind of the reference."""
+    """Return a row per recipe with the worst of its verdicts; ``against`` names the reference, by default its kind."""
     by_recipe: dict[str, list[Document]] = {}
     for one in (result.document or {}).get("judged", []):
         by_recipe.setdefault(one["recipe"], []).append(one)
@@ -132,7 +132,7 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
         text = f"{reference['step_time_s']:.4g} s, {against or reference['kind']}" if reference else None
         status = one["verdict"]
         if status == "regressed" and one["soft"] and reference["kind"] == "prediction":
-            status, compared = "inconclusive", f"{compared}, and predictions are of other software"
+            status, compared = "inconclusive", f"{compared}, but the prediction is for other software"
         assert status in get_args(Status)
         step = f"{one['step_time_s']:.4g} s, " if one["step_time_s"] else ""
         own = name
@@ -145,5 +145,5 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
 
 
 def more_runs_needed(result: PartResult) -> int:
-    """Return the number of additional runs that would settle inconclusive verdicts; 0 if none or too many would."""
+    """Return the number of additional runs that would make verdicts conclusive; 0 if none are needed or would help."""
     return max((one["more_runs"] or 0 for one in (result.document or {}).get("judged", [])), default=0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of an acceptance: each is an llmb command, run as a separate program, with a saved result.
+"""Runs the parts of an acceptance, each of which is an llmb command with a saved result.
 
-A part that has a result is not done again, so an acceptance that was killed continues where it was.
+A part with a result is not repeated, so that a killed acceptance continues where it stopped.
 """
 
 import json
@@ -21,7 +21,7 @@ from llmb.catalogue.records import Record
 from llmb.runs.folder import ROOT_VARIABLES, BrokenRecord, read_stored, write_atomically, writing
 
 ANSWERS = (0, 4, 5, 6)
-"""Exit codes of commands that completed: a failed check and a failed verdict are results."""
+"""Exit codes that are results: success, and failed checks, runs or verdicts."""
 ERRORS: Mapping[int, type[LlmbError]] = {2: UsageError, 3: EnvironmentProblem, 7: InfrastructureError}
 Status = Literal[
     "pass", "warn", "measured", "improved", "fail", "regressed", "inconclusive", "not comparable", "invalid", "left out"
@@ -29,7 +29,7 @@ Status = Literal[
 
 
 class PartResult(Record):
-    """The output of a command, and its end: ``NAME.json`` in the folder of the acceptance."""
+    """The output and exit code of a command, saved as ``NAME.json`` in the folder of the acceptance."""
 
     schema_version: Literal[1] = 1
     command: tuple[str, ...]
@@ -38,11 +38,11 @@ class PartResult(Record):
     seconds: float
     error: str | None = None
     document: dict[str, Any] | None = None
-    """The command's JSON output; None for a command without output, and for a part that is only planned."""
+    """The command's JSON output; None if it printed nothing, or if the part is only planned."""
 
 
 class AcceptancePart(Record):
-    """A row of the table of measured parts."""
+    """A row in the table of an acceptance."""
 
     name: str
     status: Status
@@ -50,13 +50,13 @@ class AcceptancePart(Record):
     reference: str | None = None
     """The figure that it was compared with, if any."""
     command: str | None = None
-    """Command that repeats it."""
+    """The command that repeats the part."""
     training: bool = False
-    """True if it measured the speed of training."""
+    """True if the part measures the speed of training."""
 
 
 class AcceptanceResult(Record):
-    """The answer: ``result.json``. Its keys are a contract."""
+    """The content of ``result.json``. Its keys are part of the public interface."""
 
     schema_version: Literal[1] = 1
     verdict: Literal["pass", "fail", "regressed", "inconclusive"]
@@ -65,18 +65,18 @@ class AcceptanceResult(Record):
     started_at: str
     seconds: float
     label: str
-    """The label of its runs."""
+    """The label of its runs, or the beginning of their labels."""
     parts: tuple[AcceptancePart, ...]
     unfit: tuple[str, ...]
     """The unfit nodes."""
     page: str | None
     archive: str | None
-    """None if nothing was trained."""
+    """Path of the archive of its runs; None if nothing was trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """A pending part, with its maximum time."""
+    """A part that is only planned, with its command and the expected seconds."""
 
     name: str
     command: str
@@ -85,7 +85,7 @@ class PlannedPart:
 
 @dataclass(frozen=True, slots=True)
 class PartsFolder:
-    """The parts of one acceptance, run or, without a ``folder``, only planned."""
+    """The parts of an acceptance, which are run or, without a ``folder``, only planned."""
 
     folder: Path | None
     install: Path
@@ -96,13 +96,13 @@ class PartsFolder:
 
     @property
     def seconds(self) -> float:
-        """Return the time that the parts took so far, including earlier calls."""
+        """Return the total seconds that the parts took so far, including those with saved results."""
         return sum(part.seconds for part in self.done)
 
     def do(self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None) -> PartResult:
         """Return the result of a command, which is run unless its result is saved.
 
-        Raises the command's error if it is not one of ``ANSWERS``, UserInterrupt, and NotWritable.
+        Raises the command's error if it has no result, UserInterrupt on a signal, NotWritable if saving fails.
         """
         if self.folder is None:
             self.planned.append(PlannedPart(name, " ".join(("llmb", *command)), seconds))
@@ -118,11 +118,11 @@ class PartsFolder:
         return result
 
     def _kept(self, path: Path) -> PartResult | None:
-        """Read a result; None if it is missing or damaged and has to be recreated. Raises OSError."""
+        """Read a saved result; return None if it is missing or damaged."""
         try:
             return read_stored(path, PartResult) if path.exists() else None
         except BrokenRecord:
-            self.say(f"{path.name} is damaged; creating it again")
+            self.say(f"{path.name} is damaged; running the part again")
             return None
 
     def _call(self, command: Sequence[str], environ: Mapping[str, str]) -> PartResult:
@@ -147,7 +147,7 @@ class PartsFolder:
         )
 
     def _relay(self, process: Process) -> dict[str, Any] | None:
-        """Pass messages on, and return the error if one is reported."""
+        """Pass on the messages of a command, wait for its end, and return the error that it reports, if any."""
         error = None
         assert process.stderr is not None
         with process.stderr as lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe that an acceptance trains on the available GPUs."""
+"""Chooses the recipes that an acceptance trains on the available GPUs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ TINY = ("pretrain_llama3.1", "tiny")
 PROXY = ("pretrain_llama3.1", "8b")
 DTYPES = ("bf16", "fp8")
 PRETRAINING = "pretrain_"
-"""The prefix of pretraining workloads; fine-tuning needs data and weights that are prepared first."""
+"""Prefix of pretraining workloads, which do not need prepared data and weights, unlike fine-tuning."""
 START_S, TINY_S = 90.0, 15.0
-"""The time from a run's start to its first step, including compilation; and the total time of a tiny run."""
+"""Seconds from the start of a run to its first step, including compilation; and for a whole run of a tiny model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenRecipe:
-    """A model at a scale, in one or several dtypes. None is the default of ``llmb run``."""
+    """A model at a scale in one or more dtypes; for None, the default of ``llmb run`` applies."""
 
     workload: str
     size: str
@@ -33,7 +33,7 @@ class ChosenRecipe:
     gpu_type: str | None = None
     has_figure: bool = False
     run_s: float = TINY_S
-    """The expected time of one run in every dtype."""
+    """The expected seconds for one run in each dtype."""
 
     def arguments(self) -> list[str]:
         words = ["-w", self.workload, "-s", self.size]
@@ -45,17 +45,17 @@ class ChosenRecipe:
 def choose_recipes(
     catalogue: Catalogue, wanted: Request | None, accepted: AcceptanceSet | None, gpu_type: str | None, gpus: int
 ) -> list[ChosenRecipe]:
-    """The recipes to train: those of the acceptance set, the wanted one, or the one with a published layout of all
-    ``gpus``, else a proxy on one GPU. On a CPU, and on a GPU that the catalogue lacks, a tiny model.
+    """Return the recipes to train: those of the acceptance set, the ``wanted`` one, or the one with the largest scale
+    published up to ``gpus``, or else a proxy on one GPU. On a CPU or an unknown GPU, return a tiny model.
 
-    Raises UsageError for a recipe that does not exist, and a set of another GPU type or of more GPUs.
+    Raises UsageError if a recipe does not exist, or the set is for another GPU type or needs more GPUs.
     """
     if accepted:
         return list(_of_set(catalogue, accepted, gpu_type, gpus))
     if wanted:
         scale = wanted.scale or (gpus if gpu_type else None)
         if scale and scale > gpus:
-            raise UsageError(f"--scale is {scale}, but there are {gpus} GPUs", do="lower --scale")
+            raise UsageError(f"--scale is {scale}, but there are {gpus} GPUs", do="pass a smaller --scale")
         request = replace(wanted, gpu_type=gpu_type or wanted.gpu_type, scale=scale)
         return [_chosen(catalogue, request, [wanted.dtype] if wanted.dtype else [])]
     if gpu_type in (None, CPU):
@@ -67,7 +67,7 @@ def choose_recipes(
 
 
 def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Request]:
-    """Yield documented pretraining of whole models, each at the largest published scale that fits the GPUs."""
+    """Yield the documented pretraining recipes of whole models, each at the largest published scale up to ``gpus``."""
     for name, workload in catalogue.workloads.items():
         for size in sizes_of(workload) if name.startswith(PRETRAINING) else ():
             request = Request(workload=name, size=size, gpu_type=gpu_type)
@@ -82,10 +82,10 @@ def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Re
 def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None, gpus: int) -> Iterator[ChosenRecipe]:
     if gpu_type != accepted.gpu_type:
         what = f"acceptance set {accepted.name} is for {accepted.gpu_type}, but this is {gpu_type or 'an unknown GPU'}"
-        raise UsageError(what, do="choose another set, or omit --set")
+        raise UsageError(what, do="pass another --set, or omit it")
     most = max(recipe.scale for recipe in accepted.recipes)
     if most > gpus:
-        raise UsageError(f"acceptance set {accepted.name} needs {most} GPUs, but there are {gpus}")
+        raise UsageError(f"acceptance set {accepted.name} requires {most} GPUs, but there are {gpus}")
     for key in dict.fromkeys((one.workload, one.size, one.scale) for one in accepted.recipes):
         dtypes = [one.dtype.value for one in accepted.recipes if (one.workload, one.size, one.scale) == key]
         request = Request(workload=key[0], size=key[1], scale=key[2], gpu_type=gpu_type)
@@ -93,7 +93,7 @@ def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None,
 
 
 def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> ChosenRecipe:
-    """Choose the recipe's dtypes from ``dtypes``, or its default if it has none of them. Raises UsageError."""
+    """Return the recipe in the available ``dtypes``, or else its default one; raise UsageError if it does not exist."""
     recipes = list(_resolved(catalogue, request, dtypes)) or [resolve(catalogue, request)]
     first = recipes[0]
     return ChosenRecipe(
@@ -117,7 +117,7 @@ def _resolved(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> 
 
 
 def _run_s(catalogue: Catalogue, recipe: Recipe) -> float:
-    """Estimate the time of one run from the published step, or else the predicted one."""
+    """Estimate the seconds for one run from the published or else the predicted step time."""
     if recipe.gpu_type == CPU or recipe.size == TINY[1]:
         return TINY_S
     plan = make_plan(recipe, Choices(), device="cuda")

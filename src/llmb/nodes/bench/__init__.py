@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short measurements of a machine's parts: shapes, sizes, formulas, the jobs that measure, and their results."""
+"""Short measurements of a machine's parts: their shapes and sizes, the jobs that measure, and the results."""

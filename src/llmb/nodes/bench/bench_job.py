@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of nodes as a job of the scheduler, in a separate folder below the root of installation.
+"""Measurements of nodes as a job of the scheduler, in a folder of its own in the install root.
 
-``python -m llmb.nodes.bench.bench_job RUN_FOLDER EXIT_CODE SIGNAL`` is what such a job calls at its end. It keeps the
-measurements, whether or not anybody waits for the job.
+The job calls ``python -m llmb.nodes.bench.bench_job RUN_FOLDER EXIT_CODE SIGNAL`` at its end. This saves the
+measurements, even if no client waits for the job.
 """
 
 import os
@@ -44,12 +44,12 @@ FINISH = "llmb.nodes.bench.bench_job"
 REQUEST, END = "bench_request.json", "bench_end.json"
 TIME_LIMIT_MIN = 30
 LOOK_EVERY_S, SETTLE_S = 0.5, 10.0
-"""The polling interval, and the time until the files of an ended job are visible here."""
+"""Seconds between polls, and seconds until the files of an ended job must be visible on this machine."""
 Kind = Literal["collectives", "gpus", "pairwise"]
 
 
 class BenchRequest(Record):
-    """The request, which is read at the end of the job: ``bench_request.json``."""
+    """The content of ``bench_request.json``, which is read at the end of the job."""
 
     schema_version: Literal[1] = 1
     install: str
@@ -58,20 +58,20 @@ class BenchRequest(Record):
 
 
 class BenchEnd(Record):
-    """The result of the end of the job: ``bench_end.json``. ``kept`` are the files of the measurements."""
+    """The content of ``bench_end.json``, the result of a job; ``kept`` are paths of files with measurements."""
 
     schema_version: Literal[1] = 1
     measured: tuple[MeasurementFile, ...] = ()
     kept: tuple[str, ...] = ()
     problem: str | None = None
     missing_nodes: tuple[str, ...] = ()
-    """Nodes of the job that reported nothing."""
+    """Nodes of the job that did not report."""
     pairwise: PairwiseResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BenchProgram:
-    """The program of a job: its command, and its input files."""
+    """The program that a job runs, and the contents of its input files by name."""
 
     kind: Kind
     module: str
@@ -82,7 +82,7 @@ class BenchProgram:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The nodes of a job's processes; ``gpu_type`` is None for GPUs of an unknown type."""
+    """The nodes on which a job measures; ``gpu_type`` is None for GPUs of an unknown type."""
 
     placement: Placement
     device: Device
@@ -116,7 +116,7 @@ def bench_order(
 
 
 def end_of(job: Job) -> BenchEnd:
-    """Read the result of a job, which may become visible late. Raises RunFailed if the job wrote nothing."""
+    """Read the result of an ended job, waiting until it is visible here; raise RunFailed if it does not appear."""
     return _end_in(RunFolder(Path(job.run_dir)), f"job {job.job_id}", job.reason or job.state)
 
 
@@ -130,9 +130,9 @@ def _end_in(folder: RunFolder, what: str, how: str) -> BenchEnd:
 
 
 def run_here(order: TaskOrder, environ: Mapping[str, str]) -> BenchEnd:
-    """Measure on the nodes of the scheduler's job that this process runs in.
+    """Measure on the nodes of the scheduler's job in which this process runs.
 
-    Raises RunFailed if nothing was measured, UserInterrupt, UsageError and EnvironmentProblem.
+    Raises RunFailed without a result, UserInterrupt on a signal, and the errors of ``JobOrder.write``.
     """
     folder = stamped_folder(order.parent, order.name)
     order.write(folder)
@@ -150,25 +150,25 @@ def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str,
         try:
             return process.wait()
         except Interrupted:
-            # The script waits for what it started, which has to end first.
+            # The script waits for its child processes, which must end first.
             os.killpg(process.pid, signal.SIGTERM)
             raise
 
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
-    """Return the nodes of a job. ``ranks`` is the number per node. Raises UsageError if it is not specified."""
+    """Return the nodes for a job with ``ranks`` processes per node; raise UsageError if the number is unknown."""
     chosen = scheduler_of(site).defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
     gpu = catalogue.gpus.get(chosen.gpu_type or "") if on_gpus else None
     per_node = ranks or options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)
     if per_node is None:
-        raise UsageError("the number of processes per node is not specified", do="add --ranks or --gpus-per-node")
+        raise UsageError("the number of processes per node is not specified", do="pass --ranks or --gpus-per-node")
     placement = Placement(options.nodes or 1, per_node, whole_nodes=on_gpus)
     return Nodes(placement, "cuda" if on_gpus else "cpu", chosen.gpu_type if on_gpus else CPU)
 
 
 def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
-    """Write the end of a job. Failed workers raise no error: the result lists missing values."""
+    """Write and return the result of a job; if workers failed, it contains the problem and what was measured."""
     request = BenchRequest.model_validate_json((folder.path / REQUEST).read_text())
     subject = read_task(folder).subject
     if subject == "pairwise":
@@ -208,7 +208,7 @@ def _nodes(folder: RunFolder) -> list[str]:
 
 
 def _conclude_pairs(folder: RunFolder, request: BenchRequest) -> BenchEnd:
-    """Read the results that steps wrote before the rounds ended for any reason."""
+    """Judge the nodes by all steps that ran, even if the rounds did not complete, and write the result."""
     job = PairJob.model_validate_json((folder.path / JOB_OF_PAIRS).read_text())
     rule, readings = pair_rule(job.device), read_rounds(folder.path, job, _nodes(folder))
     verdicts, notes = decide(readings, rule)

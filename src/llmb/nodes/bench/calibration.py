@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibrates the rates of predictions with microbenchmarks of the machine. Pure."""
+"""Calibrates the rates of predictions with measurements of ``llmb bench``. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,19 +15,19 @@ from llmb.runs.plan import EnginePlan
 
 USED = ("gemm", "attention", "memory", "collectives")
 LEAST_COPY, LEAST_MESSAGE = 512 * MIB, 64 * MIB
-"""Minimum sizes in bytes: a smaller copy stays in a cache, and a smaller message shows latency."""
+"""Minimum sizes in bytes: smaller copies stay in a cache, and smaller messages are limited by latency."""
 KINDS = {"alltoall": "all_to_all", "sendrecv": "send"}
-"""Names of messages in predictions, by the differing names in nccl-tests."""
+"""Names of messages in predictions, by their names in nccl-tests, where they differ."""
 _PASSES = {word: name for name, word in PASS_WORDS.items()}
 
 
 def calibrate_with_bench(
     files: Sequence[MeasurementFile], plan: EnginePlan, gpu: Gpu, types: Iterable[Gpu], usual: Calibration
 ) -> Calibration:
-    """Replace the values of ``usual`` that were measured. If a case has several files, the last, newest one counts.
+    """Return ``usual`` with measured rates. If several files contain a case, the last file counts.
 
-    known: types that a device's name may be of. Raises UsageError if a device is of another type than ``gpu``, and if
-    nothing was measured that predictions use.
+    ``types`` are the GPU types that may have been measured. Raises UsageError if a device is not of the type ``gpu``,
+    or the files contain no measurement that predictions use.
     """
     newest = {row.identity: row for file in files for row in file.measurements if row.benchmark in USED}
     title = f"llmb bench on {files[-1].node}"
@@ -35,19 +35,19 @@ def calibrate_with_bench(
         if gpu_type_of(row.device, types) != gpu.gpu_type:
             raise UsageError(
                 f"{title} measured {row.device}, but the prediction is for {gpu.gpu_type}",
-                do="calibrate with measurements of the same GPU type",
+                do="calibrate with measurements of that GPU type",
             )
     rates = _Rates(list(newest.values()), plan, gpu, usual)
     if not rates.texts:
         do = "run 'llmb bench gemm', 'attention', 'memory' or 'collectives' on a GPU"
-        raise UsageError(f"{title} has no measurement that predictions use", do=do)
+        raise UsageError(f"{title} contains no measurement that predictions use", do=do)
     text = f"{title}: {', '.join(rates.texts)}; the rest as in published steps"
     machine = MeasuredMachine(rates.products, rates.links)
     return replace(usual, text=text, rates=rates.rates, machine=machine, error="bench")
 
 
 class _Rates:
-    """The measured rates. Memory comes first, because the times of products include their writes."""
+    """Collects the measured rates. Memory is first, because the times of products include writing their results."""
 
     def __init__(self, rows: Sequence[Measurement], plan: EnginePlan, gpu: Gpu, usual: Calibration) -> None:
         self.rows, self.gpu, self.usual = rows, gpu, usual.rates
@@ -62,7 +62,7 @@ class _Rates:
         self._add_links()
 
     def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
-        """Return the bursts, and the factor by which sustained work took longer."""
+        """Return the measured bursts, and the largest factor by which sustained work took longer than a burst."""
         rows = [row for row in self.rows if row.benchmark == benchmark and row.dtype == dtype]
         bursts = {_case(row): row for row in rows if not row.sustained}
         sustained = [row for row in rows if row.sustained and _case(row) in bursts]
@@ -80,7 +80,7 @@ class _Rates:
         self.texts.append(f"memory at {reached / 1000:.3g} TB/s")
 
     def _add_products(self, dtype: str) -> None:
-        """Add the rate of all products of the layers together, and of each one separately."""
+        """Add the common rate of all matrix products, and the relative time of each."""
         rows, slowdown = self._of("gemm", dtype)
         rows = [row for row in rows if not row.case.startswith("square")] or rows
         peak = self.gpu.peak_tflops.get(dtype)
@@ -98,7 +98,7 @@ class _Rates:
         self.texts.append(f"{len(times)} products {dtype} at {reached:,.0f} TFLOP/s")
 
     def _written(self, row: Measurement) -> float:
-        """Return the seconds that predictions add to a block's product for writing its result."""
+        """Return the seconds that predictions add to a product for writing its result; 0 for logits."""
         if row.case.startswith("logits"):
             return 0.0
         shape = _shape(row)
@@ -106,7 +106,7 @@ class _Rates:
         return size / self.gpu.memory_bandwidth_tb_s / 1e12 * self.rates["written"]
 
     def _add_attention(self, shapes: set[str]) -> None:
-        """Add the rates of attention, preferably at the plan's shapes, forward and backward as in a step."""
+        """Add the rate of attention, forward and backward, preferably from the plan's shapes."""
         rows, slowdown = self._of("attention", "bf16")
         of_shape: dict[str, list[Measurement]] = {}
         for row in rows:
@@ -122,7 +122,7 @@ class _Rates:
         self.texts.append(f"attention at {reached:,.0f} TFLOP/s")
 
     def _add_links(self) -> None:
-        """Add the rates of links from the largest messages of each collective."""
+        """Add the bandwidth of each collective at its largest message size."""
         largest: dict[str, Measurement] = {}
         for row in self.rows:
             if self._shows_links(row):
@@ -134,7 +134,7 @@ class _Rates:
             self.texts.append(f"{case} at {reached:,.0f} GB/s")
 
     def _shows_links(self, row: Measurement) -> bool:
-        """Return whether no message left an NVLink domain; a row's shape shows if there were several nodes."""
+        """Return whether a collective stayed within an NVLink domain and its messages were large enough."""
         spans_nodes = "nodes" in (row.shape or "")
         within = 1 < row.ranks <= self.gpu.nvlink_domain_gpus
         within = within and not (spans_nodes and self.gpu.nvlink_domain_gpus <= self.gpu.gpus_per_node)

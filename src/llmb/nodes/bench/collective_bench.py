@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over the ranks of this machine: their start, their result as measurements, and the text of nccl-tests."""
+"""Measures collectives over the ranks of this machine, and formats results as measurements or as nccl-tests does."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ from llmb.readers.samples.host import Device
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
-"""The default maximum size: CPU processes need minutes for what takes GPUs a second."""
+"""The default maximum size in bytes, smaller on CPUs, which take minutes for what takes GPUs a second."""
 TABLE = "collectives.txt"
-"""The text of nccl-tests in the folder of a job."""
+"""Name of the file in a job's folder with the results in the format of nccl-tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
-    """The measurements to make; ``most`` is None for the device's default."""
+    """The collectives to measure, and their sizes in bytes from ``least`` to ``most``, by default the device's."""
 
     collectives: tuple[Collective, ...]
     least: int
@@ -49,7 +49,7 @@ class CollectiveRequest:
 
 
 def parse_collectives(names: list[str]) -> tuple[Collective, ...]:
-    """Parse the names of collectives; return all if there are none. Raises UsageError for an unknown one."""
+    """Parse names of collectives, or return all if there are none; raise UsageError if a name is unknown."""
     words = [name.lower().replace("-", "_") for name in names]
     aliases = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
     chosen = {aliases.get(name, name) for name in words}
@@ -59,11 +59,11 @@ def parse_collectives(names: list[str]) -> tuple[Collective, ...]:
 
 
 def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
-    """Return the job. Raises UsageError if the request has no size."""
+    """Return the job for a request; raise UsageError if no size is between the minimum and the maximum."""
     most = MOST_BYTES[device] if request.most is None else request.most
     sizes = tuple(sizes_between(request.least, most, request.factor))
     if not sizes:
-        raise UsageError(f"--min-size is {request.least:,} bytes, above the largest of {most:,}", do="add --max-size")
+        raise UsageError(f"--min-size is {request.least:,} bytes, above the maximum of {most:,}", do="raise --max-size")
     return CollectiveJob(
         device=device,
         collectives=request.collectives,
@@ -75,9 +75,9 @@ def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
 
 
 def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> CollectiveResult:
-    """Measure over ``ranks`` processes of this machine.
+    """Measure over ``ranks`` processes on this machine.
 
-    Raises EnvironmentProblem without torch, RunFailed if a process failed, or UserInterrupt.
+    Raises EnvironmentProblem without torch, RunFailed if a process fails, UserInterrupt on a signal.
     """
     with job_folder(COLLECTIVES_JOB, job) as folder:
         run_ranks(COLLECTIVES_PROGRAM, folder, ranks, job.device, "collectives", on_progress)
@@ -85,7 +85,7 @@ def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> Col
 
 
 def read_result(folder: Path) -> CollectiveResult:
-    """Read the result. Raises RunFailed if there is none."""
+    """Read the result that the ranks wrote; raise RunFailed if there is none."""
     try:
         return CollectiveResult.model_validate_json((folder / COLLECTIVES_RESULT).read_text())
     except FileNotFoundError as error:
@@ -95,7 +95,7 @@ def read_result(folder: Path) -> CollectiveResult:
 def measurement_file(
     job: CollectiveJob, result: CollectiveResult, command: tuple[str, ...], measured_at: str
 ) -> MeasurementFile:
-    """Return the file to keep for the node of rank 0."""
+    """Return the results as a file of measurements of the node of rank 0."""
     ranks, node = len(result.ranks), result.nodes[0]
     over = f", {len(result.nodes)} nodes" if len(result.nodes) > 1 else ""
     rows = [
@@ -148,11 +148,11 @@ def _measurement(
 
 
 def raise_if_wrong(measured: MeasurementFile) -> None:
-    """Raise RunFailed, with the collectives and sizes, if a result was not the expected one."""
+    """Raise RunFailed if results were wrong, with the collectives and sizes."""
     wrong = [row for row in measured.measurements if row.wrong]
     if wrong:
         cases = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)
-        raise RunFailed(f"wrong results, in elements: {cases}", do="check the network and the library with nccl-tests")
+        raise RunFailed(f"elements with wrong values: {cases}", do="check the network and the library with nccl-tests")
 
 
 _NAMES = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
@@ -161,7 +161,7 @@ _NOT_MEASURED = _FIGURES.format(*["N/A"] * 4)
 
 
 def collective_texts(job: CollectiveJob, result: CollectiveResult, version: str) -> Iterator[str]:
-    """Yield a table for each measured collective. ``version`` is that of llmb."""
+    """Yield a table in the format of nccl-tests for each measured collective; ``version`` is that of llmb."""
     for collective in job.collectives:
         if rows := [row for row in result.rows if row.collective == collective]:
             yield "".join(f"{line}\n" for line in _lines(collective, rows, job, result, version))
@@ -227,7 +227,7 @@ def _way(way: Way | None, row: CollectiveRow, ranks: int) -> str:
 
 
 def _figure(value: float, width: int) -> str:
-    """Format a figure in the first form that is not too wide."""
+    """Format a number with as many digits as fit into ``width``."""
     forms = (f"{value:{width}.2f}", f"{value:{width}.1f}", f"{value:{width}.0f}")
     shortest = f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
     return next((form for form in forms if len(form) <= width), shortest)
@@ -235,15 +235,15 @@ def _figure(value: float, width: int) -> str:
 
 def _notes(collective: Collective, rows: list[CollectiveRow], job: CollectiveJob, ranks: int) -> Iterator[str]:
     if any(row.out_of_place is None for row in rows):
-        yield "# out-of-place: torch.distributed reduces in place alone"
+        yield "# out-of-place: torch.distributed reduces only in place"
     if collective in UNCHECKED_IN_PLACE:
-        yield "# in-place: sent data may be overwritten, so that it is not checked"
+        yield "# in-place: not checked, because sent data may be overwritten"
     if collective not in ("all_reduce", "sendrecv") and min(job.sizes) < ranks * ALIGNED:
-        yield f"# sizes below {ranks * ALIGNED} bytes are left out: a rank's part is a multiple of {ALIGNED} bytes"
+        yield f"# sizes below {ranks * ALIGNED} bytes are omitted: a rank's part is a multiple of {ALIGNED} bytes"
 
 
 def average_bus_gb_per_s(rows: list[CollectiveRow], ranks: int) -> float:
-    """Return the average over all sizes, out of place and in place."""
+    """Return the average bus bandwidth in GB/s over all sizes, out of place and in place."""
     lines = [
         algorithm_gb_per_s(row.size_bytes, way.time_s) * bus_factor(row.collective, ranks)
         for row in rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of ``llmb bench``: the shapes, the device, the measured cases, and the meaning of their timing."""
+"""Selects the device, shapes and cases of a call of ``llmb bench``, and converts timings to measurements."""
 
 import re
 from collections import Counter
@@ -35,14 +35,14 @@ from llmb.readers.samples.host import Device, host_name
 from llmb.runs.record import now
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}
-"""Words of cases by Megatron's term."""
+"""Megatron's terms for training passes, which names of cases use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The products of one weight matrix, [n, k], with [m, k] inputs, ``count`` times per micro-batch.
+    """The matrix products of a weight [n, k] with an input [m, k].
 
-    ``count`` is over the layers of all pipeline stages, and the experts of one GPU.
+    ``count`` is their number per micro-batch, over the layers of all pipeline stages and the experts of one GPU.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Causal attention of ``batch`` sequences, ``count`` times per micro-batch."""
+    """Causal attention over ``batch`` sequences, computed ``count`` times per micro-batch."""
 
     name: Literal["causal", "chunked"]
     batch: int
@@ -81,12 +81,12 @@ def weights_of(model: Model, layout: Layout) -> list[Weights]:
 
 
 def passes_of(recipe: Recipe) -> tuple[TrainingPass, ...]:
-    """Return the training passes of a recipe; frozen weights have no gradient."""
+    """Return the training passes of a recipe, without gradients of weights that are frozen."""
     return PASSES[:2] if recipe.task == "lora" else PASSES
 
 
 def product_dtype(weights: Weights, dtype: ProductDtype) -> ProductDtype:
-    """Return the dtype of a product; with FP8, the logits stay in bf16."""
+    """Return the dtype of a product in a recipe with ``dtype``; with FP8, the logits are in bf16."""
     return "bf16" if dtype == "fp8" and not weights.in_fp8 else dtype
 
 
@@ -97,16 +97,16 @@ def product_case(weights: Weights, dtype: ProductDtype, training_pass: TrainingP
 
 
 def product_text(case: ProductCase) -> str:
-    """Format the rows of the result, the inner dimension, and the columns of the result."""
+    """Format the shape of a product as rows of the result x inner dimension x columns of the result."""
     m, k, n = case.m, case.k, case.n
     sizes = {"forward": (m, k, n), "input_gradient": (m, n, k), "weight_gradient": (n, m, k)}
     return " x ".join(map(str, sizes[case.training_pass]))
 
 
 def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
-    """Return the shapes of whole sequences, of each of which a GPU computes its part with context parallelism.
+    """Return the shapes of a recipe's attention over whole sequences, even with context parallelism.
 
-    Layers with chunked attention see each chunk as a sequence.
+    In layers with chunked attention, each chunk counts as a sequence.
     """
     layout, model = recipe.layout, rank_model(recipe.model, recipe.layout)
     whole = sum(map(model.is_global_layer, range(model.layers)))
@@ -122,7 +122,7 @@ def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
 
 
 def attention_dtype(dtype: Dtype) -> ProductDtype:
-    """Return the dtype of attention: bf16 if matrix products are in FP8."""
+    """Return the dtype of attention in a recipe with ``dtype``: fp32, or else bf16."""
     return "fp32" if dtype is Dtype.FP32 else "bf16"
 
 
@@ -131,19 +131,19 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B", re.IGNORECASE)
 
 
 def bytes_of(text: str) -> int:
-    """Parse a size such as 5GB, in powers of ten, or 5GiB, in powers of two. Raises UsageError."""
+    """Convert a size such as 5GB (powers of ten) or 5GiB (powers of two) to bytes; raise UsageError if invalid."""
     match = _SIZE.fullmatch(text.strip())
     size = 0
     if match and (match[2] or not match[3]):
         size = round(float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2].upper()])
     if size < 1:
-        raise UsageError(f"'{text}' is not a size", do="specify a number and a unit, such as 512B, 64MiB or 1GB")
+        raise UsageError(f"'{text}' is not a valid size", do="pass a number and a unit, such as 512B, 64MiB or 1GB")
     return size
 
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SQUARE: dict[Device, int] = {"cpu": 1024, "cuda": 8192}
-"""An additional product that keeps the whole device busy."""
+"""The size of an additional square product, which keeps the whole device busy."""
 COPY_BYTES: dict[Device, tuple[int, ...]] = {
     "cpu": (64 * KIB, MIB, 16 * MIB, 256 * MIB),
     "cuda": (64 * MIB, 512 * MIB, 2 * GIB),
@@ -157,7 +157,7 @@ LAUNCHES: dict[Device, tuple[Literal["host", "device", "graph", "round_trip"], .
 
 @dataclass(frozen=True, slots=True)
 class TimedCase:
-    """A case to time, and its work."""
+    """A case to time, with the description and the amount of its work."""
 
     benchmark: str
     label: str
@@ -167,14 +167,14 @@ class TimedCase:
     size_bytes: int | None = None
     flops: float | None = None
     moved_bytes: int | None = None
-    """Bytes of memory read and written, or bytes transferred."""
+    """The number of bytes read and written, or transferred."""
     of_device_memory: bool = False
     weight: float = 0.0
-    """FLOPs of all the case's calls in a micro-batch."""
+    """FLOPs of all calls of the case in a micro-batch."""
 
 
 def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[TimedCase]:
-    """Return one GPU's products per micro-batch, and a square one; the one with the most FLOPs is also sustained."""
+    """Return one GPU's products in a micro-batch, and a square one; the largest is also timed as sustained work."""
     cases: list[TimedCase] = []
     for dtype in dtypes:
         products = [
@@ -210,7 +210,7 @@ def _sustained(timed: TimedCase, seconds: float) -> TimedCase:
 
 
 def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
-    """Yield forward and backward passes of each kind of layer; the first kind's forward pass is also sustained."""
+    """Yield attention of each kind of layer, forward and backward; the first is also timed as sustained work."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
             for direction in ("forward", "backward"):
@@ -241,7 +241,7 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
 
 
 def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> Iterator[TimedCase]:
-    """Yield copies within the device's memory; the largest is also sustained."""
+    """Yield copies within the device's memory; the largest is also timed as sustained work."""
     sizes = sorted(sizes or COPY_BYTES[device])
     for size in sizes:
         work = CopyCase(size_bytes=size)
@@ -276,7 +276,7 @@ def launch_cases(device: Device) -> Iterator[TimedCase]:
 def meaning(
     timed: TimedCase, timing: Timing, report: DeviceReport, node: str, gpu: Gpu | None, *, on_gpu: bool
 ) -> Measurement | NotMeasured:
-    """Return the row for a timing. ``gpu`` is the catalogue's entry for the device, if it has one."""
+    """Convert a timing to a row of results; ``gpu`` is the catalogue's entry for the device, if any."""
     if timing.seconds is None:
         return NotMeasured(
             benchmark=timed.benchmark,
@@ -312,15 +312,15 @@ def meaning(
 
 
 def _peaks(timed: TimedCase, report: DeviceReport, gpu: Gpu | None) -> tuple[float | None, float | None, str | None]:
-    """Return the peaks of arithmetic and memory bandwidth, and the reason if the one to compare with is unknown."""
+    """Return the peak TFLOPS and memory bandwidth in GB/s, and the reason if the relevant one is unknown."""
     if not timed.flops and not timed.of_device_memory:
         return None, None, None
     if gpu is None:
-        return None, None, f"the catalogue has no peak of {report.device}"
+        return None, None, f"the catalogue has no peak for {report.device}"
     if timed.of_device_memory:
         return None, 1000 * gpu.memory_bandwidth_tb_s, None
     peak = gpu.peak_tflops.get(timed.dtype or "")
-    return peak, None, None if peak else f"the catalogue has no {timed.dtype} peak of {gpu.gpu_type}"
+    return peak, None, None if peak else f"the catalogue has no {timed.dtype} peak for {gpu.gpu_type}"
 
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -329,19 +329,19 @@ DEFAULT_MODEL: dict[Device, tuple[str, str]] = {
     "cuda": ("pretrain_llama3.1", "8b"),
 }
 BURST_S, MOST_REPEATS = 0.25, 200
-"""A burst ends after this time or number of repetitions, but not before the minimum number."""
+"""A burst ends after this number of seconds or repetitions, but has at least the minimum number of repetitions."""
 
-SMALLER_SHAPE = "choose a smaller shape, such as with --mbs, --seq-len or a larger --tp"
+SMALLER_SHAPE = "use a smaller shape: pass a smaller --mbs or --seq-len, or a larger --tp"
 SMALLER = {
-    **dict.fromkeys(("memory", "transfer"), "choose a smaller --size"),
-    "collectives": "choose a smaller --max-size, or fewer --ranks",
+    **dict.fromkeys(("memory", "transfer"), "pass a smaller --size"),
+    "collectives": "pass a smaller --max-size, or fewer --ranks",
 }
-"""The advice if memory ran out, for sizes that do not come from a recipe."""
+"""Advice if memory is exhausted, for sizes that do not come from a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """Settings of a measurement; if ``repeats`` is None, cases are repeated for a short time."""
+    """Settings of a measurement; if ``repeats`` is None, each case is repeated for a short time."""
 
     device: Device
     repeats: int | None
@@ -349,16 +349,16 @@ class BenchSettings:
 
 
 def device_here(choice: DeviceChoice, machine: Machine) -> Device:
-    """Return the device: the GPU if there is one. Raises EnvironmentProblem if a requested GPU is missing."""
+    """Return the chosen device, by default the GPU if there is one; raise EnvironmentProblem if a GPU is missing."""
     if choice == "auto":
         return "cuda" if machine.gpu_names else "cpu"
     if choice == "cuda" and not machine.gpu_names:
-        raise EnvironmentProblem("nvidia-smi shows no GPU on this machine", do="choose --device cpu")
+        raise EnvironmentProblem("nvidia-smi reports no GPU on this machine", do="pass --device cpu")
     return choice
 
 
 def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
-    """Parse comma-separated dtypes; empty if there are none. Raises UsageError for an unknown or a duplicate one."""
+    """Parse dtypes that are separated by commas; raise UsageError if one is unknown or occurs twice."""
     if text is None:
         return ()
     names = [name.strip().lower() for name in text.split(",")]
@@ -366,17 +366,17 @@ def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
         if name not in get_args(ProductDtype):
             raise unknown("dtype", name, get_args(ProductDtype))
     if len(set(names)) < len(names):
-        raise UsageError(f"--dtype is '{text}'; it must be names separated by commas, each only once")
+        raise UsageError(f"--dtype is '{text}'; it must be dtypes separated by commas, without duplicates")
     return tuple(name for name in get_args(ProductDtype) if name in names)
 
 
 def recipe_of(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
-    """Return the recipe whose shapes are measured, for this machine's GPU type unless the request has one.
+    """Return the recipe from which the shapes are taken, by default for this machine's GPU type.
 
-    The shapes do not depend on the dtype, so the first one that is a recipe's decides. Raises UsageError for a model
-    whose parts are not known to ``weights_of``.
+    Its dtype is the first of ``dtypes`` that recipes can have, because shapes do not depend on it. Raises UsageError if
+    the model has parts that ``weights_of`` does not support.
     """
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
     gpu_type, notes = request.gpu_type, {}
@@ -388,8 +388,8 @@ def recipe_of(
         notes = {"gpu_type": "detected"}
     recipe = resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), notes)
     if parts := recipe.model.other_parts:
-        what = f"the shapes of {recipe.model_name} are not measured: it has {', '.join(parts.names)}"
-        raise UsageError(what, do="measure those of another model, or omit --workload")
+        what = f"the shapes of {recipe.model_name} cannot be measured, because it has {', '.join(parts.names)}"
+        raise UsageError(what, do="pass another --workload, or omit it")
     return recipe
 
 
@@ -400,7 +400,7 @@ def measure(
     on_progress: OnProgress,
     recipe: Recipe | None = None,
 ) -> MeasurementFile:
-    """Measure the device. Raises as ``run_measurements``."""
+    """Time ``cases`` on the device, and return the measurements; raises the same errors as ``run_measurements``."""
     measured_at = now()
     timings = run_measurements(_job(cases, settings), on_progress)
     device, on_gpu = timings.device, settings.device == "cuda"
@@ -430,14 +430,14 @@ def _job(timed: Sequence[TimedCase], settings: BenchSettings) -> CaseList:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Describe the recipe and the parts of its layout that determine the shapes."""
+    """Describe a recipe and the parts of its layout that determine shapes."""
     layout = recipe.layout
     shards = [f"{name.upper()} {size}" for name in ("tp", "cp", "ep", "etp") if (size := getattr(layout, name)) > 1]
     return ", ".join([recipe.title(), f"MBS {layout.mbs}", f"sequence length {layout.seq_len}", *shards])
 
 
 def raise_if_incomplete(measured: MeasurementFile) -> None:
-    """Raise RunFailed if memory ran out, naming the shapes, or if nothing could be measured."""
+    """Raise RunFailed if memory was exhausted, with the cases, or if nothing could be measured."""
     memory = [row for row in measured.not_measured if row.out_of_memory]
     if memory:
         raise RunFailed(

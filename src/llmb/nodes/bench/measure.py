@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the program that measures, in a separate process, so that the caller never loads torch."""
+"""Runs the programs that measure as separate processes, so that the caller does not load torch."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ OnProgress = Callable[[BenchProgress], None]
 
 
 def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
-    """Run the measurements. Raises as ``run_program``."""
+    """Run the measurements and return their timings; raises the same errors as ``run_program``."""
     with job_folder("job.json", job) as folder:
         job_file, answered = folder / "job.json", folder / "timings.json"
         run_program(("-P", "-m", TIMING_PROGRAM, str(job_file), str(answered)), job.device, "", on_progress)
@@ -31,14 +31,14 @@ def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
 
 @contextmanager
 def job_folder(name: str, job: Record) -> Iterator[Path]:
-    """Yield a temporary folder for a program's input and output files."""
+    """Yield a temporary folder that contains ``job`` as a file, for a program's input and output."""
     with scratch_folder("llmb-bench-") as folder:
         (folder / name).write_text(job.model_dump_json())
         yield folder
 
 
 def run_ranks(program: str, folder: Path, ranks: int, device: Device, what: str, on_progress: OnProgress) -> None:
-    """Run ranks on this machine, which read their job in ``folder`` and write results. Raises as ``run_program``."""
+    """Run ranks that read their job from ``folder`` and write results there; raises errors as ``run_program`` does."""
     command = (*words(1, ranks), sys.executable, "-P", "-m", program, str(folder))
     run_program(command, device, f" {what}", on_progress, {"OMP_NUM_THREADS": "1"})
 
@@ -50,10 +50,10 @@ def run_program(
     on_progress: OnProgress,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Run an interpreter with ``program``; the caller's variables are overridden by those of a run, then ``variables``.
+    """Run ``program`` in an interpreter with a run's default variables and ``variables``, unless the caller sets them.
 
-    Raises EnvironmentProblem without torch, RunFailed if the program died, with what it was measuring, or
-    UserInterrupt.
+    Raises EnvironmentProblem without torch, RunFailed with the current case if the program fails, UserInterrupt on a
+    signal.
     """
     if find_spec("torch") is None:
         raise EnvironmentProblem("measuring requires torch, which this Python does not have", do=pip_install("engine"))
@@ -61,13 +61,13 @@ def run_program(
 
     def follow(line: bytes) -> None:
         nonlocal last
-        if line.startswith(b"{"):  # libraries print to standard output, too
+        if line.startswith(b"{"):  # libraries also print to stdout
             last = BenchProgress.model_validate_json(line)
             on_progress(last)
 
-    # As a run's workers have them, so that figures can be compared with those of runs.
+    # The same variables as for a run's workers, so that figures are comparable with those of runs.
     environ = {**shipped_variables(device, os.environ), **variables, **os.environ}
-    ended = run_talking(tuple(program), environ, follow, "nothing was kept")
+    ended = run_talking(tuple(program), environ, follow, "nothing was saved")
     if ended.code:
         where = f", while measuring {last.name}," if last else ""
         raise ended.failure(f"the program that measures{what}{where}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of microbenchmarks, and their changes; stored below the root of installation per node, benchmark and recipe.
+"""Results of microbenchmarks, which are saved in the install root by node, benchmark and recipe, and their changes.
 
-The newest file and the one before are kept.
+The newest file and the one before it are kept.
 """
 
 import hashlib
@@ -23,17 +23,17 @@ from llmb.runs.folder import BEFORE, write_newest
 
 PROGRAM = "llmb.nodes.bench.worker.every_gpu"
 JOB, PARTS = "gpus_job.json", "gpus"
-"""A file and a folder, in the folder that is the program's argument."""
+"""Names of the job file and the folder of reports, in the folder that is the program's argument."""
 BENCHMARKS = ("gemm", "attention", "memory", "transfer", "launch", "collectives", "gpus")
 
 
 class Measurement(Record):
-    """One row: a kind of work at one size, measured on one device or over a group of them."""
+    """A row of results: one kind of work at one size, measured on a device or over a group of devices."""
 
     benchmark: str
     """One of ``BENCHMARKS``."""
     case: str
-    """The part within it, in a stable word for scripts, such as ``qkv`` or ``all_reduce``."""
+    """A stable name for scripts of the part of the benchmark, such as ``qkv`` or ``all_reduce``."""
     shape: str | None = None
     """Shape of the data for display, such as ``4096 x 4096 x 14336``."""
     dtype: str | None = None
@@ -42,57 +42,57 @@ class Measurement(Record):
     device: str
     """The GPU's name as its driver reports it, or the CPU's model."""
     rank: int | None = None
-    """Rank of the process that measured; None for a group measurement."""
+    """Rank of the process that measured; None if a group was measured."""
     ranks: int = 1
     """The number of ranks in the group."""
     time_s: float
-    """Median of the repetitions; for collectives their mean over all ranks, as in nccl-tests."""
+    """Median of the repetitions; for collectives, the mean over repetitions and ranks, as in nccl-tests."""
     repetitions: int
     fastest_s: float | None = None
     slowest_s: float | None = None
     tflops: float | None = None
     peak_tflops: float | None = None
-    """Peak of the catalogue, dense; None if the device's peak is unknown."""
+    """The dense peak in the catalogue; None if the device's peak is unknown."""
     peak_bandwidth_gb_per_s: float | None = None
-    """Peak of the device's memory."""
+    """The peak bandwidth of the device's memory."""
     peak_reason: str | None = None
-    """The reason why the peak to compare with is unknown."""
+    """Why the relevant peak is unknown."""
     bandwidth_gb_per_s: float | None = None
-    """Gigabytes (1e9) per second; for collectives the algorithm's bandwidth as defined by nccl-tests."""
+    """Gigabytes (1e9 bytes) per second; for collectives, the algorithm bandwidth as defined by nccl-tests."""
     bus_bandwidth_gb_per_s: float | None = None
-    """Bus bandwidth of collectives, as defined by nccl-tests."""
+    """Bus bandwidth of collectives as defined by nccl-tests."""
     wrong: int | None = None
-    """Elements of collectives of all ranks that differ from the expected result; None if it was not checked."""
+    """The number of elements, over all ranks, that differ from a collective's expected result; None if unchecked."""
     device_uuid: str | None = None
-    """Id of the GPU, if each GPU was measured."""
+    """Id of the GPU, if every GPU was measured separately."""
     sustained: bool = False
-    """True if measured for seconds, at the clocks that power and temperature then allow; else a burst."""
+    """True for sustained work, at the clocks that power and temperature permit; False for a burst."""
     backend: str | None = None
-    """The chosen kernel or library, such as ``cudnn`` for attention."""
+    """The kernel or library that was used, such as ``cudnn`` for attention."""
     cpu_threads: int | None = None
-    """The number of computing threads; None on a GPU."""
+    """The number of CPU threads that computed; None on a GPU."""
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_follows(cls, data: Any) -> Any:  # noqa: ANN401 (whatever a file has)
-        """Drop the derived field, which the output of ``--json`` contains."""
+        """Drop the derived field ``peak_pct``, which the output of ``--json`` contains."""
         return {key: value for key, value in data.items() if key != "peak_pct"} if isinstance(data, dict) else data
 
     @property
     def peak_pct(self) -> float | None:
-        """Return the fraction of the peak that was reached, in percent."""
+        """Return the percentage of the peak that was reached; None without a peak."""
         pairs = ((self.tflops, self.peak_tflops), (self.bandwidth_gb_per_s, self.peak_bandwidth_gb_per_s))
         return next((100 * value / peak for value, peak in pairs if value is not None and peak), None)
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Return the properties that comparable measurements of one node share."""
+        """Return the properties that are equal for comparable measurements of a node."""
         what = (self.benchmark, self.case, self.shape, self.dtype, self.size_bytes, self.sustained)
         return (*what, self.device, self.rank, self.ranks, self.cpu_threads)
 
 
 class NotMeasured(Record):
-    """A requested case that could not be measured."""
+    """A requested case that could not be measured, with the reason."""
 
     benchmark: str
     case: str
@@ -104,23 +104,23 @@ class NotMeasured(Record):
 
 
 class MeasurementFile(Record):
-    """The measurements of one call of ``llmb bench`` on one node."""
+    """The measurements of a node in one call of ``llmb bench``."""
 
     schema_version: int = 1
     node: str
     measured_at: str
-    """The time in ISO 8601, in UTC."""
+    """The time in ISO 8601 format, in UTC."""
     command: tuple[str, ...]
     software: dict[str, str | None]
     """Versions of llmb, python, torch, cuda, nccl and driver; None if unknown."""
     measurements: tuple[Measurement, ...]
     not_measured: tuple[NotMeasured, ...] = ()
     recipe: str | None = None
-    """Source of the shapes, with its layout; None if they do not come from a recipe."""
+    """Description of the recipe from which the shapes come, with its layout, if any."""
 
 
 class PartReport(Record):
-    """The measurements of one process on its GPU, or as one of several on a CPU."""
+    """The measurement of one process on its GPU, or on a CPU with other processes."""
 
     node: str
     rank: int
@@ -133,7 +133,7 @@ class PartReport(Record):
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """A case of a node: its newest measurement and the previous comparable one, if any."""
+    """The newest measurement of a case on a node, and the previous comparable one, if any."""
 
     latest: Measurement
     measured_at: str
@@ -142,12 +142,12 @@ class FigureChange:
 
     @property
     def speed_pct(self) -> float | None:
-        """Return the gain (above 0) or loss of speed in percent, from the measured times."""
+        """Return the change of speed in percent, positive if faster; None without a previous measurement."""
         return None if self.previous is None else 100 * (self.previous.time_s / self.latest.time_s - 1)
 
 
 def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> list[FigureChange]:
-    """Return changes by node and benchmark, with cases in the order of measurement; ``files``: the oldest first."""
+    """Return the changes between ``files``, oldest first; sorted by node and benchmark, cases as measured."""
     series: dict[tuple[object, ...], list[tuple[str, Measurement]]] = {}
     for file in files:
         for row in file.measurements:
@@ -165,7 +165,7 @@ def _change(rows: list[tuple[str, Measurement]]) -> FigureChange:
 
 BENCH = Path(STATE_FOLDER) / "bench"
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-"""Characters of a node's name that its folder's name omits."""
+"""Characters of a node's name that are replaced in the name of its folder."""
 _KEPT = re.compile(rf"[a-z-]+_[0-9a-f]{{8}}({BEFORE})?\.json")
 
 
@@ -174,7 +174,7 @@ def bench_folder(install: Path) -> Path:
 
 
 def write_measurements(install: Path, measured: MeasurementFile) -> Path:
-    """Write the file. Raises NotWritable."""
+    """Save the measurements of a node and return the path; raise NotWritable if that fails."""
     folder = bench_folder(install) / (UNSAFE.sub("-", measured.node).lstrip(".") or "node")
     names = sorted({row.benchmark for row in measured.measurements}) or ["nothing"]
     recipe = hashlib.sha256((measured.recipe or "").encode()).hexdigest()[:8]
@@ -184,18 +184,16 @@ def write_measurements(install: Path, measured: MeasurementFile) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """Read all saved files, or those of ``node``, the oldest first. Raises UsageError if one is damaged or cannot
-    be read.
-    """
+    """Read all saved measurements, or those of ``node``, oldest first; raise UsageError if a file is unreadable."""
     files = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
     return sorted(files, key=_moment)
 
 
 def measurements_at(path: Path) -> list[MeasurementFile]:
-    """Read a saved file, the output of ``--json``, or all in a node's folder, the oldest first; empty if there is none.
-    Raises UsageError as above."""
+    """Read the measurements at a path: a saved file, an output of ``--json``, or a node's folder, oldest first.
+    Raises UsageError as ``read_measurements`` does; returns an empty list if there are none."""
     if path.is_file() and not _KEPT.fullmatch(path.name):
-        # Empty if the file is of another kind.
+        # A file of another kind has no measurements.
         try:
             return [MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))]
         except ValueError:
@@ -205,18 +203,18 @@ def measurements_at(path: Path) -> list[MeasurementFile]:
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
-    for path in sorted(paths):  # of two files of the same second, the one before is first
+    for path in sorted(paths):  # if two files have the same time, the older is first
         try:
             content = MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))
             _moment(content)
-        except ValueError as error:  # pydantic's is one
+        except ValueError as error:  # includes pydantic's errors
             do = "remove it, or read it with the version of llmb that wrote it"
-            raise UsageError("not a file of measurements of llmb bench", where=str(path), do=do) from error
+            raise UsageError("this is not a file of measurements by llmb bench", where=str(path), do=do) from error
         yield content
 
 
 def _moment(measured: MeasurementFile) -> datetime:
-    """Parse the time of a measurement. Raises ValueError if it is invalid or has no time zone."""
+    """Parse the time of a measurement; raise ValueError if it is invalid or has no time zone."""
     moment = datetime.fromisoformat(measured.measured_at)
     if moment.tzinfo is None:
         raise ValueError(f"{measured.measured_at} has no time zone")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of pairwise measurements, which the batch script starts as steps on the nodes of each, and their results.
+"""Schedules the rounds of pairwise measurements, which the batch script runs as steps, and reads their results.
 
-``python -m llmb.nodes.bench.pair_rounds RUN_FOLDER`` is what the script asks before the last one: it prints the fit
-nodes, by their places. Each step has a folder of its own below ``rounds/``, with its log, its exit code and its result.
+Before the last step, the script runs ``python -m llmb.nodes.bench.pair_rounds RUN_FOLDER``, which prints the indexes of
+the fit nodes. Each step has a folder below ``rounds/`` with its log, exit code and result.
 """
 
 import sys
@@ -38,18 +38,18 @@ from llmb.nodes.bench.protocol import COLLECTIVES_PROGRAM
 from llmb.nodes.bench.slow_gpus import read_parts
 
 SCHEDULE, STEPS = "rounds.txt", "rounds"
-"""A file and a folder of the job; the batch script of the scheduler reads and writes them."""
+"""Names of a file that the batch script reads, and of the folder into which its steps write, in the job's folder."""
 LAST_WORDS = 160
-"""Number of characters of a program's last line to show."""
+"""The maximum number of characters to show of a program's last line."""
 LAUNCHER = "llmb: "
-"""The beginning of the launcher's own lines."""
+"""The beginning of lines that the launcher prints."""
 KILLED = ("124", "137")
 Places = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Steps of one program that run at the same time; without places, on the nodes that are fit at that point."""
+    """Steps of one program that run concurrently; a step without places runs on all nodes that are fit by then."""
 
     name: str
     seconds: float
@@ -60,7 +60,7 @@ class Phase:
         return "-".join((self.name, *map(str, places)))
 
     def line(self) -> str:
-        """Format the phase for the batch script."""
+        """Format the phase as a line for the batch script."""
         steps = (f"{self.step(places)}:{','.join(map(str, places))}" for places in self.steps)
         return f"{self.seconds:.0f} {self.program} {' '.join(steps)}"
 
@@ -80,17 +80,17 @@ def schedule(nodes: int, per_node: int) -> str:
 
 
 def limit_s(nodes: int, per_node: int) -> float:
-    """Return the maximum time from the start of the job to its result."""
+    """Return the maximum seconds from the start of the job to its result."""
     return END_S + sum(phase.seconds + STEP_S for phase in phases(nodes, per_node))
 
 
 def expected_s(nodes: int, per_node: int) -> float:
-    """Return the expected time if no node hangs."""
+    """Return the expected seconds for the job if no node hangs."""
     return USUAL_S["begin"] + USUAL_S["node"] * nodes + USUAL_S["phase"] * len(phases(nodes, per_node))
 
 
 def read_rounds(folder: Path, job: PairJob, names: Sequence[str]) -> Readings:
-    """Read the results of the job's steps so far."""
+    """Read the results that the job's steps have written so far; ``names`` are the job's nodes."""
     run = {phase.name: phase for phase in phases(job.nodes, job.per_node)}
     alone = {node: _alone(folder, job, run, node) for node in range(job.nodes)}
     return Readings(
@@ -112,7 +112,7 @@ def _alone(folder: Path, job: PairJob, run: dict[str, Phase], node: int) -> Node
 
 
 def _pairs(folder: Path, job: PairJob, run: dict[str, Phase]) -> Iterator[PairReading]:
-    """Yield the measured pairs, which do not include nodes that failed alone."""
+    """Yield the results of the pairs that were measured; nodes that failed alone are in none."""
     for number, one in enumerate(rounds(job.nodes), 1):
         phase = run[f"round-{number}"]
         for pair in one.pairs:
@@ -140,18 +140,18 @@ def _collectives(step: Path, phase: Phase) -> tuple[PairFigures, str | None]:
 
 
 def _problem(step: Path, phase: Phase) -> str | None:
-    """Describe why the processes of a step failed; None if they did not."""
+    """Describe why a step failed; return None if it succeeded."""
     try:
         code = (step / "code").read_text().strip()
     except OSError:
         return "no result"
     if code in KILLED:
-        return f"it was not done within {phase.seconds:.0f} s, and was killed"
+        return f"it did not end within {phase.seconds:.0f} s and was killed"
     return None if code == "0" else last_words((step / "log").read_text(errors="replace")) or f"exit code {code}"
 
 
 def last_words(text: str) -> str:
-    """Return the last line of a program's output, or the launcher's last line if there is no other."""
+    """Return the last line of a program's output, or of the launcher's if there is no other, truncated."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     others = [line for line in lines if not line.startswith(LAUNCHER)]
     return next(iter((others or lines)[-1:]), "")[:LAST_WORDS]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes measured alone, in pairs and as a group: which pairs are measured when, and which nodes are unfit. Pure.
+"""Plans measurements of nodes alone, in pairs and as a group, and decides which nodes are unfit. Pure.
 
-A pair does not say which of its nodes is bad; its other pairs do. So a node is flagged for its own results, or for
-two of its pairs and more than half of them, without those that a worse node explains.
+A bad pair does not show which of its nodes is bad, but their other pairs do. A node is unfit if its own results are
+bad, or if at least two and more than half of its pairs are bad, without those that a worse node explains.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -23,24 +23,24 @@ from llmb.nodes.bench.slow_gpus import gpus_job
 from llmb.readers.samples.host import Device
 
 JOB = "pairs_job.json"
-"""The file in the folder of the job."""
+"""Name of the file with the request, in the folder of the job."""
 LEAST_NODES = 3
 PRODUCT_S = 2.0
 MIB = 2**20
 SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), "cpu": (1024, MIB // 4, 4 * MIB)}
-"""Message sizes: the smallest shows the latency, the largest the bandwidth (half a second per call at 1 GB/s)."""
+"""Message sizes in bytes: the smallest shows latency, the largest bandwidth (half a second per call at 1 GB/s)."""
 
 ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 90.0, 0.5
-"""Time limits. A measurement starts processes that load torch and connect, which dominates its time."""
+"""Time limits in seconds. Starting processes, loading torch and connecting take most of the time."""
 STEP_S = 20.0
-"""The extra time that the scheduler may take for a step."""
+"""Additional seconds that the scheduler may take to start and end a step."""
 END_S = 60.0
-"""Time for the result to be written."""
+"""Additional seconds for writing the result."""
 USUAL_S: Mapping[str, float] = {"begin": 15.0, "phase": 18.0, "node": 0.1}
 
 
 class PairJob(Record):
-    """The measurements of a job."""
+    """The request for a job that measures pairs."""
 
     device: Device
     nodes: int
@@ -49,7 +49,7 @@ class PairJob(Record):
 
 
 class PairFigures(Record):
-    """A product's time in the slowest process, and the bus bandwidth and latency of all-reduce."""
+    """The rate of a matrix product in the slowest process, and the bus bandwidth and latency of all-reduce."""
 
     tflops: float | None = None
     gb_per_s: float | None = None
@@ -57,7 +57,7 @@ class PairFigures(Record):
 
 
 class NodeReading(Record):
-    """The measurements of one node alone."""
+    """The measurements of a node alone, and what went wrong, if anything."""
 
     node: int
     figures: PairFigures = PairFigures()
@@ -65,7 +65,7 @@ class NodeReading(Record):
 
 
 class PairReading(Record):
-    """One pair in one round; ``far`` if the nodes are not neighbors in the list."""
+    """The measurements of a pair of nodes in a round; ``far`` if the nodes are not neighbors in the list."""
 
     first: int
     second: int
@@ -75,7 +75,7 @@ class PairReading(Record):
     problem: str | None
 
     def has(self, nodes: Container[int]) -> bool:
-        """Return whether at least one of ``nodes`` is in the pair."""
+        """Return whether the pair contains any of ``nodes``."""
         return self.first in nodes or self.second in nodes
 
     def other(self, node: int) -> int:
@@ -83,7 +83,7 @@ class PairReading(Record):
 
 
 class NodeVerdict(Record):
-    """The verdict on a node; if it is undecided, None, with the reason as evidence."""
+    """The verdict on a node, with evidence; ``fit`` is None if it is undecided."""
 
     node: str
     fit: bool | None
@@ -91,7 +91,7 @@ class NodeVerdict(Record):
 
 
 class PairwiseResult(Record):
-    """The verdicts of a job."""
+    """The verdicts of a job, and the measurements on which they are based."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -101,7 +101,7 @@ class PairwiseResult(Record):
     limit_s: float
     took_s: float
     group: PairFigures | None = None
-    """The figures of the group; None if there was none."""
+    """The figures of all fit nodes together; None if they were not measured or failed."""
     alone: tuple[NodeReading, ...] = ()
     pairs: tuple[PairReading, ...] = ()
 
@@ -111,21 +111,21 @@ class PairwiseResult(Record):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Pairs measured at the same time, each node in at most one of them."""
+    """Pairs that are measured concurrently; each node is in at most one of them."""
 
     pairs: tuple[tuple[int, int], ...]
     far: bool
 
     def partner(self, node: int) -> int | None:
-        """Return the node's partner; None if the node pauses."""
+        """Return the node's partner, or None if the node is in no pair."""
         return next((sum(pair) - node for pair in self.pairs if node in pair), None)
 
 
 def rounds(nodes: int) -> list[Round]:
-    """Return rounds in which every node has at least three partners if there are enough nodes; otherwise all meet.
+    """Return rounds in which every node has at least three partners; with fewer than four nodes, all pairs.
 
-    Neighbors come first, then nodes at half the length of the list, whom other switches connect, so that their rounds
-    are compared each for itself. If the number is odd, one node pauses in each round, none in two of them.
+    Neighbors in the list are paired first, then nodes half the list apart, which different switches may connect; these
+    rounds are compared separately. If the number of nodes is odd, each round omits a different node.
     """
     order = list(range(nodes))
     if nodes < 4:
@@ -139,13 +139,13 @@ def rounds(nodes: int) -> list[Round]:
 
 
 def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Pair the first with the second, the third with the fourth, and so on."""
+    """Pair the first node with the second, the third with the fourth, and so on."""
     pairs = (sorted(walk[place : place + 2]) for place in range(0, len(walk) - 1, 2))
     return tuple((first, second) for first, second in pairs)
 
 
 def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
-    """Return the input files of the steps' programs, by name, with the measurements to make."""
+    """Return the contents of the input files of the steps' programs, by file name."""
     collectives = CollectiveJob(
         device=device, collectives=("all_reduce",), sizes=SIZES[device], warm_ups=5, iterations=20
     )
@@ -158,19 +158,19 @@ def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
 
 
 def collective_figures(result: CollectiveResult) -> tuple[PairFigures, str | None]:
-    """Return the bandwidth and the latency, and their problem if any."""
+    """Return the bandwidth and latency of all-reduce, and the problem with the result, if any."""
     timed = [(row.size_bytes, row.in_place) for row in result.rows if row.in_place]
     wrong = sum(way.wrong or 0 for _, way in timed)
     if not timed:
-        return PairFigures(), "nothing could be timed"
+        return PairFigures(), "no collective could be timed"
     (_, small), (size, large) = timed[0], timed[-1]
     bandwidth = algorithm_gb_per_s(size, large.time_s) * bus_factor("all_reduce", len(result.ranks))
     figures = PairFigures(gb_per_s=bandwidth, latency_s=small.time_s)
-    return figures, f"wrong results, in {wrong:,} elements" if wrong else None
+    return figures, f"{wrong:,} elements with wrong values" if wrong else None
 
 
 def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[PairFigures, str | None]:
-    """Return the rate of the slowest process, and its problem if any."""
+    """Return the rate of the slowest process, and the problems of processes that failed, if any."""
     failed = [f"local rank {part.local_rank}: {part.timing.reason}" for part in parts if part.timing.seconds is None]
     slowest = max((part.timing.seconds for part in parts if part.timing.seconds), default=None)
     tflops = None if slowest is None else 2 * SQUARE[device] ** 3 / slowest / 1e12
@@ -179,15 +179,15 @@ def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[PairFi
 
 DATA = Path(__file__).with_name("pairs.yaml")
 HALF_NORMAL = 2.5
-"""Standard deviation of a normal distribution, over the median distance of its upper half from the middle of that."""
+"""Standard deviation of a normal distribution, divided by its upper half's median distance from that half's median."""
 MANY = 16
-"""The number of nodes at or above which neighboring and distant pairs are compared separately."""
+"""With this number of nodes or more, neighboring and distant pairs are compared separately."""
 LEAST_PAIRS = 2
 MOST_NOTES = 5
 
 
 class PairRule(Record):
-    """``pairs.yaml``."""
+    """The content of ``pairs.yaml``: the limits for verdicts on nodes."""
 
     sigmas: float
     below_pct: float
@@ -210,7 +210,7 @@ def pair_rule(device: Device) -> PairRule:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of figure: how to get its speed, where higher is better, and how to format it."""
+    """A kind of figure: functions that return it as a speed, where higher is better, and that format the speed."""
 
     speed: Callable[[PairFigures], float | None]
     text: Callable[[float], str]
@@ -228,7 +228,7 @@ LATENCY = Kind(
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """The typical figure of a good node, and the shortfall that makes one slow."""
+    """The typical speed of good nodes, and the percentage below it from which a node is slow."""
 
     middle: float
     limit_pct: float
@@ -247,7 +247,7 @@ class Usual:
 
 
 def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
-    """Return the typical figure; None if there are too few to compare."""
+    """Return the typical speed and the limit, from the faster half; None if there are too few speeds to compare."""
     if len(speeds) < rule.least_nodes:
         return None
     faster = sorted(speeds, reverse=True)[: (len(speeds) + 1) // 2]
@@ -261,36 +261,36 @@ def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """All measurements of a job. ``names`` lists all its nodes, which other classes refer to by index."""
+    """All measurements of a job; ``names`` are its nodes, to which indexes elsewhere refer."""
 
     names: Sequence[str]
     alone: Mapping[int, NodeReading]
     pairs: Sequence[PairReading]
     group: tuple[PairFigures, str | None] | None = None
-    """The figures of all fit nodes at once, and their problem; None if they were not measured."""
+    """The figures of all fit nodes together, and the problem, if any; None if they were not measured."""
 
 
 @dataclass
 class Suspicion:
-    """The evidence on each node while verdicts are made. ``failed`` does not depend on comparisons, ``slow`` does."""
+    """The evidence against nodes while verdicts are made: ``failed`` by itself, ``slow`` by comparison with others."""
 
     failed: dict[int, list[str]] = field(default_factory=dict)
     slow: dict[int, list[str]] = field(default_factory=dict)
     pairs: list[PairReading] = field(default_factory=list)
-    """Pairs that can be judged."""
+    """The pairs that can be judged."""
     bad: dict[PairReading, str] = field(default_factory=dict)
     """The problem of each slow or failed pair."""
     notes: list[str] = field(default_factory=list)
 
     def cleared(self) -> set[int]:
-        """Return the nodes without evidence against them that have a good pair with another such node."""
+        """Return the nodes without evidence against them that are in a good pair with another such node."""
         good = (pair for pair in self.pairs if pair not in self.bad)
         free = (pair for pair in good if not (pair.has(self.failed) or pair.has(self.slow)))
         return {node for pair in free for node in (pair.first, pair.second)}
 
 
 def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[str]]:
-    """Return the verdicts in the order of the nodes, and notes."""
+    """Return the verdicts in the order of the nodes, and notes for the user."""
     state = Suspicion(failed=dict(_failures(readings)))
     for kind in (PRODUCT, BANDWIDTH):
         well = [reading for reading in readings.alone.values() if reading.node not in state.failed]
@@ -306,17 +306,17 @@ def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[
 
 
 def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
-    """Yield the nodes that failed alone or hung, with the evidence."""
+    """Yield the nodes that failed alone or have no result, with the evidence."""
     for node in range(len(readings.names)):
         alone = readings.alone.get(node)
         if alone is None:
-            yield node, ["it had no result alone"]
+            yield node, ["alone: no result"]
         elif alone.problem:
             yield node, [f"alone: {alone.problem}"]
 
 
 def _judge_pairs(state: Suspicion, rule: PairRule) -> None:
-    """Judge pairs, each distance separately if there are many nodes."""
+    """Find bad pairs; if there are many nodes, compare each distance separately."""
     state.bad = {pair: pair.problem for pair in state.pairs if pair.problem}
     alike = [state.pairs]
     if len(best_of_nodes(state.pairs, BANDWIDTH)) >= MANY:
@@ -332,20 +332,20 @@ def _judge_pairs(state: Suspicion, rule: PairRule) -> None:
 
 
 def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
-    """Ignore the pairs at one distance as evidence if all of them are slower than those at the other distance."""
+    """Drop the pairs at one distance as evidence if they are typically slower than those at the other distance."""
     alike = {far: [pair for pair in state.pairs if pair.far is far] for far in (False, True)}
     usual_of = {far: usual([*best_of_nodes(alike[far], BANDWIDTH).values()], BANDWIDTH, rule) for far in alike}
     for far, names in {True: ("far apart", "of neighbors"), False: ("of neighbors", "far apart")}.items():
         slower, faster = usual_of[far], usual_of[not far]
         if slower and faster and faster.is_slow(slower.middle):
             what = faster.evidence(BANDWIDTH, slower.middle)
-            state.notes.append(f"pairs {names[0]} in the list of nodes: {what} of pairs {names[1]}: rather the network")
+            state.notes.append(f"pairs {names[0]} in the node list: {what} of pairs {names[1]}; the network may be why")
             state.pairs = alike[not far]
             state.bad = {pair: text for pair, text in state.bad.items() if pair.far is not far}
 
 
 def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
-    """Return the best figure among each node's pairs, which bad partners do not affect."""
+    """Return the best speed of each node in its pairs, which does not suffer from bad partners."""
     best: dict[int, float] = {}
     for pair in pairs:
         speed = None if pair.problem else kind.speed(pair.figures)
@@ -356,7 +356,7 @@ def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
 
 
 def _blame(readings: Readings, state: Suspicion) -> None:
-    """Repeatedly mark the node with the largest share of bad pairs as bad, and drop its pairs."""
+    """Repeatedly mark the node with the largest fraction of bad pairs as slow, and drop its pairs."""
     remaining = [pair for pair in state.pairs if not pair.has(state.slow)]
     while (worst := _worst(remaining, state.bad)) is not None:
         remaining = [pair for pair in remaining if not pair.has((worst,))]
@@ -367,7 +367,7 @@ def _blame(readings: Readings, state: Suspicion) -> None:
 
 
 def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | None:
-    """Return the node with the largest share of bad pairs; None if no node has two."""
+    """Return the slow node with the largest fraction of bad pairs; None if no node is slow."""
     by_node: dict[int, list[PairReading]] = {}
     for pair in pairs:
         for node in (pair.first, pair.second):
@@ -378,7 +378,7 @@ def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | N
 
 
 def _is_slow(node: int, by_node: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
-    """Return whether all or most of a node's pairs are bad with partners that are fine with most others."""
+    """Return whether a node is slow: all its pairs are bad, or most are, with partners that are otherwise good."""
     partners = [pair.other(node) for pair in by_node[node] if pair in bad]
     if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(by_node[node]):
         return False
@@ -393,51 +393,51 @@ def _verdicts(readings: Readings, state: Suspicion, rule: PairRule) -> Iterator[
     many_failed = len(state.failed) > rule.most_failed_share * total
     many_slow = len(suspects) > rule.most_share * compared and compared >= rule.least_nodes
     if many_failed:
-        state.notes.append(f"{len(state.failed)} of {total} nodes failed: rather the software or its settings")
+        state.notes.append(f"{len(state.failed)} of {total} nodes failed; the software or its settings may be why")
     if many_slow:
         what = f"{len(suspects)} of {compared} nodes are slow, or their pairs fail"
-        state.notes.append(f"{what}: rather the network, such as a switch, or its settings; none is named for it")
+        state.notes.append(f"{what}; the network, such as a switch, or its settings may be the cause, not the nodes")
     for node, name in enumerate(readings.names):
         if node in state.failed:
             yield NodeVerdict(node=name, fit=None if many_failed else False, evidence=tuple(state.failed[node]))
         elif compared < rule.least_nodes:
-            yield NodeVerdict(node=name, fit=None, evidence=("too few nodes are left to compare it with",))
+            yield NodeVerdict(node=name, fit=None, evidence=("there are too few other nodes to compare it with",))
         elif node in state.slow:
             yield NodeVerdict(node=name, fit=None if many_slow else False, evidence=tuple(state.slow[node]))
         elif node in unclear:
-            yield NodeVerdict(node=name, fit=None, evidence=("no good pair with a fit node clears it",))
+            yield NodeVerdict(node=name, fit=None, evidence=("it has no good pair with a fit node",))
         else:
             yield NodeVerdict(node=name, fit=True)
 
 
 def _paths(readings: Readings, state: Suspicion) -> Iterator[str]:
-    """Yield a note on bad pairs that are no evidence against either node."""
+    """Yield notes on bad pairs of nodes that are both fit."""
     cleared = state.cleared()
     paths = [pair for pair in state.bad if {pair.first, pair.second} <= cleared]
     for pair in paths[:MOST_NOTES]:
         names = f"{readings.names[pair.first]} with {readings.names[pair.second]}"
-        yield f"{names}: {state.bad[pair]}; both are fine with others, so it may be the path between them"
+        yield f"{names}: {state.bad[pair]}; both are fine with others, so the path between them may be slow"
     if len(paths) > MOST_NOTES:
-        yield f"likewise {len(paths) - MOST_NOTES} more pairs: rather the network, such as a switch"
+        yield f"{len(paths) - MOST_NOTES} more such pairs; the network, such as a switch, may be the cause"
 
 
 def members(verdicts: Sequence[NodeVerdict]) -> tuple[int, ...]:
-    """Return the indexes of the good nodes; none if there are too few for a group."""
+    """Return the indexes of the fit nodes; empty if there are fewer than two."""
     fit = tuple(node for node, verdict in enumerate(verdicts) if verdict.fit)
     return fit if len(fit) > 1 else ()
 
 
 def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Iterator[str]:
-    """Yield notes on the measurement of all good nodes at once."""
+    """Yield notes on the measurement of all fit nodes together, if it failed or was slow."""
     if not group:
         return
     figures, problem = readings.group or (PairFigures(), "it was not measured")
     if problem:
-        yield f"the group of the {len(group)} fit nodes failed, although each of them is fine in pairs: {problem}"
+        yield f"the {len(group)} fit nodes failed together, although each is fine in pairs: {problem}"
         return
     inside = [pair for pair in readings.pairs if {pair.first, pair.second} <= {*group}]
     speeds = [speed for pair in inside if not pair.problem and (speed := pair.figures.gb_per_s)]
     speed = figures.gb_per_s
     if speed and speeds and 100 * (1 - speed / median(speeds)) > rule.group_below_pct:
-        slower = f"{speed:.3g} GB/s, its pairs {median(speeds):.3g}"
-        yield f"the group of the {len(group)} fit nodes is slower than its pairs: {slower}; no node is named for it"
+        slower = f"{speed:.3g} GB/s, but {median(speeds):.3g} GB/s in pairs"
+        yield f"the {len(group)} fit nodes are slower together than in pairs: {slower}; no single node is the cause"

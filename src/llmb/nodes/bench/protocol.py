@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of the programs that measure: an input file with a job, progress on stdout, and a file with results.
 
-``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE`` times cases, and
-``python -m llmb.nodes.bench.worker.collective_timing FOLDER`` collectives, of which the sizes, data, expected results
-and bandwidths are here. Pure.
+``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE`` times cases. ``python -m
+llmb.nodes.bench.worker.collective_timing FOLDER`` times collectives, whose sizes, data, expected results and bandwidths
+are also defined here. Pure.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ TIMING_PROGRAM = "llmb.nodes.bench.worker.measure_device"
 ProductDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 Direction = Literal["forward", "backward", "both"]
 DIRECTIONS: dict[Direction, float] = {"forward": 1.0, "backward": 2.5, "both": 3.5}
-"""FLOPs of attention, of a forward pass. It has two products, the backward pass five: it computes the scores again."""
+"""FLOPs of attention relative to a forward pass, which has two products; backward has five, one to recompute scores."""
 PASSES: tuple[TrainingPass, ...] = ("forward", "input_gradient", "weight_gradient")
 
 
 class ProductCase(Record):
-    """A layer's matrix product in one of its training passes, of [m, k] inputs with [n, k] weights.
+    """The matrix product of a layer with inputs [m, k] and weights [n, k], in one of its training passes.
 
-    ``forward`` gives [m, n], ``input_gradient`` [m, k] and ``weight_gradient`` [n, k]; each is 2mkn FLOPs.
+    The result of ``forward`` is [m, n], of ``input_gradient`` [m, k], of ``weight_gradient`` [n, k]; each 2mkn FLOPs.
     """
 
     kind: Literal["product"] = "product"
@@ -44,7 +44,7 @@ class ProductCase(Record):
 
 
 class AttentionCase(Record):
-    """Causal attention of whole sequences. ``both`` is a forward pass with its backward pass."""
+    """Causal attention over whole sequences; ``both`` is a forward pass followed by its backward pass."""
 
     kind: Literal["attention"] = "attention"
     batch: int
@@ -58,19 +58,19 @@ class AttentionCase(Record):
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of the causal half of all pairs of tokens; see ``DIRECTIONS``."""
+        """Return the FLOPs, counting only the causal half of all pairs of tokens; see ``DIRECTIONS``."""
         return DIRECTIONS[self.direction] * 2 * self.batch * self.heads * self.seq_len**2 * self.head_dim
 
 
 class CopyCase(Record):
-    """Copies this many bytes within the device's memory: each is read and written once."""
+    """A copy of ``size_bytes`` within the device's memory; each byte is read and written once."""
 
     kind: Literal["copy"] = "copy"
     size_bytes: int
 
 
 class TransferCase(Record):
-    """Copies this many bytes between host and device; ``pinned`` memory cannot be paged out."""
+    """A copy of ``size_bytes`` between host and device; ``pinned`` memory cannot be paged out."""
 
     kind: Literal["transfer"] = "transfer"
     size_bytes: int
@@ -79,10 +79,10 @@ class TransferCase(Record):
 
 
 class LaunchCase(Record):
-    """One addition to one number.
+    """The launch of a kernel that adds one number.
 
-    ``host``: the host's time to queue it; on a CPU that of the whole operation. ``device``: the device's time for each
-    of many in its queue. ``graph``: the same in a CUDA graph. ``round_trip``: queueing one and waiting for it.
+    ``host``: the host's time to queue it, or on a CPU, to run it. ``device``: the device's time for each of many in its
+    queue. ``graph``: the device's time for each in a CUDA graph. ``round_trip``: the time to queue one and wait for it.
     """
 
     kind: Literal["launch"] = "launch"
@@ -98,11 +98,11 @@ class Case(Record):
     name: str
     work: Work
     sustained_s: float | None = None
-    """Repeat for this time, and use the last part; None for a burst."""
+    """Seconds to repeat the case, of which the last part is timed; None for a burst."""
 
 
 class CaseList(Record):
-    """Bursts end after ``enough_s`` or ``most_repeats``, and have at least ``least_repeats``."""
+    """The cases to time. Bursts end after ``enough_s`` or ``most_repeats``, and have at least ``least_repeats``."""
 
     device: Device
     cases: tuple[Case, ...]
@@ -113,7 +113,7 @@ class CaseList(Record):
 
 
 class Timing(Record):
-    """Seconds of one case: the median of ``repeats``, and their minimum and maximum; None with a ``reason``."""
+    """The timing of a case in seconds: median, minimum and maximum of ``repeats``, or None with a ``reason``."""
 
     seconds: float | None
     fastest: float | None = None
@@ -125,14 +125,14 @@ class Timing(Record):
 
 
 class DeviceReport(Record):
-    """The measured device."""
+    """The measured device and the software that used it."""
 
     python: str
     torch: str
     cuda: str | None
     cudnn: str | None
     cudnn_number: int | None
-    """The cuDNN version in torch's form, such as 91002."""
+    """The cuDNN version as torch reports it, such as 91002."""
     nccl: str | None
     driver: str | None
     device: str
@@ -141,16 +141,16 @@ class DeviceReport(Record):
 
 
 class Timings(Record):
-    """The result of a job, in the order of its cases."""
+    """The timings of a job, in the order of its cases."""
 
     device: DeviceReport
     timings: tuple[Timing, ...]
 
 
 class BenchProgress(Record):
-    """One line of standard output: the next case, its number from 0, and the number of cases.
+    """A line of progress on stdout: the next case, its number counted from 0, and the number of cases.
 
-    seconds: how long it takes at least, if that was asked for.
+    ``seconds`` is the minimum time of the case, if it is sustained.
     """
 
     name: str
@@ -161,45 +161,45 @@ class BenchProgress(Record):
 
 COLLECTIVES_PROGRAM = "llmb.nodes.bench.worker.collective_timing"
 COLLECTIVES_JOB, COLLECTIVES_RESULT = "collectives_job.json", "collectives_result.json"
-"""Files in the folder that is the program's argument."""
+"""Names of files in the folder that is the program's argument."""
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
-"""The collectives by the names of nccl-tests."""
+"""Collectives, by their names in nccl-tests."""
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 ELEMENT_BYTES = 4
 """Bytes of an fp32 element, the default of nccl-tests."""
 ALIGNED = 16
-"""If ranks have parts, each part is a multiple of this many bytes."""
+"""If the data is divided among ranks, each part is a multiple of this number of bytes."""
 SHOWN_AS_SUM: frozenset[Collective] = frozenset(["all_reduce", "reduce_scatter", "sendrecv"])
-"""The reductions that nccl-tests names; send and receive has none."""
+"""Collectives for which nccl-tests prints the reduction ``sum``, even though sendrecv does not reduce."""
 UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
-"""Sent data may be overwritten early, so no correct result is defined."""
+"""Collectives that may overwrite data before it is sent if they are in place, so that no result is expected."""
 BASES, WEIGHTS = 61, 64
-"""Bounds of values that are small enough for sums over 8,000 ranks to be exact in fp32."""
+"""Bounds of values, small enough that sums over 8,000 ranks are exact in fp32."""
 
 
 class CollectiveJob(Record):
-    """The measurements that every rank makes, in order, with ``sizes`` in bytes."""
+    """The collectives that all ranks measure, in order, with ``sizes`` in bytes."""
 
     device: Device
     collectives: tuple[Collective, ...]
     sizes: tuple[int, ...]
     limited_by_memory: bool = False
-    """True if sizes that do not fit are skipped; otherwise they are an error."""
+    """True if sizes that do not fit into memory are skipped; otherwise they are an error."""
     warm_ups: int
     iterations: int
 
 
 class Way(Record):
-    """Out-of-place or in-place calls."""
+    """The result of out-of-place or in-place calls."""
 
     time_s: float
-    """Time of one call: the mean of all iterations and ranks, as in nccl-tests."""
+    """Time of one call in seconds, as a mean over iterations and ranks, as in nccl-tests."""
     wrong: int | None
-    """Elements of all ranks that differ from the expected result; None if none is defined."""
+    """The number of elements, over all ranks, that differ from the expected result; None if none is expected."""
 
 
 class CollectiveRow(Record):
-    """One collective at one size; a way is None if the library has no such call."""
+    """The results of a collective at one size; None for a way that the library does not support."""
 
     collective: Collective
     size_bytes: int
@@ -209,7 +209,7 @@ class CollectiveRow(Record):
 
 
 class NotTimed(Record):
-    """A size and all larger ones, or without a size a whole collective, that could not be measured."""
+    """A collective that could not be measured, from a size upwards or, if that is None, at all."""
 
     collective: Collective
     size_bytes: int | None
@@ -218,7 +218,7 @@ class NotTimed(Record):
 
 
 class RankReport(Record):
-    """One rank and its device."""
+    """A rank and its device."""
 
     rank: int
     node: str
@@ -226,7 +226,7 @@ class RankReport(Record):
     pid: int
     device: str
     bus_id: str | None
-    """Bus id of the GPU, as in ``0000:04:00``."""
+    """Bus id of the GPU, such as ``0000:04:00``."""
 
 
 class CollectiveResult(Record):
@@ -246,7 +246,7 @@ class CollectiveResult(Record):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The elements moved by one call. ``count`` is NCCL's argument: of one part, if ranks have parts."""
+    """The numbers of elements of one call on a rank; ``count`` is NCCL's argument, which may count only one part."""
 
     count: int
     sent: int
@@ -254,13 +254,13 @@ class Extent:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size used to compute bandwidths, which is that of the whole array."""
+        """Return the size of the whole array in bytes, from which bandwidths are computed."""
         return max(self.sent, self.received) * ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Values ``count`` long from ``at`` in a buffer: element i is ``((offset + i) % BASES + 1) * weight``."""
+    """``count`` values in a buffer from index ``at``; value i is ``((offset + i) % BASES + 1) * weight``."""
 
     at: int
     count: int
@@ -269,7 +269,7 @@ class Piece:
 
 
 def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
-    """Round the size down to equal parts, possibly empty, if ranks have parts."""
+    """Return the extent of a call, with the size rounded down to equal parts if the data is divided among ranks."""
     if collective in ("all_reduce", "sendrecv"):
         count = size_bytes // ELEMENT_BYTES
         return Extent(count, count, count)
@@ -280,7 +280,7 @@ def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
 
 
 def extents(collective: Collective, sizes: tuple[int, ...], ranks: int) -> list[Extent]:
-    """Return the extents of the sizes, without empty and duplicate ones."""
+    """Return the extents for all sizes, without empty and duplicate ones."""
     extents = (extent(collective, size, ranks) for size in sizes)
     return list(dict.fromkeys(one for one in extents if one.count))
 
@@ -293,7 +293,7 @@ def sizes_between(least: int, most: int, factor: int) -> Iterator[int]:
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """Return the ratio of bus bandwidth to algorithm bandwidth."""
+    """Return the ratio of bus bandwidth to algorithm bandwidth, as defined by nccl-tests (PERFORMANCE.md)."""
     if collective == "sendrecv":
         return 1.0
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
@@ -309,7 +309,7 @@ def sent_data(size: Extent, rank: int) -> Piece:
 
 
 def expected_data(collective: Collective, size: Extent, rank: int, ranks: int) -> list[Piece]:
-    """Return the data that a rank should have received."""
+    """Return the data that a rank has to receive."""
     total = sum(map(_weight, range(ranks)))
     match collective:
         case "all_reduce":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One product on every GPU at once, to identify the slow ones."""
+"""Measures a matrix product on all GPUs concurrently, to identify slow ones."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from llmb.readers.samples.host import Device
 
 DATA = Path(__file__).with_name("outliers.yaml")
 NORMAL = 1.4826
-"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
+"""Standard deviation of a normal distribution divided by its median absolute deviation."""
 
 
 class OutlierRule(Record):
-    """``outliers.yaml``."""
+    """The content of ``outliers.yaml``: the limits that make a device slow."""
 
     sigmas: float
     below_pct: float
@@ -37,13 +37,13 @@ def outlier_rule() -> OutlierRule:
 
 
 def below_median_pct(speeds: Sequence[float]) -> list[float]:
-    """Return how far each speed is below the median, in percent; negative above it."""
+    """Return the percentage by which each speed is below the median; negative if it is above."""
     middle = median(speeds)
     return [100 * (1 - speed / middle) for speed in speeds]
 
 
 def slow_ones(speeds: Sequence[float], rule: OutlierRule) -> list[int]:
-    """Return the indices of slow devices; fast outliers are not flagged."""
+    """Return the indexes of slow devices; empty if there are too few to compare."""
     if len(speeds) < rule.least_devices:
         return []
     below = below_median_pct(speeds)
@@ -56,17 +56,17 @@ DTYPE: dict[Device, ProductDtype] = {"cpu": "fp32", "cuda": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One GPU, or one process on a CPU."""
+    """A GPU, or a process on a CPU, compared with the others."""
 
     row: Measurement
     below_pct: float
-    """Percentage below the median of its kind."""
+    """Percentage below the median of devices with the same name."""
     slow: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All parts that were measured, those that could not be measured, and nodes that reported nothing."""
+    """The parts that were measured, those that could not be, and nodes that did not report."""
 
     measured: tuple[Part, ...]
     failed: tuple[tuple[str, NotMeasured], ...]
@@ -78,7 +78,7 @@ class Parts:
 
     @property
     def unfit_nodes(self) -> list[str]:
-        """Return the unfit nodes without duplicates, in the order of the measurements."""
+        """Return nodes with slow or failed parts, and nodes that did not report, without duplicates."""
         nodes = [*(part.row.node for part in self.slow), *(node for node, _ in self.failed), *self.missing_nodes]
         return list(dict.fromkeys(nodes))
 
@@ -93,7 +93,7 @@ def gpus_job(device: Device, seconds: float) -> CaseList:
 def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[PartReport]:
     """Measure on ``ranks`` GPUs of this machine, or with ``ranks`` processes on a CPU.
 
-    Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.
+    Raises EnvironmentProblem without torch, RunFailed if the program fails, UserInterrupt on a signal.
     """
     with job_folder(JOB, job) as folder:
         run_ranks(PROGRAM, folder, ranks, job.device, "GPUs", on_progress)
@@ -101,13 +101,13 @@ def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[Pa
 
 
 def read_parts(folder: Path) -> list[PartReport]:
-    """Read the reports by rank."""
+    """Read the reports of all processes, sorted by rank."""
     reports = (PartReport.model_validate_json(path.read_text()) for path in (folder / PARTS).glob("*.json"))
     return sorted(reports, key=lambda part: part.rank)
 
 
 def gpu_files(reports: Sequence[PartReport], command: tuple[str, ...], measured_at: str) -> Iterator[MeasurementFile]:
-    """Yield the files to keep, one for each node."""
+    """Yield the measurements of each node."""
     for node, group in groupby(sorted(reports, key=lambda part: (part.node, part.local_rank)), lambda part: part.node):
         parts = list(group)
         device = next((part.device for part in parts if part.device), None)
@@ -158,7 +158,7 @@ def _missing(part: PartReport) -> NotMeasured:
 
 
 def compare_parts(files: Sequence[MeasurementFile], missing_nodes: Sequence[str], rule: OutlierRule) -> Parts:
-    """Compare parts whose devices have the same name."""
+    """Compare each part with all others on devices of the same name."""
     rows = sorted((row for file in files for row in file.measurements), key=lambda row: row.device)
     parts: list[Part] = []
     for _, group in groupby(rows, lambda row: row.device):
@@ -172,12 +172,12 @@ def compare_parts(files: Sequence[MeasurementFile], missing_nodes: Sequence[str]
 
 
 def median_tflops(parts: Parts) -> float | None:
-    """Return the median; None if nothing was measured."""
+    """Return the median rate of all parts in TFLOPS; None if nothing was measured."""
     return median(part.row.tflops or 0.0 for part in parts.measured) if parts.measured else None
 
 
 def gpus_document(parts: Parts, rule: OutlierRule) -> dict[str, Any]:
-    """Return the JSON of ``llmb bench gpus``; ``exclude``, for ``llmb submit``, is None if no node is unfit."""
+    """Return the JSON document of ``llmb bench gpus``; ``exclude`` is a list for ``llmb submit --exclude``, or None."""
     return {
         "median_tflops": median_tflops(parts),
         "rule": rule.model_dump(),

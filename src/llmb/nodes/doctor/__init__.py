@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fitness of nodes to train: checks of each node, here and over a list of nodes."""
+"""Checks whether this node, or each of several nodes, is fit to train."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks several nodes with independent jobs, and compares the values that they report."""
+"""Checks several nodes with a job for each, and collects their reports."""
 
 import contextlib
 import time
@@ -34,25 +34,25 @@ from llmb.runs.folder import BrokenRecord
 
 ASK_S = 20.0
 NODES_EVERY_S = 30.0
-"""Seconds between queries for the states of nodes whose jobs are waiting."""
+"""Seconds between queries for the states of nodes while their jobs are queued."""
 LATE_S = 60.0
-"""The time after which every client of the file system sees a file that another node has written."""
+"""Seconds after which every client of a file system sees a file that another node has written."""
 GRACE_S = 120.0
-"""Time beyond the limit for the scheduler to end a job."""
+"""Seconds beyond the time limit that the scheduler has to end a job."""
 MOST_REJECTED = 3
-"""The number of consecutive rejected nodes from the start after which all jobs count as rejected."""
+"""If the jobs for this number of first nodes are all rejected, the check fails."""
 LAST_WORDS = 200
-"""Number of characters of a log's last line to show."""
+"""The maximum number of characters to show of a log's last line."""
 OF_RUNS = frozenset(["nodelist", "exclude", "dependency", "segment", "signal", "begin"])
-"""Flags that a shell may have set for training jobs, but that a check sets itself or does not need."""
+"""Flags that a shell may set for training jobs, but that checks set themselves or do not need."""
 Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]
-"""A function called with ``submitted`` or ``checked``, the number of nodes, and their total."""
+"""A function that is called with ``submitted`` or ``checked``, the number of these nodes, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTerms:
-    """The terms for requesting nodes."""
+    """The site, options and time limit of the jobs that check nodes."""
 
     site: Site
     options: JobOptions
@@ -61,7 +61,7 @@ class CheckTerms:
 
 @dataclass
 class NodesCheck:
-    """A check in progress. ``reports`` contains every node that has a result."""
+    """A check of several nodes in progress; ``reports`` contains the nodes that have a result."""
 
     store: Store
     terms: CheckTerms
@@ -74,19 +74,19 @@ class NodesCheck:
     reports: dict[str, NodeReport] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
-    """The times at which jobs without a report were first seen to have ended."""
+    """The seconds of waiting after which jobs without a report were first found to have ended."""
 
     @property
     def scheduler(self) -> Scheduler:
         return scheduler_of(self.terms.site)
 
     def _no_jobs(self, state: NodeState) -> Problem:
-        return Problem("fail", f"{self.scheduler.title} schedules no jobs on it: {state.problem}", "state")
+        return Problem("fail", f"{self.scheduler.title} does not schedule jobs on it: {state.problem}", "state")
 
     def run(self) -> bool:
-        """Submit a job per usable node and wait for all; return False if interrupted.
+        """Submit a job for each usable node and wait for their reports; return False on Ctrl-C.
 
-        Raises UsageError if no job is accepted. What is not reported by the end is cancelled.
+        Jobs without a report are cancelled at the end. Raises UsageError if the first jobs are all rejected.
         """
         unusable = {node: state for node, state in self.states.items() if not state.usable}
         self.reports = {node: self._no_jobs(state).report(node) for node, state in unusable.items()}
@@ -102,7 +102,7 @@ class NodesCheck:
         except LlmbError:
             self._cancel(self._open())
             if not self.jobs:
-                discard(self.folder)  # no node was asked, so the check before is still the last one
+                discard(self.folder)  # no node was checked, so the previous check is still the last one
             raise
         return True
 
@@ -120,7 +120,7 @@ class NodesCheck:
                     raise
 
     def result(self, started_at: str) -> NodesResult:
-        """Return the result after writing it to the folder. Raises NotWritable."""
+        """Compare the reports, write the result to the folder and return it; raise NotWritable if that fails."""
         ordered = [self.reports[node] for node in self.states]
         result = NodesResult(started_at=started_at, reports=tuple(compared(ordered)))
         write_result(self.folder, result)
@@ -166,14 +166,14 @@ class NodesCheck:
                 self._report(node, Problem("fail", f"its report cannot be read: {error.strerror}"))
 
     def _judge(self, waited_s: float) -> list[str]:
-        """Settle jobs that will not report; return the nodes whose jobs are queued."""
+        """Report a problem for each job that will not write a report; return the nodes with queued jobs."""
         open_jobs = {self.jobs[node].key: node for node in self._open()}
         answers = self.scheduler.states([self.jobs[node] for node in open_jobs.values()], ASK_S)
         states = {open_jobs[key]: state for key, state in answers.states.items()}
         reasons = {node: self._problem(node, state, waited_s) for node, state in states.items()}
         problems = {node: problem for node, problem in reasons.items() if problem}
         if problems:
-            self._collect()  # a report may have been written since
+            self._collect()  # a report may have appeared since
         silent = [node for node in self._open() if node in problems]
         for node in silent:
             self._report(node, problems[node])
@@ -207,7 +207,7 @@ class NodesCheck:
         return Problem("fail", f"it did not answer within {self.terms.time_limit_min} min", "time")
 
     def _drop_unusable(self, waiting: list[str]) -> None:
-        """Settle nodes that went down or were drained before their jobs began."""
+        """Report a problem for nodes that went down or were drained while their jobs were queued; cancel these jobs."""
         states = self.scheduler.nodes(self.scheduler.host_list(waiting), None, ASK_S)
         lost = {node: state for node, state in states.items() if not state.usable}
         for node, state in lost.items():
@@ -215,7 +215,7 @@ class NodesCheck:
         self._cancel(list(lost))
 
     def _give_up(self, why: str) -> None:
-        """Keep the reports so far, and cancel the rest."""
+        """Collect the reports so far, cancel the other jobs, and report their nodes as unchecked because of ``why``."""
         with contextlib.suppress(KeyboardInterrupt):
             self._collect()
             self._cancel(self._open())
@@ -240,7 +240,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeState) -> TaskOrder:
-    """Return the job for ``node``, in a partition that has it. Raises UsageError if the job is not possible."""
+    """Return the job that checks ``node``, in a partition with this node; raise UsageError if it is not possible."""
     flags = {name: value for name, value in terms.options.flags.items() if name not in OF_RUNS}
     base = folder.job(node)
     order = TaskOrder(

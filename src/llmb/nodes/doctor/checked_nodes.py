@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of several nodes: stored, compared with each other, and evaluated for the nodes that jobs should avoid.
+"""Stores and compares checks of several nodes, and resolves the list of nodes that jobs should avoid.
 
-They are kept below the root of installation: a folder per check, with a report per node, the newest and the one before.
-Jobs avoid a list, which may name a file, or the unfit nodes of the last check and measurement.
+Each check has a folder in the install root with a report per node; the newest and the one before it are kept. The list
+of nodes to avoid may refer to a file, or to the unfit nodes of the last check and measurement.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from llmb.runs.record import now
 Value = str | float
 
 OF_SETTINGS = "settings-"
-"""The prefix of folders without checks."""
+"""The prefix of folders that contain only settings of nodes."""
 PAIRWISE = Path(STATE_FOLDER) / "pairwise.json"
 STAMP = "%Y%m%dT%H%M%SZ"
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
@@ -41,25 +41,25 @@ HOW_TO_MEASURE = "measure again with 'llmb bench collectives --pairwise --nodes 
 
 
 class NoCheck(UsageError):
-    """No check of nodes exists."""
+    """Raised if no check of nodes exists."""
 
 
 class NodesRequest(CheckOptions):
-    """The request to every node of a check."""
+    """The request that every node of a check reads."""
 
     started_at: str
-    """The time in ISO 8601, in UTC."""
+    """The time in ISO 8601 format in UTC."""
     nodes: tuple[str, ...]
     settings: bool = False
     """True to read only the settings of the nodes."""
 
 
 class NodesResult(Record):
-    """A check of several nodes."""
+    """The result of a check of several nodes."""
 
     started_at: str
     reports: tuple[NodeReport, ...]
-    """The reports in the order in which the nodes were requested."""
+    """The reports, in the order in which the nodes were requested."""
 
     @property
     def unfit(self) -> list[str]:
@@ -67,7 +67,7 @@ class NodesResult(Record):
 
     @property
     def unchecked(self) -> list[str]:
-        """Return the nodes that are neither fit nor unfit."""
+        """Return the nodes that did not answer, but are not unfit."""
         return [report.node for report in self.reports if report.status != "fail" and not report.answered]
 
     @property
@@ -76,7 +76,7 @@ class NodesResult(Record):
 
 
 class JudgedNodes(Record):
-    """Each node's verdict from measurements between nodes, saved in a separate file."""
+    """The nodes by verdict, from measurements between nodes or from a check."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -86,7 +86,7 @@ class JudgedNodes(Record):
 
 
 class CheckFolder:
-    """The files of one check. Names of llmb's own files begin with a dot, as no node's name does."""
+    """The files of a check. Names of files that are not reports begin with a dot, as no node's name does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,27 +97,27 @@ class CheckFolder:
         return self.path / f"{node}.json"
 
     def job(self, node: str) -> RunFolder:
-        """Return the folder of the batch script and output of a node's job."""
+        """Return the folder with the batch script and the output of a node's job."""
         return RunFolder(self.path / ".jobs" / node / "doctor")
 
     def settings(self, node: str) -> Path:
         return self.path / f".settings-{node}.json"
 
     def read_settings(self, node: str) -> NodeSettings:
-        """Read the settings. Raises OSError and BrokenRecord."""
+        """Read a node's settings; raise OSError if they cannot be read, BrokenRecord if they are damaged."""
         return read_stored(self.settings(node), NodeSettings)
 
     def read_report(self, node: str) -> NodeReport:
-        """Read the report. Raises OSError and BrokenRecord."""
+        """Read a node's report; raise OSError if it cannot be read, BrokenRecord if it is damaged."""
         return read_stored(self.report(node), NodeReport)
 
     def read_request(self) -> NodesRequest:
-        """Read the request. Raises OSError and BrokenRecord."""
+        """Read the request; raise OSError if it cannot be read, BrokenRecord if it is damaged."""
         return read_stored(self.request, NodesRequest)
 
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
-    """Create a folder. Raises NotWritable. A second check in the same second gets a number. One ended check is kept."""
+    """Create the folder of a check, and remove all older complete ones but the last; raise NotWritable if it fails."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime(STAMP)
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
@@ -132,39 +132,39 @@ def new_check(install: Path, request: NodesRequest) -> CheckFolder:
 
 
 def write_result(folder: CheckFolder, result: NodesResult) -> None:
-    """Write the result. Raises NotWritable."""
+    """Write the result of a check; raise NotWritable if that fails."""
     with writing(folder.path):
         write_atomically(folder.result, result.model_dump_json(indent=2) + "\n")
 
 
 def discard(folder: CheckFolder) -> None:
-    """Remove the folder of a check that reached no node."""
+    """Remove the folder of a check for which no job was submitted."""
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def write_judged(install: Path, judged: JudgedNodes) -> Path:
-    """Write the judgement. Raises NotWritable."""
+    """Save the verdicts of a measurement and return the path; raise NotWritable if that fails."""
     path = install / PAIRWISE
     write_newest(path, judged.model_dump_json(indent=2) + "\n")
     return path
 
 
 def last_judged(install: Path) -> JudgedNodes | None:
-    """Read the stored verdicts; None if there are none. Raises BrokenRecord, and OSError for an unreadable file."""
+    """Read the saved verdicts, or return None without any; raise BrokenRecord if damaged, OSError if unreadable."""
     path = install / PAIRWISE
     return read_stored(path, JudgedNodes) if path.exists() else None
 
 
 def last_check(install: Path) -> CheckFolder:
-    """Return the folder of the last check. Raises NoCheck if there is none."""
+    """Return the folder of the last check; raise NoCheck if there is none."""
     folders = [path for path in _checks(install, settings=False) if (path / ".request.json").is_file()]
     if not folders:
-        raise NoCheck("there is no check of nodes", where=str(install / CHECKS), do=HOW_TO_CHECK)
+        raise NoCheck("no nodes have been checked yet", where=str(install / CHECKS), do=HOW_TO_CHECK)
     return CheckFolder(folders[-1])
 
 
 def _checks(install: Path, *, settings: bool) -> list[Path]:
-    """Return the folders of checks, the oldest first."""
+    """Return the folders of checks, or of settings, oldest first."""
     folders = (install / CHECKS).glob("*")
     return sorted((path for path in folders if path.name.startswith(OF_SETTINGS) is settings), key=_stamp)
 
@@ -176,7 +176,7 @@ def _stamp(path: Path) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The reason why a node has no report; ``case`` picks the advice."""
+    """The reason for which a node has no report; ``case`` selects the advice."""
 
     status: Status
     reason: str
@@ -196,9 +196,9 @@ def unchecked(reason: str) -> Problem:
 
 
 def stored(folder: CheckFolder) -> NodesResult:
-    """Return the result of a check; after a killed client, only of the nodes that have reported.
+    """Return the saved result of a check or, if its client was killed, a result from the reports that exist.
 
-    Raises OSError and BrokenRecord.
+    Raises OSError if a file cannot be read, BrokenRecord if it is damaged.
     """
     with contextlib.suppress(FileNotFoundError):
         return read_stored(folder.result, NodesResult)
@@ -217,7 +217,7 @@ def _reported(folder: CheckFolder, nodes: tuple[str, ...]) -> Iterator[NodeRepor
 
 
 def compared(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """Return the reports, including the checks that require several nodes."""
+    """Return the reports with additional checks that compare the nodes."""
     checks = _different(reports)
     clocks = {report.node: report.clock_ahead_s for report in reports if report.clock_ahead_s is not None}
     if len(clocks) > 1:
@@ -234,7 +234,7 @@ def _with_checks(report: NodeReport, checks: Sequence[Check]) -> NodeReport:
 
 
 def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
-    """Compare nodes. Values of failed checks are skipped: those checks report them."""
+    """Return warnings, by node, about values that differ from most other nodes; only values of passed checks count."""
     checks: dict[str, list[Check]] = {report.node: [] for report in reports}
     for name in (item.name for item in rules().values() if item.same):
         values = {report.node: value for report in reports if (value := _value(report, name)) is not None}
@@ -256,7 +256,7 @@ def _value(report: NodeReport, name: str) -> Value | None:
 
 
 def grouped(values: Mapping[str, Value]) -> dict[str, list[str]]:
-    """Group nodes by formatted value; numbers that are nearly equal to the overall median share its group."""
+    """Group nodes by the text of their value; numbers that are nearly equal to the median are in its group."""
     numbers = [value for value in values.values() if isinstance(value, (int, float))]
     usual = median(numbers) if numbers else 0.0
     groups: dict[str, list[str]] = {}
@@ -277,16 +277,16 @@ OPTION = "exclude"
 UNFIT, FILE = "unfit", "@"
 OLD_S = 24 * 3600
 LONGEST_JOB_S = 7 * OLD_S
-"""A job submitted earlier may still have ended since."""
+"""Jobs that were submitted earlier than this number of seconds before are assumed to have ended by then."""
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\]|[\[\]])+")
 _COMMENT = re.compile(r"#.*")
 Say = Callable[[str], None]
 
 
 def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
-    """Return the list for the ``cluster`` with ``unfit`` and ``@FILE`` replaced by nodes; empty for none.
+    """Return a list of nodes to avoid, in the cluster's syntax, with ``unfit`` and ``@FILE`` replaced by nodes.
 
-    ``say`` is called with the check that they are of. Raises UsageError if no check is kept, or a file is missing.
+    ``say`` reports the checks that are used. Raises UsageError if there is no check, or a file is missing.
     """
     parts = [part.strip() for part in _PART.findall(text)]
     if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):
@@ -302,7 +302,7 @@ def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
 
 
 def listed_in(path: Path) -> str:
-    """Read the nodes of a file, one or a list per line, as one list; ``#`` begins a comment. Raises UsageError."""
+    """Read a file with a node or a list per line, and comments with ``#``; raise UsageError if it cannot be read."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -312,15 +312,15 @@ def listed_in(path: Path) -> str:
 
 
 def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
-    """Return the names of the nodes in a list, or in its ``part``. Raises UsageError."""
+    """Return the names in a list of nodes; raise UsageError, which quotes ``part``, if the list is malformed."""
     try:
         return cluster.host_names(listed)
     except ValueError as error:
-        raise UsageError(f"{part} is not a list of nodes: {error}", do="use a list such as node[1-4,7]") from error
+        raise UsageError(f"{part} is not a list of nodes: {error}", do="pass a list such as node[1-4,7]") from error
 
 
 def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
-    """List nodes that are unfit by the last check or pairwise measurement, or were at fault in later runs."""
+    """Return nodes that are unfit by the last check or pairwise measurement, or were at fault in later runs."""
     try:
         checked, missing = _last_checked(install), None
     except NoCheck as error:
@@ -353,7 +353,7 @@ def _last_judged(install: Path) -> JudgedNodes | None:
 
 
 def _last_checked(install: Path) -> JudgedNodes:
-    """Return the verdicts of the last check. Raises NoCheck, UsageError."""
+    """Return the verdicts of the last check; raise NoCheck if there is none, UsageError if it cannot be read."""
     folder = last_check(install)
     try:
         result = stored(folder)
@@ -366,13 +366,13 @@ def _last_checked(install: Path) -> JudgedNodes:
 
 
 def _told(judged: JudgedNodes, name: str, how: str, cluster: Cluster, say: Say) -> tuple[str, ...]:
-    """Report which check they are from, and return the unfit nodes."""
+    """Return the unfit nodes, and report the check or measurement that found them and its age."""
     unfit, count = judged.unfit, len(judged.fit + judged.unfit + judged.undecided)
     what = f"{len(unfit)} of {count} nodes" if count != 1 else f"{len(unfit)} of 1 node"
     names = cluster.host_list(unfit)
     say(f"{UNFIT}: {what} in the {name} of {judged.started_at}{f': {names}' if names else ''}")
     if judged.undecided:
-        say(f"warning: {cluster.host_list(judged.undecided)} had no result in that {name}, and may be unfit")
+        say(f"warning: {cluster.host_list(judged.undecided)} had no result in that {name} and may be unfit")
     age = (datetime.now(UTC) - datetime.fromisoformat(judged.started_at)).total_seconds()
     if age > OLD_S:
         say(f"warning: that {name} is {age / 3600:.0f} hours old; {how}")

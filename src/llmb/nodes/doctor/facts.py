@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expectations of a node, and the sources of its checks: files below a root folder, and the output of programs."""
+"""The expectations for a node, and the sources of facts for its checks: system files and the output of programs."""
 
 import json
 import os
@@ -21,12 +21,12 @@ from llmb.readers.samples.host import usable_cores
 from llmb.runs.folder import CLUSTER_CONFIG
 
 OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
-"""Settings that a single machine lacks, although 'llmb install' also writes its file."""
+"""Settings that only clusters have; 'llmb install' also writes a settings file for a single machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """The expectations for a node; None if unknown. ``gpus_by`` and ``gpu_type_by`` name their sources."""
+    """The expectations for a node, None if unknown; ``gpus_by`` and ``gpu_type_by`` are the sources of two of them."""
 
     catalogue: Mapping[str, Gpu] = field(default_factory=dict)
     gpu: Gpu | None = None
@@ -35,11 +35,11 @@ class TargetFacts:
     gpus_by: str | None = None
     fabric: str | None = None
     runtime: str = "none"
-    """Runtime of containers."""
+    """The container runtime of jobs."""
     cluster: bool = False
-    """True if several nodes read the same folders."""
+    """True if the node is part of a cluster, where nodes share folders."""
     python: str | None = None
-    """The interpreter of the nodes; None for the one that runs llmb."""
+    """The interpreter on the nodes; None for the one that runs llmb."""
 
     @property
     def needs_gpus(self) -> bool:
@@ -47,8 +47,8 @@ class TargetFacts:
 
 
 def target_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> TargetFacts:
-    """Return the target; ``gpu_type`` and ``gpus`` come from the command. Raises UsageError for an unknown GPU type,
-    or that the partition of this job does not have."""
+    """Return the expectations from the command's ``gpu_type`` and ``gpus``, or else from settings. Raises UsageError if
+    the GPU type is unknown, or the partition of this job does not have it."""
     config, scheduler = site.config, scheduler_of(site)
     check_gpu_type(catalogue, gpu_type)
     chosen = scheduler.defaults(site, scheduler.options_here(site.shell), gpu_type and gpu_type.lower())
@@ -77,7 +77,7 @@ def target_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
 
 
 def check_gpu_type(catalogue: Catalogue, name: str | None) -> None:
-    """Raise UsageError for an unknown type."""
+    """Raise UsageError if ``name`` is not a GPU type of the catalogue or ``cpu``."""
     if name and name.lower() not in (*catalogue.gpus, CPU):
         raise unknown("GPU type", name, (*catalogue.gpus, CPU))
 
@@ -89,7 +89,7 @@ def run_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:
         "install": site.install,
         "images": _images(site),
         "checkpoints": Path(checkpoints) if checkpoints else site.install / "workloads",
-        "temp": Path(environ.get("TMPDIR") or "/tmp"),  # noqa: S108 (where programs put what is temporary)
+        "temp": Path(environ.get("TMPDIR") or "/tmp"),  # noqa: S108 (the default of programs for temporary files)
     }
     return {name: path.absolute() for name, path in places.items()}
 
@@ -106,18 +106,18 @@ Ask = Callable[[Sequence[str], float], Output]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactSource(SystemFiles):
-    """A node; in tests, a recorded tree of files, and recorded answers of programs and of the kernel."""
+    """The sources of facts about a node; in tests, recorded files and answers of programs and the kernel."""
 
     ask: Ask = ask_program
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     cores: Callable[[], int] = usable_cores
     rlimit: Callable[[int], tuple[int, int]] = resource.getrlimit
-    """Soft and hard limit of this process."""
+    """Returns the soft and the hard limit of this process."""
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
 
 
 def printed_documents(text: str) -> dict[str, Any]:
-    """Parse a probe's output, an object per line, up to its failure; start-up files of Python may print, too."""
+    """Merge the JSON objects, one per line, that a probe printed; ignore other lines, such as from Python's startup."""
     documents: dict[str, Any] = {}
     for line in text.splitlines():
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks of this node, and its settings, read now.
+"""Runs all checks of this node, and reads its settings.
 
-``python -m llmb.nodes.doctor.node FOLDER NODE`` writes the report of one node of several into the folder. It waits for
-no other node, and knows none.
+``python -m llmb.nodes.doctor.node FOLDER NODE`` writes the report of this node into the folder of a check of several
+nodes, independently of the others.
 """
 
 import os
@@ -49,22 +49,22 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """The request to this node, with its cluster's settings."""
+    """The request to check this node, with expectations from the cluster's settings."""
 
     options: CheckOptions
     target: TargetFacts
     scheduler: Scheduler
     places: Mapping[str, Path]
-    """Folders that runs write to, by purpose; the first is the root of installation."""
+    """Folders to which runs write, by purpose; the first is the install root."""
     python: str
-    """The interpreter that trains."""
+    """The interpreter with which runs train."""
 
     def asks_for(self, *names: str) -> bool:
         return not self.options.only or not {*names}.isdisjoint(self.options.only)
 
 
 def check_request(install: Path, options: CheckOptions, environ: Mapping[str, str]) -> CheckRequest:
-    """Return the request. Raises UsageError with all problems of the settings, and for an unknown GPU type."""
+    """Return the request; raise UsageError if settings are invalid or the GPU type is unknown."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)
     return CheckRequest(
@@ -77,9 +77,9 @@ def check_request(install: Path, options: CheckOptions, environ: Mapping[str, st
 
 
 def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
-    """Run the checks that ``request`` names; missing or broken parts never raise an error.
+    """Run the requested checks; missing or broken parts of the node do not raise errors.
 
-    ``say`` is called with each area before it is read, because some take a minute.
+    ``say`` is called with each area before it is checked, because some take a minute.
     """
     node = Node(request, FactSource(), say)
     findings: list[Finding] = []
@@ -103,7 +103,7 @@ def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
 
 
 class Node:
-    """Facts of this node, read when they are first needed: several areas need the number of GPUs."""
+    """The facts about this node, which are read when first needed, because several areas use the same facts."""
 
     def __init__(self, request: CheckRequest, source: FactSource, say: Say) -> None:
         self.request, self.source, self.say = request, source, say
@@ -123,7 +123,7 @@ class Node:
 
     @cached_property
     def disks(self) -> dict[str, DiskFacts | Missing]:
-        """Return the disks by place; a file system with several places is measured once."""
+        """Read the disks by place; the rates of a file system with several places are measured once."""
         by_path: dict[str, DiskFacts | Missing] = {}
         measured: set[int] = set()
         for place, folder in self.request.places.items():
@@ -154,12 +154,12 @@ class Node:
         return checks[area]()
 
     def _file_server_clock(self) -> ClockReading | Missing:
-        """Read the clock that timestamps files in the root of installation, which all nodes share."""
+        """Compare this node's clock with the one that timestamps files in the install root, which all nodes share."""
         install = read_disk(self.source, next(iter(self.request.places.values())), 0)
         if isinstance(install, Missing):
             return install
         if not (install.mount and install.mount.shared):
-            return Missing("the root of installation is on a local disk")
+            return Missing("the install root is on a local disk")
         if not self.request.options.disk_bytes:
             return NOT_MEASURED
         try:
@@ -177,7 +177,8 @@ class Node:
 
 
 def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
-    """Check this node. Raises UsageError, OSError and BrokenRecord."""
+    """Check this node, or only save its settings, by the folder's request; raise UsageError, OSError or BrokenRecord if
+    settings or the request are invalid or unreadable."""
     install, request = Path(environ["LLMB_INSTALL"]), folder.read_request()
     if request.settings:
         read = settings_here(install, environ)
@@ -185,7 +186,7 @@ def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeR
         return NodeReport(node=node, checked_at=now(), status="pass", checks=())
     report = check_node(check_request(install, request, environ))
     clock: dict[str, float] = {}
-    with suppress(OSError):  # a folder that cannot be written takes no report either, which says so
+    with suppress(OSError):  # if the folder cannot be written, writing the report fails, too
         ahead_s, unsure_s = read_shared_clock(folder.path, f".clock-{node}")
         clock = {"clock_ahead_s": ahead_s, "clock_uncertainty_s": unsure_s}
     return report.model_copy(update={"node": node, **clock})
@@ -206,9 +207,7 @@ def main(path: str, node: str) -> int:
 
 
 def settings_here(install: Path, environ: Mapping[str, str], source: FactSource | None = None) -> NodeSettings:
-    """Return the settings of this node, its GPUs and the jobs' image. Raises UsageError for settings
-    of the cluster that are wrong.
-    """
+    """Return this node's settings, with its GPUs and the jobs' image; raise UsageError if the cluster's are invalid."""
     source = source or FactSource(environ=environ)
     settings = read_settings(source, environ)
     states, _ = read_states(source, host_name())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of the checks, their thresholds and advice: ``rules.yaml``; and the wording of findings."""
+"""Reads the rules of checks, with thresholds and advice, from ``rules.yaml``, and formats findings."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -30,9 +30,9 @@ Area = Literal[
     "nodes",
 ]
 BETWEEN: Area = "nodes"
-"""The area of facts that are visible only from outside a node, or by comparison with other nodes."""
+"""The area of checks that are made from outside a node or by comparing nodes."""
 AREAS: tuple[Area, ...] = tuple(area for area in get_args(Area) if area != BETWEEN)
-"""Areas of one node."""
+"""The areas of checks that a node makes itself."""
 TITLES: dict[Area, str] = {
     "gpu": "GPUs",
     "cpu": "CPUs",
@@ -51,7 +51,7 @@ Finding = Check | NotChecked
 
 
 class Thresholds(Record):
-    """Thresholds of one figure: the first one exceeded decides."""
+    """The thresholds of a figure; those for ``fail`` take precedence over those for ``warn``."""
 
     fail_above: float | None = None
     fail_below: float | None = None
@@ -69,39 +69,39 @@ class Thresholds(Record):
 
 
 class Rule(Record):
-    """One check, or one for each of its places."""
+    """A check, or one check for each of several places."""
 
     name: str
     area: Area
     title: str
-    """The title of its subject."""
+    """The display name of the property that is checked."""
     advice: str | None = None
-    """The advice; None for a check that always passes."""
+    """The remedy if it does not pass; None if it always passes."""
     advice_for: dict[str, str] = Field(default_factory=dict)
-    """The advice in particular cases."""
+    """Different advice for particular cases."""
     thresholds: Thresholds = Field(default_factory=Thresholds)
     limits: dict[str, float] = Field(default_factory=dict)
-    """Thresholds of several figures by name, above which the check warns."""
+    """Thresholds by name, if the check has several figures."""
     same: bool = False
-    """True if the value is compared between nodes, which should be equal; numbers may differ by ``SAME_PCT``."""
+    """True if the value should be equal on all nodes; numbers may differ by ``SAME_PCT`` percent."""
     kinds: frozenset[str] = frozenset()
-    """Kinds of the items that it checks, if there are several."""
+    """The kinds of things to which the check applies, such as types of file systems."""
     fails_if: str | None = None
-    """The condition of its failure; None if it never fails."""
+    """The condition for ``fail``, for display; None if it never fails."""
     warns_if: str | None = None
     source: str | None = None
-    """Source of the thresholds; None if it has none."""
+    """The source of the thresholds, if any."""
 
     def passed(self, value: str | float, of: str = "") -> Check:
         return self.check("pass", value, of=of)
 
     def check(self, status: Status, value: str | float | None, case: str = "", of: str = "") -> Check:
-        """Return a check; ``case`` selects the advice, and ``of`` is the place, if there are several."""
+        """Return the result of the check; ``case`` selects the advice, and ``of`` is one of several places."""
         advice = None if status == "pass" else self.advice_for.get(case, self.advice)
         return Check(name=self._name(of), status=status, value=value, advice=advice)
 
     def measured(self, figure: float, value: str, case: str = "", of: str = "") -> Check:
-        """Compare a figure with the thresholds; ``value`` is the figure as text."""
+        """Return the result of comparing a figure with the thresholds; ``value`` is the figure as text."""
         return self.check(self.thresholds.status(figure), value, case, of)
 
     def skipped(self, reason: str, of: str = "") -> NotChecked:
@@ -112,14 +112,14 @@ class Rule(Record):
 
 
 class RuleFile(Record):
-    """``rules.yaml``."""
+    """The content of ``rules.yaml``."""
 
     rules: tuple[Rule, ...]
 
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Return the rules by name."""
+    """Read ``rules.yaml``; return its rules by name."""
     return {rule.name: rule for rule in read_file(DATA, RuleFile, wrap="rules").rules}
 
 
@@ -128,7 +128,7 @@ def rule(name: str) -> Rule:
 
 
 def rule_of(check: str) -> Rule:
-    """Return the rule of a check, whose name may end with a place. Raises KeyError."""
+    """Return the rule of a check with a name that may end with a place; raise KeyError if there is none."""
     name = check
     while name not in rules() and "_" in name:
         name = name.rpartition("_")[0]
@@ -147,30 +147,30 @@ GIB = 2**30
 
 
 def indexes(indices: Iterable[int]) -> str:
-    """Format GPUs as a list of their indexes."""
+    """Format the indexes of GPUs, such as ``GPU 0`` or ``GPUs 0, 1``."""
     numbers = sorted(indices)
     return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(map(str, numbers))}"
 
 
 def gib(size: float) -> str:
-    """Format bytes in GiB, or in MiB below that."""
+    """Format a number of bytes in GiB, or in MiB if it is less than 1 GiB."""
     if size >= GIB:
         return f"{size / GIB:,.0f} GiB" if size >= 10 * GIB else f"{size / GIB:.1f} GiB"
     return f"{size / 2**20:.0f} MiB"
 
 
 def gb(size: float) -> str:
-    """Format bytes in GB or TB, like the sizes of disks."""
+    """Format a number of bytes in GB or TB, as is usual for disks."""
     number, unit = (size / 1e12, "TB") if size >= 1e12 else (size / 1e9, "GB")
     return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
 def parse_checks(texts: Iterable[str]) -> tuple[str, ...]:
-    """Parse comma-separated lists of areas and checks. Raises UsageError for an unknown one."""
+    """Parse lists of areas and checks that are separated by commas; raise UsageError if one is unknown."""
     known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
     names = tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
     for name in names:
         if name not in known:
-            do = "pass an area, or the name of a check; 'llmb doctor --json' has all"
+            do = "pass an area or the name of a check; 'llmb doctor --json' lists all checks"
             raise UsageError(f"unknown area or check '{name}'{did_you_mean(name, known)}", choices=AREAS, do=do)
     return names

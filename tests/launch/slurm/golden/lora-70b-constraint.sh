@@ -30,7 +30,7 @@ llmb_signal=
 llmb_workers=
 llmb_woken=
 
-# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+# Record how the job ended, because Slurm forgets jobs, and not every cluster has accounting.
 llmb_leave() {
     local code=$? file="$llmb_folder/job_end.json"
     trap - EXIT
@@ -40,7 +40,7 @@ llmb_leave() {
     exit "$code"
 }
 
-# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+# Slurm sends TERM to every process of the job, but the signal of --signal only to this script.
 llmb_end() {
     llmb_signal=$1
     llmb_woken=1
@@ -69,7 +69,7 @@ while :; do
     # A signal ends 'wait' before the workers have ended.
     [ -n "$llmb_woken" ] || break
 done
-# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+# At the time limit, Slurm sends TERM to the workers first, and shortly afterwards to this script.
 if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
     sleep 3 &
     wait "$!"

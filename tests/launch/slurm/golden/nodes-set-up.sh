@@ -32,7 +32,7 @@ llmb_signal=
 llmb_workers=
 llmb_woken=
 
-# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+# Record how the job ended, because Slurm forgets jobs, and not every cluster has accounting.
 llmb_leave() {
     local code=$? file="$llmb_folder/job_end.json"
     trap - EXIT
@@ -42,7 +42,7 @@ llmb_leave() {
     exit "$code"
 }
 
-# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+# Slurm sends TERM to every process of the job, but the signal of --signal only to this script.
 llmb_end() {
     llmb_signal=$1
     llmb_woken=1
@@ -57,12 +57,12 @@ trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
 trap 'llmb_end USR1' USR1
 
-# The first node as Slurm reaches it: its name need not be known to the others.
+# The address by which Slurm reaches the first node, because other nodes may not resolve its name.
 llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
 MASTER_ADDR="${llmb_known:-$llmb_address}"
 export MASTER_ADDR
-# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+# An unused port outside of the kernel's ephemeral range, and a unique id for the ranks' store.
 while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
     grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
 done
@@ -139,7 +139,7 @@ while :; do
     # A signal ends 'wait' before the workers have ended.
     [ -n "$llmb_woken" ] || break
 done
-# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+# At the time limit, Slurm sends TERM to the workers first, and shortly afterwards to this script.
 if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
     sleep 3 &
     wait "$!"

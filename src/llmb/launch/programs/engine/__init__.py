@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llmb's own engine as a program; nothing here imports torch."""
+"""llmb's own engine as a program of a job; no module here imports torch."""

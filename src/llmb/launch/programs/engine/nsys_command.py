@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nsight Systems for the workers of a run: the program, and its command line.
+"""Starts the workers of a run under Nsight Systems.
 
 ``python -m llmb.launch.programs.engine.nsys_command RUN_FOLDER`` is started once per rank of a profiled run; it becomes
 the worker, with or without ``nsys``.
@@ -29,18 +29,18 @@ def check_here(plan: Plan) -> None:
     required = profile and profile.profiler == "nsys" and (profile.gpu_metrics or not profile.or_torch)
     if required and shutil.which(NSYS) is None:
         raise EnvironmentProblem(
-            "Nsight Systems was requested, but there is no 'nsys' on the PATH",
-            do="install it, put it on the PATH, or use --profiler torch without --profile-gpu-metrics",
+            "Nsight Systems was requested, but 'nsys' is not on the PATH",
+            do="install it, add it to the PATH, or pass --profiler torch without --profile-gpu-metrics",
         )
     if find_spec("torch") is None:
-        raise EnvironmentProblem("training needs torch, which is not installed", do=pip_install("engine"))
+        raise EnvironmentProblem("training requires torch, which is not installed", do=pip_install("engine"))
 
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def with_profiler(plan: AnyPlan) -> AnyPlan:
-    """Return the plan with this machine's profiler, if the choice was left to it."""
+    """Return the plan with the profiler that this machine has, if the plan permits PyTorch's instead of nsys."""
     profile = plan.profile
     if profile is None or not profile.or_torch:
         return plan
@@ -52,7 +52,7 @@ def with_profiler(plan: AnyPlan) -> AnyPlan:
 
 
 def nsys_command(plan: Plan, folder: RunFolder, rank: int, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the words to put before the command of worker ``rank``; empty if it is not profiled."""
+    """Return the words to put before the command of the worker ``rank``; none if nsys does not profile it."""
     profile = plan.profile
     if profile is None or profile.profiler != "nsys" or rank not in profile.ranks:
         return ()
@@ -61,7 +61,7 @@ def nsys_command(plan: Plan, folder: RunFolder, rank: int, environ: Mapping[str,
 
 
 def worker_module(plan: Plan) -> str:
-    """Return the module that is started once per rank."""
+    """Return the name of the module that is started once per rank."""
     return PROFILED_WORKER if plan.profile and plan.profile.profiler == "nsys" else WORKER
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llmb's engine behind the port of programs, and the check that a run fits its GPUs before it starts or is queued."""
+"""llmb's engine as a program of jobs, and the check before a run starts or is queued that it fits its GPUs."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from importlib.metadata import version
@@ -44,7 +44,7 @@ from llmb.runs.trace_reports import report_profile
 
 
 class EngineProgram(Program):
-    """Trains with ``llmb.engine.worker``, in the cluster's container or without one."""
+    """Trains with ``llmb.engine.worker``, with or without the cluster's container."""
 
     name = ENGINE
     runs_here = True
@@ -53,7 +53,7 @@ class EngineProgram(Program):
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
     ) -> EnginePlan:
         if options.arguments:
-            raise UsageError("--framework-arg requires --framework", do="add --framework, or omit it")
+            raise UsageError("--framework-arg requires --framework", do="add --framework, or omit --framework-arg")
         return plan_engine(catalogue, recipe, choices, site.install)
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
@@ -98,7 +98,7 @@ class EngineProgram(Program):
 
 
 def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
-    """Return whether the last step is saved, if it is required to be."""
+    """Return True if the checkpoint after the last step exists, or no checkpoint was requested."""
     if not plan.save_checkpoint:
         return True
     last = checkpoint_name(plan.last_step + 1, plan.samples_before(plan.last_step + 1))
@@ -106,15 +106,15 @@ def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """Plan like ``plan_training``, with the sharding that memory permits if none was chosen, and the predicted step.
+    """Plan as ``plan_training`` does, choose the sharding by memory if it was not specified, and predict the step time.
 
-    Raises UsageError for GPUs that the engine was never tried on.
+    Raises UsageError for GPUs on which the engine was never tested.
     """
     gpu = catalogue.gpus.get(recipe.gpu_type)
     if gpu and gpu.vendor != "nvidia":
         raise UsageError(
-            f"llmb's engine was never tried on {gpu.name}",
-            do=f"train with another program; 'llmb judge LOG --gpu-type {gpu.gpu_type}' judges its log",
+            f"llmb's engine was never tested on {gpu.name}",
+            do=f"train with another program, and judge its log with 'llmb judge LOG --gpu-type {gpu.gpu_type}'",
         )
 
     def sharded(plan: EnginePlan) -> EnginePlan:
@@ -134,9 +134,9 @@ class ShippedVariable(NamedTuple):
     value: str
     why: str
     device: Device | None = None
-    """The device of the variable; None for both."""
+    """The device for which the variable is set; None for both."""
     also: tuple[str, ...] = ()
-    """Other names of the same setting, each of which overrides this one."""
+    """Other names of the setting; if the user sets one of them, this variable is not set."""
 
 
 SHIPPED = (
@@ -148,7 +148,7 @@ SHIPPED = (
         "a step 50 times as long",
         device="cpu",
     ),
-    # Where one of both is set, glibc no longer raises the other by itself; 32 MiB is as far as it would have gone.
+    # If either is set, glibc no longer adapts the other; 32 MiB is the maximum to which it would have adapted it.
     ShippedVariable(
         "MALLOC_TRIM_THRESHOLD_",
         str(2**40),
@@ -164,7 +164,7 @@ SHIPPED = (
         device="cuda",
         also=("PYTORCH_CUDA_ALLOC_CONF",),
     ),
-    # As in Megatron-Bridge's scripts for published runs, for every GPU type (scripts/performance/utils/executors.py).
+    # Megatron-Bridge sets it for published runs on every GPU type (scripts/performance/utils/executors.py).
     ShippedVariable(
         "TORCH_NCCL_HIGH_PRIORITY",
         "1",
@@ -175,7 +175,7 @@ SHIPPED = (
 
 
 def shipped_variables(device: Device, variables: Container[str]) -> dict[str, str]:
-    """Return the variables for ``device``, except those that the user's ``variables`` set under any name."""
+    """Return the variables to set for ``device``, without those that ``variables`` set under another name."""
     return {
         item.name: item.value
         for item in SHIPPED
@@ -184,13 +184,13 @@ def shipped_variables(device: Device, variables: Container[str]) -> dict[str, st
 
 
 VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""Variables for a process that computes nothing, on any device."""
+"""Variables for a process that only counts memory: one thread and no GPU."""
 
 
 def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None:
-    """Return at once if the estimate says that the run fits.
+    """Check that the run fits into memory, by an estimate and, if that is inconclusive, by counting the fullest rank.
 
-    Raises UsageError if its tensors alone, as the account counts them, are more than a GPU has, unless ``force``.
+    Raises UsageError if the counted tensors alone exceed a GPU's memory, unless ``force`` is set; otherwise only warns.
     """
     if (use := estimated(plan)) is None or clearly_fits(use):
         return
@@ -207,13 +207,13 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
         return
     if exact.capacity_gib is not None and exact.fullest.peak_bytes / GIB + SURE_MARGIN_GIB > exact.capacity_gib:
         changes = [f"{each.options} needs about {each.needed_gib:.1f}" for each in remedies(plan)]
-        do = f"{'; '.join([*changes, 'or more GPUs'])}; --force starts it anyway"
+        do = f"{'; '.join([*changes, 'or use more GPUs'])}; pass --force to start it anyway"
         raise UsageError(f"the run does not fit: {memory_text(exact)}", do=do)
     say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
 
 
 def estimated(plan: Plan) -> MemoryUse | None:
-    """Estimate the memory of the plan, or of the rank that runs alone, if there is one."""
+    """Estimate the memory that the plan needs, or that of a single rank if only one runs; None on a CPU."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use
@@ -222,15 +222,15 @@ def estimated(plan: Plan) -> MemoryUse | None:
 
 
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
-    """Count the memory that each of ``ranks`` needs. Raises EnvironmentProblem without torch, and RunFailed."""
+    """Count the memory that each of ``ranks`` needs; raise EnvironmentProblem without torch, RunFailed on failure."""
     if find_spec("torch") is None:
-        raise EnvironmentProblem("counting needs torch, which this Python does not have", do=pip_install("engine"))
+        raise EnvironmentProblem("counting memory requires torch, which is not installed", do=pip_install("engine"))
     counted, assumptions = countable(plan)
     accounts = []
     for number in ranks:
         say(f"counting rank {number} of {plan.recipe.layout.gpus}")
         accounts.append(count_rank(AccountJob(plan=counted, rank=number)))
-    # What is kept for the backward pass is decided by torch's compiler.
+    # torch's compiler decides which tensors are kept for the backward pass.
     compiler = f"torch {version('torch')} trains it; another version may keep other tensors"
     assumptions = (*assumptions, compiler)
     return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(accounts))
@@ -248,7 +248,7 @@ def count_rank(job: AccountJob) -> RankAccount:
 
 
 def memory_text(use: MemoryUse) -> str:
-    """Describe the need of the fullest rank, as part of a sentence."""
+    """Describe the memory that the fullest rank needs, as a clause."""
     fullest = use.fullest
     about = "about " if use.method == "estimate" else ""
     return (
@@ -257,7 +257,7 @@ def memory_text(use: MemoryUse) -> str:
 
 
 def memory_warnings(plan: Plan) -> Iterator[str]:
-    """Yield warnings from the estimate alone, which is fast enough for many plans."""
+    """Yield a warning if the plan may not fit by the estimate alone, which is fast enough for many plans."""
     use = estimated(plan)
     if use is not None and not use.fits:
-        yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; 'llmb memory' counts it"
+        yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; run 'llmb memory' to count it"

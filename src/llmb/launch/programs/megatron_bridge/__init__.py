@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge's performance script as a program, in its own container."""
+"""Megatron-Bridge's performance script as a program of a job, in its own container."""

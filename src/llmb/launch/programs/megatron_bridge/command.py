@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as a command line of Megatron-Bridge's performance script, by the script's version, and its SQuAD.
+"""Converts a recipe to a command of Megatron-Bridge's performance script, for each version of the script, with SQuAD.
 
-For ``--data squad_packed`` the script reads ``training.jsonl`` and ``validation.jsonl`` of ``--dataset_root``, in the
-form in which llmb prepares them, and packs them itself, with a tokenizer in Hugging Face's form
-(data/builders/hf_dataset.py, finetuning_dataset.py). Before, its first rank loads the dataset ``squad`` (at v0.4.2,
-later ``rajpurkar/squad``) with the library ``datasets``, whose content it then only uses for files that are missing.
-That would contact the hub, unless the working folder holds a folder of this name, which ``datasets`` prefers.
+For ``--data squad_packed``, the script reads ``training.jsonl`` and ``validation.jsonl`` below ``--dataset_root``, in
+the format in which llmb prepares them, and packs them with a Hugging Face tokenizer (data/builders/hf_dataset.py,
+finetuning_dataset.py). Before that, its first rank loads the dataset ``squad`` (``rajpurkar/squad`` after v0.4.2) with
+the library ``datasets``, but uses the content only for missing files. Loading would contact the hub unless the working
+folder contains a folder with this name, which ``datasets`` prefers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,19 +31,19 @@ PACKED = "squad_packed"
 CONTEXT = "context"
 SQUAD_TRAINING, VALIDATION, TOKENIZER = "training.jsonl", "validation.jsonl", "tokenizer.json"
 WORKING_FOLDER = "data"
-"""The folder in the run folder."""
+"""Name of the working folder in the run folder."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 # The arguments are the working folder and the training samples.
 ENTER_FOLDER = (
     '[ "$RANK" != 0 ] || { mkdir -p "$1/squad" "$1/rajpurkar" && ln -sfn "$2" "$1/squad/train.jsonl" &&'
     ' ln -sfn ../squad "$1/rajpurkar/squad" && cd "$1"; } || exit 1; shift 2'
 )
-"""Shell text by which the first rank finds the dataset in its working folder."""
+"""Shell text that makes the dataset available in the first rank's working folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Squad:
-    """``root`` contains the samples, ``tokenizer`` is a folder."""
+    """SQuAD as llmb prepares it: the folder of the samples, and that of the tokenizer."""
 
     root: Path
     tokenizer: Path
@@ -53,7 +53,7 @@ class Squad:
         return self.root / SQUAD_TRAINING
 
     def arguments(self) -> Iterator[tuple[str, str]]:
-        """Yield the names and values of the script's arguments."""
+        """Yield the names and values of the script's arguments that select this data."""
         yield "data", PACKED
         yield "dataset_root", str(self.root)
         yield "tokenizer_type", "HuggingFaceTokenizer"
@@ -61,7 +61,7 @@ class Squad:
 
 
 def prepared_squad(catalogue: Catalogue, recipe: Recipe, install: Path) -> Squad | None:
-    """Return the data prepared for the recipe below ``install``; None if a file that the script needs is missing."""
+    """Return the data prepared for a recipe below ``install``; None if a file that the script needs is missing."""
     source = find_workload(catalogue, recipe.workload).sources.get(recipe.size)
     if source is None:
         return None
@@ -71,7 +71,7 @@ def prepared_squad(catalogue: Catalogue, recipe: Recipe, install: Path) -> Squad
     return squad if all(path.is_file() for path in needed) else None
 
 
-# Choices that the script supports; any other has to be left at its default.
+# Choices that the script supports; all others must have their defaults.
 SUPPORTED = frozenset(
     {
         "steps",
@@ -101,14 +101,14 @@ SIZES = {
 }
 """Arguments of the script by the name of the size."""
 LIBRARY_WARMUP = 10
-"""The parser's default number of warm-up steps; a run needs more."""
+"""The parser's default number of warm-up steps; a run must have more steps than this."""
 TENSORBOARD = "tensorboard"
-"""The TensorBoard folder, next to which the script writes one trace per rank to ``torch_profile``."""
+"""Name of the TensorBoard folder; the script writes a trace per rank to ``torch_profile`` next to it."""
 
 MOCK = Origin(
     weights=WeightsOrigin(kind="random"), data=DataOrigin(kind="synthetic", name="mock data of Megatron-Bridge")
 )
-"""The input of the script without a dataset, even for fine-tuning."""
+"""The weights and data of a run without a dataset, even for fine-tuning."""
 
 
 def bridge_plan(
@@ -120,9 +120,9 @@ def bridge_plan(
     *,
     packed: bool = False,
 ) -> Plan:
-    """Return the script's plan, with weights and data of ``origin``; ``packed`` if that is SQuAD in packed sequences.
+    """Return the plan of a run of the script; ``packed`` if the data in ``origin`` is SQuAD in packed sequences.
 
-    Raises UsageError with all that it cannot.
+    Raises UsageError with everything that the script does not support.
     """
     data = bridge_data()
     steps = choices.steps_of(recipe, resumes=False)
@@ -145,7 +145,7 @@ def bridge_plan(
         save_checkpoint=choices.saves,
         checkpoint_interval=choices.checkpoint_interval,
         checkpoint_dir=choices.checkpoint_dir,
-        # Whether the container has Nsight Systems is only known inside; an image of the framework has it.
+        # Only the job can check whether the container has Nsight Systems; the framework's images have it.
         profile=profile and profile.model_copy(update={"or_torch": False}),
         lora=recipe.lora,
         declared_origin=origin,
@@ -155,10 +155,10 @@ def bridge_plan(
 def bridge_command(
     script: Script, plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str], squad: Squad | None = None
 ) -> list[Word]:
-    """Return the interpreter, script and arguments of one process per GPU, bound to the memory next to its GPU.
+    """Return the command of one process per GPU, which binds it to the NUMA node of its GPU.
 
-    ``extra`` are arguments of the script by name; they replace those that follow from the recipe. Without ``squad``
-    the script gets its mock data.
+    ``extra`` are arguments of the script by name, which replace those derived from the recipe. Without ``squad``, the
+    script uses mock data.
     """
     data, entry = bridge_data(), script.entry
     per_numa = data.gpus_per_numa_node[plan.recipe.gpu_type]
@@ -177,7 +177,7 @@ def bridge_command(
 
 
 def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str]) -> Origin:
-    """Return the script's input: the one chosen by its arguments ``extra``, or else SQuAD if it is prepared."""
+    """Return the weights and data that the script uses, from its arguments ``extra`` or else SQuAD or mock data."""
     checkpoint, chosen = extra.get("pretrained_checkpoint"), extra.get("data")
     weights = WeightsOrigin(kind="checkpoint", name=checkpoint, path=checkpoint) if checkpoint else MOCK.weights
     if chosen and chosen != "mock":
@@ -191,12 +191,12 @@ def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str])
 
 
 def trains_packed(squad: Squad | None, extra: Mapping[str, str]) -> bool:
-    """Return whether the script packs SQuAD, by default or as its arguments ``extra`` say."""
+    """Return whether the script trains on packed SQuAD, by default or because of its arguments ``extra``."""
     return extra.get("data", PACKED if squad else "mock") == PACKED
 
 
 def nsys_prefix(plan: Plan) -> str:
-    """Shell text that puts Nsight Systems before the command of a profiled rank; the first argument is its folder."""
+    """Return shell text that runs profiled ranks under Nsight Systems; its first argument is the folder of reports."""
     profile = plan.profile
     if profile is None or profile.profiler != "nsys":
         return ""
@@ -227,7 +227,7 @@ def _arguments(script: Script, plan: Plan, choices: Choices, save_dir: str) -> I
     yield from _sizes(script, layout)
     yield "data", "mock"
     if entry.library:
-        yield "wandb_experiment_name", "llmb"  # part of a path, without which the script fails
+        yield "wandb_experiment_name", "llmb"  # part of a path; without it, the script fails
     if choices.saves:
         yield "save_dir", save_dir
         yield "save_interval", str(choices.checkpoint_interval or plan.steps)
@@ -274,10 +274,10 @@ def _layout_overrides(layout: Layout) -> Iterator[str]:
 
 
 def _library_overrides(plan: Plan, choices: Choices) -> Iterator[str]:
-    """Yield the settings of the framework's tuned recipes that those of its library lack."""
+    """Yield overrides with the settings of the framework's tuned recipes that its library's recipes lack."""
     yield "checkpoint.load=null"
     if not choices.saves:
-        yield "checkpoint.save=null"  # else it saves its last step, in the container
+        yield "checkpoint.save=null"  # otherwise it saves the last step inside the container
     if not (plan.profile and plan.profile.profiler == "torch"):
         yield "logger.tensorboard_dir=null"
     if plan.recipe.layout.tp > 1:
@@ -287,7 +287,7 @@ def _library_overrides(plan: Plan, choices: Choices) -> Iterator[str]:
 
 
 def _profiling(plan: Plan) -> Iterator[Word]:
-    """Yield the overrides by the plugins of the framework's own launcher (perf_plugins.py), which do not run here."""
+    """Yield the profiling overrides that plugins of the framework's own launcher would set (perf_plugins.py)."""
     profile = plan.profile
     if profile is None:
         return
@@ -307,18 +307,18 @@ def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
         recipes = ", ".join(f"{item.workload} {item.size}" for item in data.recipes)
         yield f"its scripts have no {recipe.workload} {recipe.size}; they have {recipes}"
     if recipe.gpu_type not in data.gpu_types:
-        yield f"it is not tuned for {recipe.gpu_type}; it is for {', '.join(data.gpu_types)}"
+        yield f"it is not tuned for {recipe.gpu_type}, only for {', '.join(data.gpu_types)}"
     entry = bridge_recipe(recipe)
     if entry and entry.library and recipe.dtype is not Dtype.BF16:
-        yield f"its {entry.recipe} is of its library of models, which computes in bf16"
+        yield f"its {entry.recipe} is in its library of models, which supports only bf16"
     if recipe.dtype not in data.dtypes:
-        yield f"it does not compute in {recipe.dtype}; it does in {', '.join(data.dtypes)}"
+        yield f"it does not support {recipe.dtype}, only {', '.join(data.dtypes)}"
     whole = find_model(catalogue, recipe.workload, recipe.size)
-    # A larger one is padded, which the script does by itself.
+    # A larger vocabulary is padded, which the script does by itself.
     if recipe.model.vocab_size < whole.vocab_size or recipe.model.moe != whole.moe:
-        yield "its vocabulary or experts differ from the script's: a proxy of llmb's own, or an early release's model"
+        yield "the recipe's vocabulary or experts differ from the script's, as in llmb's proxies and early releases"
     if not recipe.layout.sequence_parallel:
-        yield "--no-sequence-parallel: the script cuts sequences wherever TP is above 1"
+        yield "--no-sequence-parallel is set; the script shards sequences whenever TP is above 1"
 
 
 def _choice_problems(choices: Choices) -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge behind the port of programs."""
+"""Megatron-Bridge as a program of jobs."""
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.bridge_figures import is_bridge
@@ -37,11 +37,11 @@ from llmb.runs.result import Result
 from llmb.runs.trace_reports import report_profile
 
 SAVED = "train_state.pt"
-"""Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""
+"""A file that is written into a checkpoint's folder, ``iter_<step>``, last (training/checkpointing.py)."""
 
 
 def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
-    """Return whether every step is logged, and the last checkpoint is complete if one is requested."""
+    """Return whether every step is logged, and the last checkpoint is complete if it was requested."""
     if not has_all_steps(plan, outcome, FORMAT):
         return False
     last = folder.checkpoints_of(plan) / f"iter_{plan.last_step + 1:07d}" / SAVED
@@ -49,7 +49,7 @@ def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
 
 
 class MegatronBridge(Program):
-    """Trains with the framework's performance script; what begins and ends the job runs outside of its container."""
+    """Trains with the framework's performance script; llmb's commands in the job run outside of its container."""
 
     name = "megatron_bridge"
 
@@ -104,9 +104,9 @@ class MegatronBridge(Program):
 
 
 def bridge_container(recipe: Recipe, options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:
-    """Return the settings with the requested image, or else the default one. Raises UsageError without containers."""
+    """Return the container with the requested or the default image; raise UsageError if there is no runtime."""
     if settings.runtime == "none":
         do = "set 'container: {runtime: pyxis, image: ...}' (or apptainer) in cluster_config.yaml"
-        raise UsageError(f"{MegatronBridge.name} runs in a container, but this cluster has none", do=do)
+        raise UsageError(f"{MegatronBridge.name} requires a container, but this cluster's settings have none", do=do)
     image = options.image or f"{bridge_data().images[settings.runtime]}{nemo_of(recipe, None)}"
     return settings.model_copy(update={"image": image, "mounts": (*settings.mounts, *options.mounts)})

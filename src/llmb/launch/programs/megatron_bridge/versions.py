@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge's versions, and how the performance script of each is called for a recipe: the recipe of the script
-with the layout of the run, the arguments that differ from it, and the variables that its launcher would set."""
+"""Megatron-Bridge's versions, and how the performance script of each is called for a recipe: with the script's own
+recipe, arguments for the run's differences from it, and the variables that the framework's launcher would set."""
 
 import re
 import shlex
@@ -21,11 +21,11 @@ from llmb.runs.choices import Fp8Recipe
 
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
 _NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d(?:\.(?!00)\d\d)?)(?!\d)")
-"""NeMo versions in its own image names, and in those of files that the reference suite's installer makes."""
+"""Matches the NeMo version in names of NVIDIA's images, and of files that the reference suite's installer creates."""
 
 
 class BridgeRecipe(Record):
-    """A recipe of the script, with its equivalent in the catalogue."""
+    """A recipe of the script, and the workload and size in the catalogue that it corresponds to."""
 
     workload: str
     size: str
@@ -35,52 +35,52 @@ class BridgeRecipe(Record):
     names_stages: bool = False
     """True if its recipes name the layers of each pipeline stage."""
     library: bool = False
-    """It is in the framework's library of models, which are not tuned for a GPU, nor for another dtype than bf16."""
+    """True if it is in the framework's library of models, which are not tuned for a GPU and support only bf16."""
 
 
 class BridgeVariables(Record):
-    """Variables of some recipes; an empty list holds for all."""
+    """Environment variables for some recipes; an empty list selects all."""
 
     recipes: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     cuts_layers: bool | None = None
-    """True if layers or sequences are cut, by TP or CP."""
+    """True for recipes with TP or CP, False for recipes with neither, None for all."""
     variables: dict[str, str]
 
 
 class BridgeVersion(Record):
-    """The differences of a supported version from the first one."""
+    """A supported version of the framework, and its differences from the first one."""
 
     version: str
     """The major and minor version."""
     tag: str
-    """The tag at which its argument parser was read, in its repository."""
+    """The tag in the framework's repository at which its argument parser was read."""
     nemo: str
-    """The NeMo images that have it, whatever their patch."""
+    """The NeMo release whose images have it, in all patch versions."""
     script: str | None = None
     tasks: dict[str, str] = Field(default_factory=dict)
-    """Other names of tasks."""
+    """This version's names of tasks, by the first version's."""
     sets_variables: bool = False
-    """True if the script sets the variables of its recipes itself, unless they are set."""
+    """True if the script sets the variables of its recipes itself unless they are already set."""
     keeps: tuple[str, ...] = ()
-    """Variables that its launcher sets nevertheless."""
+    """Variables that llmb must set nevertheless, as the framework's launcher does."""
     library: bool = True
-    """True if overrides of the configuration apply to recipes of its library, too."""
+    """True if overrides of the configuration also apply to recipes of the library."""
 
 
 class BridgeFile(Record):
-    """``megatron_bridge.yaml``."""
+    """The content of ``megatron_bridge.yaml``."""
 
     framework: str
     versions: tuple[BridgeVersion, ...]
     default_nemo: str
-    """The NeMo image of recipes without one of their own."""
+    """The NeMo release of the image for recipes that do not have their own."""
     package_info: str
-    """The path of the version in the container."""
+    """The path of the file in the container that contains the version."""
     images: dict[str, str]
-    """NeMo images by container runtime, without their release."""
+    """The names of NeMo images by container runtime, without the release at the end."""
     script: str
     library_script: str
     gpu_types: tuple[str, ...]
@@ -115,9 +115,9 @@ def versions_text(versions: Sequence[BridgeVersion]) -> str:
 
 
 def nemo_of(recipe: Recipe, image: str | None) -> str | None:
-    """Return the NeMo release in the name of the image or, without an image, that of the default image.
+    """Return the NeMo release in the name of the image; without an image, that of the default image.
 
-    An image without one in its name has to be that of the recipe's release if the model has experts; else None.
+    If the name contains no release, assume the recipe's if the model has experts; otherwise return None.
     """
     data, release = bridge_data(), (recipe.release or "").removeprefix(PREFIX)
     if match := _NEMO.search(image or ""):
@@ -133,22 +133,22 @@ def version_of(nemo: str | None) -> BridgeVersion | None:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The performance script as it is called for a recipe."""
+    """How the performance script is called for a recipe."""
 
     entry: BridgeRecipe
     versions: tuple[BridgeVersion, ...]
-    """The versions that the image may have."""
+    """The supported versions that the image may have."""
     tag: str | None
-    """The version of the image if its name tells it exactly."""
+    """The tag of the version in the image; None if ``base`` is."""
     base: ScriptRecipe | None
-    """The script's recipe in the image; None for the library, and if the image may have several versions."""
+    """The script's recipe, if the arguments depend on it; otherwise None."""
     own: bool
-    """True if ``base`` divides the model like the run, so that no argument repeats it."""
+    """True if ``base`` has the same parallelism as the run, so that no arguments for it are needed."""
     variables: Mapping[str, str]
-    """Variables that the framework's own launcher would set."""
+    """Environment variables that the framework's own launcher would set."""
 
     def version_check(self) -> str:
-        """Return shell text that adapts the arguments to the image's version, or ends the job for any other."""
+        """Return shell text that adapts the arguments to the version in the image, or exits if it is unsupported."""
         data, versions = bridge_data(), versions_text(self.versions)
         read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
         needs = f"llmb supports {versions}" if len(self.versions) > 1 else f"this job needs {versions}"
@@ -162,7 +162,7 @@ class Script:
 
 
 def script_for(catalogue: Catalogue, recipe: Recipe, image: str | None) -> Script:
-    """Return how the script is called; ``script_problems`` has to be empty."""
+    """Return how the script is called; requires that ``script_problems`` yields nothing."""
     entry = bridge_recipe(recipe)
     assert entry is not None, "script_problems rejects other recipes"
     nemo, several = nemo_of(recipe, image), fitting_versions(entry)
@@ -182,7 +182,7 @@ def _base(catalogue: Catalogue, recipe: Recipe, entry: BridgeRecipe, nemo: str |
 
 
 def script_problems(catalogue: Catalogue, recipe: Recipe, image: str | None) -> Iterator[str]:
-    """Yield what the script of the image does not have for a recipe."""
+    """Yield the reasons why the script in the image cannot run a recipe."""
     entry, nemo = bridge_recipe(recipe), nemo_of(recipe, image)
     version = version_of(nemo)
     trains = recipe.gpu_type in bridge_data().gpu_types and recipe.dtype in bridge_data().dtypes
@@ -212,7 +212,7 @@ def _by_gpu(recipes: Sequence[ScriptRecipe]) -> dict[str, list[str]]:
 
 
 def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) -> str:
-    """Return shell text that renames the arguments for ``version``, and leaves to it the variables that it sets."""
+    """Return shell text that renames arguments for ``version`` and unsets the variables that its script sets."""
     renamed = {f"--task {ours}": theirs for ours, theirs in version.tasks.items()}
     cases = f'"python {script}") word={version.script};; ' if version.script else ""
     cases += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())
@@ -229,9 +229,9 @@ def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) 
 
 
 def check_image(image: str | None, recipe: Recipe) -> None:
-    """Raise UsageError for an image whose name has no supported version; others are checked when they run.
+    """Raise UsageError if an image's name shows that its version is unsupported; otherwise it is checked in the job.
 
-    None is the default image.
+    None selects the default image.
     """
     data, entry = bridge_data(), bridge_recipe(recipe)
     version = version_of(nemo_of(recipe, image))
@@ -246,7 +246,7 @@ def check_image(image: str | None, recipe: Recipe) -> None:
 
 
 def bridge_variables(recipe: Recipe) -> dict[str, str]:
-    """Return the variables that the framework's own launcher sets for this recipe."""
+    """Return the environment variables that the framework's own launcher sets for this recipe."""
     variables, entries = dict[str, str](), bridge_recipe(recipe)
     cuts = recipe.layout.tp > 1 or recipe.layout.cp > 1
     for entry in bridge_data().variables:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan, the trainer of PyTorch's own developers, as a program."""
+"""torchtitan, PyTorch's own trainer, as a program of a job."""

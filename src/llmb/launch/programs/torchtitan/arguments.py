@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as a model and as arguments of torchtitan's trainer, what it cannot train, and its versions that were tried.
+"""Converts a recipe to a model and arguments of torchtitan, and checks that torchtitan supports both.
 
-All of it is of torchtitan 0.2.2 (torchtitan/config/job_config.py). The next, 0.3.0, has other arguments, and calls
-``torch.distributed.set_timeout``, which torch 2.13 lacks.
+It supports torchtitan 0.2.2 (torchtitan/config/job_config.py). The next version, 0.3.0, has different arguments, and
+calls ``torch.distributed.set_timeout``, which torch 2.13 lacks.
 """
 
 import re
@@ -24,14 +24,14 @@ from llmb.runs.plan import EnginePlan, make_plan
 NAME = "torchtitan"
 RELEASE = "0.2.2"
 TRIED = {RELEASE: ("2.13",)}
-"""Versions of torch with which each torchtitan version has trained."""
+"""Versions of torch with which each version of torchtitan was tested."""
 FP8: Fp8Recipe = "current-all"
-"""The name in llmb's engine of its tensorwise scaling."""
+"""The name in llmb's engine for torchtitan's tensorwise scaling."""
 FP8_CONVERTER = "quantize.linear.float8"
 Arguments = Mapping[str, str | None]
-"""Values by the arguments' dotted names; None for a flag that is set."""
+"""Values by the dotted name of the argument; None for a flag that is set."""
 
-# Choices that it supports; any other has to be left at its default.
+# Choices that llmb passes to torchtitan; all others must have their defaults.
 SUPPORTED = frozenset(
     {
         *("steps", "window", "seed", "label", "peak_lr", "warmup_steps", "grad_reduce_dtype", "fp8_recipe"),
@@ -50,7 +50,7 @@ SUPPORTED = frozenset(
 
 
 def package_version(name: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
+    """Return the version of a Python package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -58,20 +58,20 @@ def package_version(name: str) -> str | None:
 
 
 def check_versions(titan: str | None, torch: str | None) -> None:
-    """Raise EnvironmentProblem unless torchtitan has trained with this torch. None is a package that is missing."""
+    """Raise EnvironmentProblem unless these versions, None for a missing package, were tested together."""
     do = pip_install(NAME)
     if titan is None or torch is None:
         missing = [name for name, found in ((NAME, titan), ("torch", torch)) if found is None]
-        raise EnvironmentProblem(f"--framework {NAME} needs {' and '.join(missing)}, which this Python lacks", do=do)
+        raise EnvironmentProblem(f"--framework {NAME} requires {' and '.join(missing)}, which this Python lacks", do=do)
     if titan not in TRIED:
         raise EnvironmentProblem(f"{NAME} {titan} is not supported, only {', '.join(TRIED)}", do=do)
     if torch.split("+")[0].rpartition(".")[0] not in TRIED[titan]:
-        what = f"{NAME} {titan} was never tried with torch {torch}, only with {', '.join(TRIED[titan])}"
+        what = f"{NAME} {titan} was not tested with torch {torch}, only with {', '.join(TRIED[titan])}"
         raise EnvironmentProblem(what, do=f"install torch {TRIED[titan][-1]}")
 
 
 class TitanModel(NamedTuple):
-    """The class of a model's arguments below ``torchtitan.models.<family>``, and its values."""
+    """A model for torchtitan: the class of its arguments below ``torchtitan.models.<family>``, and their values."""
 
     family: str
     arguments: str
@@ -81,7 +81,7 @@ class TitanModel(NamedTuple):
 
 
 def titan_model(model: Model, layers: int) -> TitanModel:
-    """Express ``model`` with ``layers`` layers; ``model_problems`` must have returned none."""
+    """Convert ``model`` with ``layers`` layers; it must have no ``model_problems``."""
     values = {
         "dim": model.hidden_size,
         "n_layers": layers,
@@ -109,7 +109,7 @@ def titan_model(model: Model, layers: int) -> TitanModel:
         "high_freq_factor": scaling.high_freq_factor,
         "original_max_position_embeddings": scaling.original_max_position,
     }
-    # The size of its feed-forward layers, 8/3 of the model's, is rounded up to a multiple, which thus sets any size.
+    # The feed-forward size, 8/3 of the hidden size, is rounded up to a multiple, which therefore can set any size.
     exact: dict[str, float | None] = {"ffn_dim_multiplier": None, "multiple_of": model.ffn_hidden_size}
     if model.ffn_hidden_size < 8 * model.hidden_size // 3:
         exact["ffn_dim_multiplier"] = model.ffn_hidden_size / (8 * model.hidden_size // 3)
@@ -117,7 +117,7 @@ def titan_model(model: Model, layers: int) -> TitanModel:
 
 
 def model_problems(model: Model) -> Iterator[str]:
-    """Yield the parts of a model that neither its llama3 nor its qwen3 has."""
+    """Describe the parts of a model that neither torchtitan's llama3 nor its qwen3 supports."""
     llama, moe = model.qk_norm is None, model.moe
     scores = moe and (moe.router, moe.shared_ffn_hidden_size, moe.interleave)
     has = {
@@ -139,7 +139,7 @@ def model_problems(model: Model) -> Iterator[str]:
 
 
 def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> EnginePlan:
-    """Return the plan. Raises UsageError with everything that torchtitan, or llmb with it, cannot do."""
+    """Return the plan of a run; raise UsageError with everything that torchtitan, or llmb with it, does not support."""
     problems = [*_recipe_problems(recipe), *model_problems(recipe.model), *_choice_problems(choices)]
     if not problems:
         forced: dict[str, object] = {"grad_reduce_dtype": "fp32", "keep_logits": True, "resources": False}
@@ -160,11 +160,11 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
 
 def _recipe_problems(recipe: Recipe) -> Iterator[str]:
     if recipe.task != "pretrain":
-        yield f"{recipe.workload} fine-tunes, and llmb starts torchtitan to pre-train only"
+        yield f"{recipe.workload} fine-tunes, but llmb uses torchtitan only for pre-training"
     if recipe.packing or recipe.training.document_tokens:
-        yield "its sequences are packed from documents, and llmb gives torchtitan whole sequences"
+        yield "the recipe packs sequences from documents, but llmb passes only whole sequences to torchtitan"
     if not recipe.layout.sequence_parallel:
-        yield "--no-sequence-parallel: it shards sequences wherever TP is above 1"
+        yield "--no-sequence-parallel is set; it shards sequences whenever TP is above 1"
 
 
 def _choice_problems(choices: Choices) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _choice_problems(choices: Choices) -> Iterator[str]:
     if choices.fp8_recipe not in (None, FP8):
         yield f"--fp8-recipe is {choices.fp8_recipe}; it scales as {FP8}"
     if choices.keep_logits is False:
-        yield "--no-keep-logits: it keeps the logits of a micro-batch for the backward pass"
+        yield "--no-keep-logits is set; it keeps the logits of a micro-batch for the backward pass"
     if choices.stall_limit_s == 0:
         yield "--stall-limit is 0; its collectives always have a time limit"
     for name in Choices.model_fields:
@@ -186,42 +186,42 @@ def _sharding_problems(plan: EnginePlan) -> Iterator[str]:
     layout, recipe = plan.recipe.layout, plan.recipe
     shard, _ = sharded_ranks(plan)
     if shard % layout.cp or (layout.cp > 1 and plan.parallelism.dp_sharding == "none"):
-        yield f"CP is {layout.cp}, whose ranks always shard: --dp-shard-size has to be a multiple of it"
+        yield f"CP is {layout.cp}; CP ranks always shard parameters, so --dp-shard-size must be a multiple of it"
     if shard == 1 and layout.dp > 1 and layout.dp < layout.gpus:
-        yield "parameters that are replicated, not sharded (DDP), beside other parallelism"
+        yield "parameters are replicated (DDP), which it cannot combine with other parallelism"
     elif recipe.dtype is not Dtype.FP32 and shard == 1 and layout.tp * layout.pp > 1:
-        yield "TP or PP without data parallelism that shards: it then computes in fp32"
+        yield "TP or PP without sharded parameters: it would compute in fp32"
     if shard > 1 and recipe.model.tied_embeddings:
-        yield "an embedding that is tied to the head, on ranks that shard it: torch refuses its way of sharding both"
+        yield "the embedding is tied to the head and sharded, which fails in torch"
 
 
 def _layout_problems(plan: EnginePlan) -> Iterator[str]:
     layout, recipe = plan.recipe.layout, plan.recipe
     if layout.seq_len % (layout.tp * (2 * layout.cp if layout.cp > 1 else 1)):
-        yield f"--seq-len is {layout.seq_len}; it has to be a multiple of TP {layout.tp} x 2 x CP {layout.cp}"
+        yield f"--seq-len is {layout.seq_len}; it must be a multiple of TP {layout.tp} x 2 x CP {layout.cp}"
     if recipe.model.moe and layout.etp not in (1, layout.tp):
-        yield f"ETP is {layout.etp}; it has to be 1 or TP {layout.tp}"
+        yield f"ETP is {layout.etp}; it must be 1 or TP {layout.tp}"
     if recipe.model.moe and sharded_ranks(plan)[0] * layout.tp % (layout.ep * layout.etp):
-        yield f"EP is {layout.ep}; it has to divide the ranks that shard parameters together"
+        yield f"EP is {layout.ep}; it must divide the number of ranks that shard parameters"
     if layout.cp > 1 and plan.device == "cpu":
-        yield f"CP is {layout.cp}; on CPUs torch has no attention across ranks"
+        yield f"CP is {layout.cp}; on CPUs, torch does not support it"
     if layout.pp > 1 and recipe.model.qk_norm:
-        yield f"PP is {layout.pp}; its qwen3 has no pipeline stages"
+        yield f"PP is {layout.pp}; its qwen3 does not support pipeline stages"
     if layout.pp > 1 and (sizes := stage_sizes(layout)) != titan_stages(layout):
-        yield f"stages of {', '.join(map(str, sizes))} layers: it makes those between the first and the last equal"
+        yield f"the stages have {', '.join(map(str, sizes))} layers; it makes all but the first and the last equal"
 
 
 def _fp8_problems(plan: EnginePlan) -> Iterator[str]:
     if plan.fp8_recipe and plan.recipe.model.moe:
-        yield "--dtype fp8 with experts, which it casts to FP8 only as a prototype"
+        yield "--dtype fp8 is set for a model with experts, for which its FP8 support is a prototype"
     if plan.emulate_fp8 and plan.compiled:
-        yield "--emulate-fp8 needs --no-compile"
+        yield "--emulate-fp8 requires --no-compile"
     if plan.recipe.dtype is Dtype.FP8 and plan.device == "cpu" and not plan.emulate_fp8:
-        yield "FP8 on a CPU needs --emulate-fp8"
+        yield "FP8 on a CPU requires --emulate-fp8"
 
 
 def sharded_ranks(plan: EnginePlan) -> tuple[int, int]:
-    """Return the number of DP x CP ranks that shard parameters together, and the number of such groups."""
+    """Return the number of ranks, across DP and CP, that shard parameters together, and the number of such groups."""
     layout = plan.recipe.layout
     if plan.parallelism.dp_sharding == "none":
         return layout.cp, layout.dp
@@ -230,7 +230,7 @@ def sharded_ranks(plan: EnginePlan) -> tuple[int, int]:
 
 
 class StageRule(NamedTuple):
-    """The layers of a stage, and how many fewer the first and the last stage have."""
+    """The number of layers per stage, and how many fewer the first and the last stage have."""
 
     layers: int
     first_less: int
@@ -244,7 +244,7 @@ def stage_rule(layout: Layout) -> StageRule:
 
 
 def titan_stages(layout: Layout) -> list[int]:
-    """The layers of the stages that it makes of ``stage_rule``, as its ``generate_llm_fqn_per_model_part`` does."""
+    """Return the layers of each stage as torchtitan's ``generate_llm_fqn_per_model_part`` splits them."""
     rule, stages = stage_rule(layout), layout.pp * layout.vp
     equal, more = divmod(layout.layers + rule.first_less + rule.last_less, stages)
     sizes = [equal + (number < more) for number in range(stages)]
@@ -252,19 +252,19 @@ def titan_stages(layout: Layout) -> list[int]:
 
 
 def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
-    """Return the trainer's arguments except for the folder; ``extra`` are the user's.
+    """Return torchtitan's arguments except for the folder; ``extra`` are those that the user adds.
 
-    Raises UsageError for an argument of the user's that llmb sets.
+    Raises UsageError if the user sets an argument that llmb sets.
     """
     arguments = {**_training(plan), **_parallelism(plan), **_computation(plan)}
     if clashing := [name for name in extra if name in arguments or name.startswith(("job.", "model."))]:
-        do = "use llmb's options for them; 'llmb run --help-all' shows all"
+        do = "use the corresponding options of llmb; see 'llmb run --help-all'"
         raise UsageError(f"--framework-arg {', '.join(clashing)}: llmb sets this itself", do=do)
     return {**arguments, **dict(_own_argument(name, value) for name, value in extra.items())}
 
 
 def _own_argument(name: str, value: str) -> tuple[str, str | None]:
-    """Parse a user's argument; a switch is a name alone: ``--a.b`` or ``--a.no-b``."""
+    """Convert a user's argument; true and false become the flags ``--a.b`` and ``--a.no-b``."""
     if value == "false":
         return re.sub(r"\.([^.]*)$", r".no-\1", name), None
     return name, None if value == "true" else value
@@ -292,7 +292,7 @@ def _training(plan: EnginePlan) -> Arguments:
         "debug.seed": str(plan.seed),
         "metrics.log_freq": "1",
         "metrics.disable_color_printing": None,
-        # As llmb's engine: four times as long before the first step.
+        # As in llmb's engine, the limit before the first step is four times as long.
         "comm.init_timeout_seconds": str(4 * plan.stall_limit_s),
         "comm.train_timeout_seconds": str(plan.stall_limit_s),
     }

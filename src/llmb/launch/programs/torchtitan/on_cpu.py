@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces what torchtitan 0.2.2 cannot use on a CPU, which it was not made for; nothing is replaced elsewhere.
+"""Replaces functions that do not work on a CPU, so that torchtitan 0.2.2 can train there.
 
-Replaced are the name of its device, five functions that ``torch.cpu`` lacks, barriers that name devices, histograms of
-integers, the Triton kernel that sorts tokens by their experts (by torchtitan's own code for CPUs), and the operation by
-which FSDP sums gradients (a product and a sum in one), which gloo lacks. Its models, its attention, its sharding and
-its optimizer are its own. Memory is not measured: the log has 0.
+Replaced are the name of the device, five functions that ``torch.cpu`` lacks, barriers that name devices, histograms of
+integers, the Triton kernel that sorts tokens by expert (with torchtitan's own code for CPUs), and FSDP's fused scaling
+and reduction of gradients, which gloo lacks. Models, attention, sharding and optimizer are unchanged. Memory is not
+measured; the log reports 0.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def replace_device_functions() -> None:
-    """Replace the device functions, before torchtitan is imported."""
+    """Replace the functions; call this before torchtitan's trainer is imported."""
     no_memory = types.SimpleNamespace(total_memory=1, name="cpu")
     functions: dict[str, Any] = {
         "get_device_name": lambda _device=None: "cpu",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan behind the port of programs."""
+"""torchtitan as a program of jobs."""
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
@@ -38,12 +38,12 @@ VARIABLES: dict[Device, dict[str, str]] = {
     "cpu": {"PYTHONUNBUFFERED": "1", "GOMP_SPINCOUNT": "10000"},
     "cuda": {"PYTHONUNBUFFERED": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"},
 }
-"""Threads that wait spin for a moment only, as those of llmb's engine; the allocator as torchtitan's own launcher sets
-it (run_train.sh)."""
+"""Variables of the workers: a short spin of waiting threads, as in llmb's engine, and the allocator's setting from
+torchtitan's own launcher (run_train.sh)."""
 
 
 class Torchtitan(Program):
-    """Trains with torchtitan's trainer, where llmb's engine would train: in this Python, or in the container's."""
+    """Trains with torchtitan's trainer, in this Python or in the container's, as llmb's engine does."""
 
     name = NAME
     runs_here = True
@@ -56,7 +56,7 @@ class Torchtitan(Program):
     ) -> EnginePlan:
         del site
         plan = titan_plan(catalogue, recipe, choices)
-        titan_arguments(plan, options.arguments)  # which refuses some of the user's
+        titan_arguments(plan, options.arguments)  # to reject invalid arguments
         return plan
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
@@ -93,7 +93,7 @@ class Torchtitan(Program):
 
 
 def titan_command(plan: EnginePlan, options: FrameworkOptions) -> list[Word]:
-    """Return the interpreter, the worker and the arguments of one process."""
+    """Return the command of one process: the interpreter, the worker and its arguments."""
     model = titan_model(plan.recipe.model, plan.recipe.layout.layers)
     words: list[Word] = [PYTHON, "-P", "-m", WORKER, RUN_FOLDER]
     words += [RUN_FOLDER.model_copy(update={"before": "--job.dump_folder="})]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that is started once per rank: torchtitan's trainer with a recipe's model, on llmb's synthetic tokens.
 
-``python -m llmb.launch.programs.torchtitan.titan_worker RUN_FOLDER ARGUMENTS...``; the arguments are those of
-``torchtitan.train``. The ranks meet as those of llmb's engine do, and train on the same samples.
+``python -m llmb.launch.programs.torchtitan.titan_worker RUN_FOLDER ARGUMENTS...`` accepts the arguments of
+``torchtitan.train``. Ranks connect and select samples as llmb's engine does.
 """
 
 import importlib
@@ -55,7 +55,7 @@ def train(folder: RunFolder, arguments: list[str]) -> None:
 
 
 def log_on_one_rank(plan: EnginePlan) -> None:
-    """Log as torchtitan does, but only on the rank that has the loss: the first one of the last pipeline stage."""
+    """Set up torchtitan's logging on the rank that has the loss, the first of the last pipeline stage; mute others."""
     importlib.import_module("torchtitan.tools.logging").init_logger()
     layout = plan.recipe.layout
     if int(os.environ["RANK"]) != layout.gpus // layout.pp * (layout.pp - 1):
@@ -63,7 +63,7 @@ def log_on_one_rank(plan: EnginePlan) -> None:
 
 
 def record_environment(folder: RunFolder, device: torch.device) -> None:
-    """Record the environment. This is a collective call: every rank must make it."""
+    """Write the environment of all ranks to the run folder. Every rank must call this, because it is collective."""
     world = dist.get_world_size()
     mesh = Groups().mesh(device, {"world": world})
     ranks = Ranks(dist.get_rank(), world, device, mesh, mesh, mesh, mesh)
@@ -75,13 +75,13 @@ def record_environment(folder: RunFolder, device: torch.device) -> None:
 
 
 def register_model(plan: EnginePlan) -> None:
-    """Register the plan's model and data under the name of torchtitan's family, replacing its own."""
+    """Register the plan's model and data in torchtitan under the name of the model family, replacing torchtitan's."""
     model = titan_model(plan.recipe.model, plan.recipe.layout.layers)
     family: Any = importlib.import_module(f"torchtitan.models.{model.family}")
     arguments: Any = importlib.import_module(f"torchtitan.models.{model.family}.model.args")
     parts = {"rope_scaling_args": arguments.RoPEScalingArgs(**model.rope_scaling)} if model.rope_scaling else {}
     if model.experts:
-        grouped = plan.device == "cuda"  # there is no such product in fp32
+        grouped = plan.device == "cuda"  # grouped products do not support fp32
         parts["moe_args"] = arguments.MoEArgs(**model.experts, use_grouped_mm=grouped)
     spec = replace(
         family.get_train_spec(),
@@ -93,7 +93,7 @@ def register_model(plan: EnginePlan) -> None:
 
 
 class Batches:
-    """The synthetic samples of a rank, in the form of torchtitan's loaders. Nothing is saved."""
+    """A torchtitan data loader that yields a rank's synthetic samples and has no state to save."""
 
     def __init__(self, plan: EnginePlan, dp_rank: int) -> None:
         self.plan, self.dp_rank = plan, dp_rank
@@ -106,18 +106,18 @@ class Batches:
                 batches = [data.micro_batch(numbers) for numbers in samples]
                 yield from (({"input": batch.tokens}, batch.labels) for batch in batches)
                 continue
-            parts = [data.micro_batch(numbers) for numbers in samples]  # which the pipeline takes apart again
+            parts = [data.micro_batch(numbers) for numbers in samples]  # the pipeline splits them again
             yield {"input": torch.cat([part.tokens for part in parts])}, torch.cat([part.labels for part in parts])
 
 
 def main() -> None:
-    """Train, then exit immediately, like a worker of the engine: torch's threads can abort a run that is done."""
+    """Train, then exit immediately as the engine's worker does, because torch's threads can abort a completed run."""
     exit_code = 1
     try:
         train(RunFolder(Path(sys.argv[1])), sys.argv[2:])
         leave_ranks()
         exit_code = 0
-    except SystemExit as error:  # of torchtitan's parser of arguments
+    except SystemExit as error:  # from torchtitan's argument parser
         exit_code = int(error.code or 0)
     except Exception as error:  # noqa: BLE001 (top level of the process: any error ends this rank)
         if isinstance(error, LlmbError):

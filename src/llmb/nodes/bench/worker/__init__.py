@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that measure: the only part of benchmarks that imports torch."""
+"""The programs that measure, which are the only modules of the benchmarks that import torch."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that measures collectives, once a rank: ``python -m llmb.nodes.bench.worker.collective_timing FOLDER``.
+"""The program that measures collectives: ``python -m llmb.nodes.bench.worker.collective_timing FOLDER``, once per rank.
 
-``llmb.launch.ranks`` starts it, or a scheduler with the same variables. Rank 0 writes the result, and one line of
-progress a size to standard output.
+``llmb.launch.ranks`` starts it, or a scheduler with the same variables. Rank 0 writes the result, and a line of
+progress per size to stdout.
 """
 
 import os
@@ -45,38 +45,38 @@ from llmb.runs.folder import write_atomically
 
 GB = 10**9
 BLOCK = 2**22
-"""Number of elements to write or compare at once, which limits the memory."""
+"""The number of elements to write or compare at a time, to limit the use of memory."""
 USED = 0.8
-"""Fraction of free memory to use: the library needs buffers of its own."""
+"""Fraction of the free memory to use, because the library needs buffers of its own."""
 PATIENCE = timedelta(minutes=10)
 UNSUPPORTED = ("support", "implement")
-"""Words in the error messages of a library that lacks a collective."""
+"""Words in the error messages of libraries that lack a collective."""
 Call = Callable[[], object]
 
 
 class BenchGroup:
-    """All ranks, and the buffers of this one."""
+    """The group of all ranks, with the buffers of this rank."""
 
     def __init__(self, device: torch.device, most: int) -> None:
-        """Allocate the buffers; ``most`` is the number of elements of the largest array."""
+        """Allocate two buffers of ``most`` elements, the number in the largest array."""
         self.device = device
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sent, self.received = (torch.ones(most, dtype=torch.float32, device=device) for _ in range(2))
 
     def total(self, value: float, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> float:
-        """Reduce a value over all ranks."""
+        """Reduce a value over all ranks, by default to the sum."""
         tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=how)
         return float(tensor.item())
 
     def meet(self) -> None:
-        """Wait until all ranks arrive and their devices have finished."""
+        """Wait until all ranks have arrived and their devices are idle."""
         self.total(0)
         synchronize(self.device)
 
 
 def _measure(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Extent) -> CollectiveRow:
-    """Measure one row. Raises RuntimeError or NotImplementedError on every rank if the library lacks the collective."""
+    """Measure a row; raise RuntimeError or NotImplementedError on every rank if the library lacks the collective."""
     out_of_place = None if collective == "all_reduce" else _way(group, job, collective, size, in_place=False)
     return CollectiveRow(
         collective=collective,
@@ -111,7 +111,7 @@ def _way(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Ex
 
 
 def views(group: BenchGroup, collective: Collective, size: Extent, *, in_place: bool) -> tuple[Tensor, Tensor]:
-    """Return the send and receive buffers; in place, both are parts of one buffer, as NCCL defines it."""
+    """Return the send and receive buffers; in place, they overlap in one buffer as NCCL defines it."""
     if not in_place:
         return group.sent[: size.sent], group.received[: size.received]
     sent, received = group.received[: size.sent], group.received[: size.received]
@@ -129,7 +129,7 @@ def call_of(collective: Collective, sent: Tensor, received: Tensor, group: Bench
         case "all_reduce":
             return lambda: dist.all_reduce(received)
         case "all_gather":
-            # torch 2.13 has new names for the two.
+            # torch 2.13 renamed this function and the next.
             gather = getattr(single, "all_gather_single", None) or single.all_gather_into_tensor
             return lambda: gather(received, sent)
         case "reduce_scatter":
@@ -154,14 +154,14 @@ def fill(buffer: Tensor, piece: Piece) -> None:
 
 
 def wrong(buffer: Tensor, piece: Piece) -> int:
-    """Count the elements of ``buffer`` that differ from ``piece``."""
+    """Count the elements of ``buffer`` that differ from the values of ``piece``."""
     return sum(
         int((buffer[start : start + len(values)] != values).sum()) for start, values in _blocks(piece, buffer.device)
     )
 
 
 def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Yield the values of a piece in parts, with their offsets."""
+    """Yield the values of a piece in blocks, each with its index in the buffer."""
     for start in range(0, piece.count, BLOCK):
         stop = min(start + BLOCK, piece.count)
         numbers = torch.arange(piece.offset + start, piece.offset + stop, device=device)
@@ -169,7 +169,7 @@ def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
 
 
 def most_bytes(device: torch.device) -> int:
-    """Return the size of the largest array of which two fit in a rank's memory."""
+    """Return the size in bytes of the largest array of which two fit into a rank's memory."""
     if device.type == "cuda":
         free: int | None = torch.cuda.mem_get_info(device)[0]
     else:
@@ -179,7 +179,7 @@ def most_bytes(device: torch.device) -> int:
 
 
 def run(job: CollectiveJob, device: torch.device, say: Callable[[BenchProgress], None]) -> CollectiveResult:
-    """Run the job. This is a collective call: every rank must make it."""
+    """Run the job and return the result. Every rank must call this, because it is collective."""
     limit = int(_least(most_bytes(device), device))
     ranks = dist.get_world_size()
     plan = [(name, size) for name in job.collectives for size in extents(name, job.sizes, ranks)]
@@ -214,7 +214,7 @@ def run(job: CollectiveJob, device: torch.device, say: Callable[[BenchProgress],
 
 
 def _too_large(collective: Collective, size: Extent, limit: int, job: CollectiveJob) -> NotTimed:
-    reason = f"two arrays of this size, or a larger one, do not fit: {2 * limit / GB:.3g} GB are free for a rank"
+    reason = f"two arrays of this size or more do not fit: {2 * limit / GB:.3g} GB are free for a rank"
     return NotTimed(
         collective=collective, size_bytes=size.size_bytes, reason=reason, out_of_memory=not job.limited_by_memory
     )

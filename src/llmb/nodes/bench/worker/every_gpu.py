@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that measures the GPU of its local rank: ``python -m llmb.nodes.bench.worker.every_gpu FOLDER``.
 
-One independent process per GPU: a GPU or a node that fails does not prevent the results of others.
+The processes are independent, so that a failed GPU or node does not prevent the results of others.
 """
 
 import os
@@ -22,17 +22,17 @@ def measure(job: CaseList, local_rank: int, rank: int) -> PartReport:
     device, uuid = None, None
     try:
         if job.device == "cuda" and local_rank >= torch.cuda.device_count():
-            raise RuntimeError(f"torch {torch.__version__} sees {torch.cuda.device_count()} GPUs")
+            raise RuntimeError(f"torch {torch.__version__} finds only {torch.cuda.device_count()} GPUs")
         timings = run_job(job, say if rank == 0 else lambda _: None, local_rank)
         device, (timing,) = timings.device, timings.timings
         uuid = _uuid(local_rank) if job.device == "cuda" else None
-    except RuntimeError as error:  # torch has no other for a GPU that is lost, missing or broken
+    except RuntimeError as error:  # torch raises it for a GPU that is lost, missing or broken
         timing = Timing(seconds=None, reason=str(error).strip().partition("\n")[0])
     return PartReport(node=host_name(), rank=rank, local_rank=local_rank, uuid=uuid, device=device, timing=timing)
 
 
 def _uuid(local_rank: int) -> str | None:
-    """Return the GPU's UUID in the form that nvidia-smi shows."""
+    """Return the GPU's UUID in the format of nvidia-smi; None if torch does not report it."""
     properties: Any = torch.cuda.get_device_properties(local_rank)
     uuid = getattr(properties, "uuid", None)
     return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"

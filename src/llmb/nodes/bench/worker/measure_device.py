@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a job: prepares each case, times it, and frees it.
+"""The program that times cases on a device: ``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE``.
 
-``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE``.
+It prepares each case, times it, and frees its memory.
 """
 
 import os
@@ -51,22 +51,22 @@ def _random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
 
 Call = Callable[[], object]
 AT_LEAST_FLUSHED = 2**27
-"""Bytes to write to flush a GPU's cache if torch does not report its size."""
+"""The minimum number of bytes to write to flush a GPU's cache, the size of which torch may not report."""
 CHUNK_S = 0.05
-"""GPU calls of about this duration are timed together, so that the queue never runs empty."""
+"""Calls that take about this number of seconds are timed together, so that the GPU's queue is never empty."""
 LAST_PART = 1 / 3
-"""Fraction of sustained work that counts, at its end."""
+"""The fraction of sustained work, at its end, from which the time is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A call with its data in place. ``seconds`` replaces the time between its start and its end."""
+    """A call with its data allocated; ``seconds``, if set, measures the time instead of timing ``call``."""
 
     call: Call
     context: AbstractContextManager[object] = field(default_factory=nullcontext)
     backend: str | None = None
     flushes: bool = False
-    """True if a burst starts with an empty GPU cache, as in training, where other layers run in between."""
+    """True to flush the GPU's cache before each call of a burst, because in training, other layers run in between."""
     seconds: Callable[[], float] | None = None
 
 
@@ -88,7 +88,7 @@ def timed(prepared: PreparedCall, device: torch.device, job: CaseList, sustained
 
 
 def burst(prepared: PreparedCall, device: torch.device, job: CaseList) -> list[float]:
-    """Time each of a few calls, in seconds."""
+    """Return the seconds of each of a few calls."""
     once = prepared.seconds or _timer(prepared, device)
     times: list[float] = []
     while len(times) < job.least_repeats or (len(times) < job.most_repeats and sum(times) < job.enough_s):
@@ -102,7 +102,7 @@ def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
     flushed = torch.empty(flushed_bytes(device), dtype=torch.uint8, device=device) if prepared.flushes else None
 
     def seconds() -> float:
-        """Return the time between two events on the GPU's clock; the call is queued while the GPU still writes."""
+        """Return the seconds between two events on the GPU; the call is queued while the GPU flushes its cache."""
         if flushed is not None:
             flushed.zero_()
         first = Moment(device)
@@ -115,7 +115,7 @@ def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
 
 
 def flushed_bytes(device: torch.device) -> int:
-    """Return twice the size of the GPU's cache."""
+    """Return the number of bytes to write to flush the GPU's cache, at least twice its size."""
     size = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
     return max(2 * int(size), AT_LEAST_FLUSHED)
 
@@ -127,7 +127,7 @@ def cpu_seconds(call: Call) -> float:
 
 
 def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[float], int]:
-    """Repeat the call for ``seconds``; return the times of all chunks, and the number of calls per chunk."""
+    """Repeat the call for ``seconds``; return the seconds of each chunk, and the number of calls per chunk."""
     first = Moment(device)
     call()
     last = Moment(device)
@@ -141,7 +141,7 @@ def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[f
         for _ in range(calls):
             call()
         waiting.append(Moment(device))
-        # One chunk is in the queue while the host waits for the one before.
+        # While the host waits for a chunk, the next one is in the queue.
         if len(waiting) > 2:
             waiting[1].wait()
             times.append(waiting[1].seconds_since(waiting[0]))
@@ -151,7 +151,7 @@ def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[f
 
 
 def last_part(times: list[float], calls: int) -> tuple[list[float], int]:
-    """Return the seconds per call in the chunks of the last part, and the number of these calls."""
+    """Return the seconds per call in each chunk of the last part, and the total number of calls in them."""
     whole, passed = sum(times), 0.0
     seconds: list[float] = []
     for chunk in reversed(times):
@@ -163,7 +163,7 @@ def last_part(times: list[float], calls: int) -> tuple[list[float], int]:
 
 
 def product(case: ProductCase, device: torch.device) -> Call:
-    """Return a product of random operands, because zeros draw less power and run at higher clocks."""
+    """Return a call of a product; operands are random, because zeros draw less power and permit higher clocks."""
     if case.dtype == "fp8":
         return _fp8_product(case, device)
     dtype = DTYPES[case.dtype]
@@ -181,7 +181,7 @@ def product(case: ProductCase, device: torch.device) -> Call:
 
 
 def _fp8_product(case: ProductCase, device: torch.device) -> Call:
-    """Return the engine's product of operands cast and transposed in advance. Only the forward pass sums fast."""
+    """Return a call of the engine's FP8 product, with operands cast in advance and, only forward, fast accumulation."""
     m, k, n = case.m, case.k, case.n
     shapes, formats = {
         "forward": (((m, k), (n, k)), (INPUT, WEIGHT)),
@@ -199,20 +199,20 @@ def _fp8_product(case: ProductCase, device: torch.device) -> Call:
 
 
 MANY = 500
-"""A number of launches that fits in a GPU's queue, so that the host never waits for a slot."""
+"""A number of launches that fits into a GPU's queue, so that the host never waits for space in it."""
 HEAD_START_CYCLES = 20_000_000
-"""About 10 ms of waiting on the GPU, so that all launches are queued when the first one begins."""
+"""The GPU waits for this number of cycles, about 10 ms, so that all launches are queued when the first begins."""
 
 
 class AttentionChoices:
-    """The attention backends that the engine would choose, by shape; each shape is tried once."""
+    """Chooses attention backends as the engine does, trying each shape once."""
 
     def __init__(self, device: torch.device, job: CaseList) -> None:
         self.device, self.job = device, job
         self.chosen: dict[AttentionCase, Trial] = {}
 
     def prepare(self, case: AttentionCase) -> PreparedCall:
-        """Prepare a call. Raises RuntimeError if no backend computes the shape."""
+        """Prepare the call for a case with the best backend; raise RuntimeError if no backend supports the shape."""
         shape = case.model_copy(update={"direction": "both"})
         if shape not in self.chosen:
             self.chosen[shape] = self._try(shape)
@@ -236,7 +236,7 @@ class AttentionChoices:
     def _measure(
         self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
     ) -> BackendTrial:
-        """Measure a backend. Raises MemoryError if the device runs out of memory, which is not the backend's fault."""
+        """Try a backend, and time it if ``timed``; raise MemoryError if memory is exhausted, unlike other failures."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):
@@ -248,8 +248,8 @@ class AttentionChoices:
 
 
 def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, backend: AttentionBackend) -> Call:
-    """Return the pass of ``case``, to call in the backend's context; for a backward pass, the forward pass is done."""
-    # Query, key and value as projections give them, and the result's gradient: [batch, seq, heads, head_dim].
+    """Return a call of the case's pass, to make in the backend's context; a backward pass includes no forward pass."""
+    # Query, key and value as from the projections, and the gradient of the result: [batch, seq, heads, head_dim].
     *heads, gradient = (
         torch.randn(case.batch, case.seq_len, number, case.head_dim, dtype=DTYPES[case.dtype], device=device)
         for number in (case.heads, case.kv_heads, case.kv_heads, case.heads)
@@ -278,7 +278,7 @@ def launch(case: LaunchCase, device: torch.device) -> PreparedCall:
         "round_trip": round_trip_seconds,
     }
     if case.way == "graph":
-        # All launches as a graph. Capturing needs one that ran before, on another stream than the default one.
+        # All launches as one graph. Before capture, the operation must have run once on a non-default stream.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -299,7 +299,7 @@ def add_many(value: Tensor) -> None:
 
 
 def host_seconds(value: Tensor, device: torch.device) -> float:
-    """Return the host's time for one operation; on a CPU, which has no queue, that is the whole operation's time."""
+    """Return the host's seconds to launch an operation, which on a CPU includes running it."""
     synchronize(device)
     began = time.perf_counter()
     add_many(value)
@@ -341,7 +341,7 @@ def copy(case: CopyCase, device: torch.device) -> PreparedCall:
 
 
 def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
-    """Prepare a transfer: copies from pinned memory are queued like kernels, those from pageable memory block."""
+    """Prepare a transfer; copies of pinned memory are queued like kernels, those of pageable memory block the host."""
     here = torch.full((case.size_bytes,), 1, dtype=torch.uint8, pin_memory=case.pinned)
     there = torch.full((case.size_bytes,), 2, dtype=torch.uint8, device=device)
     source, target = (here, there) if case.direction == "host_to_device" else (there, here)
@@ -350,13 +350,13 @@ def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
 
 Work = ProductCase | AttentionCase | CopyCase | TransferCase | LaunchCase
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 6}
-"""Bytes per value of an operand; FP8 is created from bf16, and multiplied as fp32 on a CPU."""
+"""Bytes per element of an operand, including those of bf16 from which FP8 is cast, or of fp32 for products on a CPU."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def needed_bytes(work: Work) -> int:
-    """Return the bytes of operands and results; kernels need less additional memory."""
+    """Return the number of bytes of operands and results."""
     if isinstance(work, ProductCase):
         return BYTES[work.dtype] * (work.m * work.k + work.n * work.k + work.m * work.n)
     if isinstance(work, AttentionCase):
@@ -368,7 +368,7 @@ def needed_bytes(work: Work) -> int:
 
 
 def free_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Return the memory that the kernel and the container still allow this process; None if neither reports it."""
+    """Return the bytes that this process can still allocate, by kernel and container; None if neither reports it."""
     return min(filter(None, (_available(meminfo), _left_in(cgroup))), default=None)
 
 
@@ -393,7 +393,7 @@ CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")
 
 
 def run_job(job: CaseList, say: Callable[[BenchProgress], None], gpu: int = 0) -> Timings:
-    """Time all cases in order; an unsupported case, or one without enough memory, has a reason."""
+    """Time all cases in order; the timing of a case that fails contains the reason."""
     device = torch.device("cpu")
     if job.device == "cuda":
         device = torch.device("cuda", gpu)
@@ -410,7 +410,7 @@ def run_job(job: CaseList, say: Callable[[BenchProgress], None], gpu: int = 0) -
 def attempt(case: Case, choices: AttentionChoices, device: torch.device, job: CaseList) -> Timing:
     need, free = needed_bytes(case.work), free_bytes()
     if device.type == "cpu" and free is not None and need > free:
-        reason = f"it needs {need / GB:.3g} GB, and {free / GB:.3g} GB of memory are free"
+        reason = f"it needs {need / GB:.3g} GB, but only {free / GB:.3g} GB of memory are free"
         return Timing(seconds=None, reason=reason, out_of_memory=True)
     try:
         return timed(prepare(case.work, choices, device), device, job, case.sustained_s)
@@ -460,7 +460,7 @@ def say(progress: BenchProgress) -> None:
 
 
 def leave() -> NoReturn:
-    """Exit at once: torch's threads can abort a finished program while the interpreter shuts down."""
+    """Exit immediately, because torch's threads can abort a completed program while the interpreter shuts down."""
     sys.stdout.flush()
     os._exit(0)
 

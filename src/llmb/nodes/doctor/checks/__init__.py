@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a node by area: the facts, and their evaluation by the rules of ``rules.yaml``."""
+"""Checks of a node by area, which read facts and evaluate them by the rules in ``rules.yaml``."""

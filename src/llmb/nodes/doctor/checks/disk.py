@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the file systems that runs write to."""
+"""Checks of the file systems to which runs write."""
 
 import re
 import sys
@@ -15,12 +15,12 @@ from llmb.nodes.doctor.rules import Finding, gb, rule
 
 PROBE = Path(__file__).with_name("disk_probe.py")
 DIRECTION_S = 15.0
-"""The time limit for each of writing and reading; the amount transferred by then gives the rate."""
+"""Time limit in seconds for writing, and for reading; rates are computed from the bytes transferred by then."""
 LIMIT_S, SPACE_S = 60.0, 20.0
 NOT_MEASURED = Missing("not measured: --no-disk")
 IN_MEMORY = frozenset(["tmpfs", "ramfs"])
 SAME_EVERYWHERE = ("install", "images", "checkpoints")
-"""Places that must be visible to every node of a job."""
+"""Places that every node of a job must see."""
 
 
 class Mount(NamedTuple):
@@ -34,7 +34,7 @@ class Mount(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Bytes and seconds of a transfer; ``direct`` bypasses the page cache."""
+    """Bytes and seconds of a transfer; ``direct`` if it bypassed the page cache."""
 
     size: int
     seconds: float
@@ -43,7 +43,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFacts:
-    """One folder, or its nearest existing parent."""
+    """Facts about the file system of a folder, or of its nearest existing parent; sizes are in bytes."""
 
     path: str
     exists: bool
@@ -53,14 +53,14 @@ class DiskFacts:
     total: int
     free_inodes: int
     inodes: int
-    """The number of inodes; 0 on a file system without an inode table."""
+    """The number of inodes; 0 if the file system has no fixed number."""
     mount: Mount | None
     rates: Mapping[str, Rate] | Missing
     """Rates by the keys ``write`` and ``read``."""
 
 
 def read_disk(source: FactSource, folder: Path, size: int) -> DiskFacts | Missing:
-    """Measure a folder's disk; ``size`` is that of the test file in bytes, 0 for none."""
+    """Read the facts of a folder's disk, and measure its rates with a file of ``size`` bytes unless that is 0."""
     command = [sys.executable, "-I", str(PROBE), str(folder), str(size), str(DIRECTION_S)]
     done = source.ask(command, LIMIT_S if size else SPACE_S)
     document = printed_documents(done.text)
@@ -79,7 +79,7 @@ def _rates(document: Mapping[str, Any], problem: str | None) -> Mapping[str, Rat
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
-    """Return the mount that contains a path, by /proc/mounts; of several at one place, the last one is visible."""
+    """Return the mount that contains a path, from /proc/mounts; if several are at one place, the last is visible."""
     rows = (line.split() for line in mounts.splitlines())
     holding = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
     fits = [mount for mount in holding if Path(path).is_relative_to(mount.folder)]
@@ -87,14 +87,14 @@ def mount_of(path: str, mounts: str) -> Mount | None:
 
 
 def _plain(text: str) -> str:
-    """Decode the octal escapes of spaces in names."""
+    """Decode octal escapes, such as of spaces, in names."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
 
 
 def disk_checks(
     places: Mapping[str, DiskFacts | Missing], target: TargetFacts, gpu_count: int = 0
 ) -> Iterator[Finding]:
-    """Check the disks. A file system with several places is judged once, under the first, by the needs of all."""
+    """Check the disks; a file system with several places is checked once, under the first, for the needs of all."""
     together: dict[int, list[str]] = {}
     for place, facts in places.items():
         if isinstance(facts, Missing):
@@ -116,7 +116,7 @@ def disk_checks(
 def _file_system(places: Sequence[str], facts: DiskFacts, target: TargetFacts, gpu_count: int) -> Iterator[Finding]:
     of, place = rule("disk_space"), places[0]
     on = f" ({facts.mount.kind})" if facts.mount else ""
-    missing = "" if facts.exists else f"; {facts.path} is the nearest folder that exists"
+    missing = "" if facts.exists else f"; {facts.path} is the nearest existing folder"
     text = f"{gb(facts.free)} of {gb(facts.total)} free{on}"
     status = of.thresholds.status(facts.free / 1e9)
     trains = gpu_count or target.gpus or target.cluster
@@ -156,9 +156,9 @@ def _rate(direction: Literal["write", "read"], place: str, facts: DiskFacts) -> 
         return of.check("warn", facts.rates.reason, "failed", of=place)
     rate = facts.rates[direction]
     if not rate.size or not rate.seconds:
-        return of.check("warn", "nothing done in time", "failed", of=place)
+        return of.check("warn", "nothing was transferred in time", "failed", of=place)
     mb_s = rate.size / 1e6 / rate.seconds
     how = "" if rate.direct else ", through the page cache"
     if facts.mount and facts.mount.kind in IN_MEMORY:
-        how = ", memory, no disk"
+        how = ", memory, not a disk"
     return of.measured(mb_s, f"{mb_s:,.0f} MB/s ({rate.size / 2**20:,.0f} MiB{how})", of=place)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures one folder in a separate program, because a file system that hangs takes its process with it.
+"""Measures the file system of a folder as a separate program, because a hung file system blocks its process.
 
-Arguments: the folder, the size of the test file in bytes (0 for none), and the seconds that each direction may take.
-Prints a JSON object per line: ``space`` at once, then ``rates``, or the ``problem``.
+The arguments are the folder, the size of the test file in bytes (0 for none), and the maximum seconds per direction. It
+prints a JSON object per line: first ``space``, then ``rates`` or a ``problem``.
 """
 
 import json
@@ -49,7 +49,7 @@ def main(folder: str, size: int, limit_s: float) -> None:
 
 
 def _is_dir(path: Path) -> bool:
-    """Return whether ``path`` is a folder; False if it cannot be accessed."""
+    """Return True if ``path`` is a folder that can be accessed."""
     try:
         return path.is_dir()
     except OSError:
@@ -57,16 +57,16 @@ def _is_dir(path: Path) -> bool:
 
 
 def _rates(path: Path, size: int, limit_s: float) -> dict[str, tuple[int, float, bool]]:
-    """Measure bytes, seconds, and whether the page cache was bypassed, by direction."""
+    """Return, by direction, the bytes, the seconds, and whether the page cache was bypassed."""
     path.touch()
-    block = mmap.mmap(-1, BLOCK)  # O_DIRECT needs memory that begins at a page
+    block = mmap.mmap(-1, BLOCK)  # O_DIRECT requires page-aligned memory
     block.write(os.urandom(BLOCK))
     written = _timed(path, os.O_WRONLY, lambda handle: os.write(handle, block), size, limit_s)
     return {"write": written, "read": _timed(path, os.O_RDONLY, lambda h: os.readv(h, [block]), written[0], limit_s)}
 
 
 def _timed(path: Path, flags: int, move: Callable[[int], int], size: int, limit_s: float) -> tuple[int, float, bool]:
-    """Time repeated calls of ``move``, each of which moves a block; written data is flushed to disk at the end."""
+    """Time repeated calls of ``move``, each of which transfers a block; flush written data to disk at the end."""
     handle, direct = _opened(path, flags)
     try:
         if flags == os.O_RDONLY and not direct and hasattr(os, "posix_fadvise"):

@@ -13,18 +13,18 @@ from llmb.nodes.doctor.rules import Finding, indexes, names_of, rule, skipped
 from llmb.runs.environment import GpuState
 
 RECOVERY = "recovery"
-"""Part of the name of the counter of links that were lost and retrained."""
+"""Part of the name of the counter of links that failed and were retrained."""
 ROUNDING = 0.995
-UNSEEN, NO_ECC = "nvidia-smi does not show it", "the GPUs have no ECC, or do not show it"
+UNSEEN, NO_ECC = "nvidia-smi does not report it", "the GPUs have no ECC or do not report it"
 COUNT = "gpu_count"
 HARDWARE_LIMITS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 OTHER_LIMITS = ("sw_thermal_slowdown", "sync_boost")
-"""Reasons for lower clocks that occur on busy or idle GPUs without a fault."""
+"""Reasons for lower clocks that are not a fault of the hardware."""
 COUNTED_LIMITS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
 def gpu_checks(facts: GpuFacts, target: TargetFacts) -> Iterator[Finding]:
-    """Check the GPUs. Without the expected ones, only their number is checked."""
+    """Check the GPUs; if none is available, check only their number."""
     if isinstance(facts.states, Missing):
         yield from _without_gpus(facts, target, facts.states.reason)
         return
@@ -65,7 +65,7 @@ def _without_gpus(facts: GpuFacts, target: TargetFacts, reason: str) -> Iterator
 
 
 def _catalogued(gpus: Sequence[GpuState], target: TargetFacts) -> Gpu | None:
-    """Return the type of the first GPU; None if it is not in the catalogue."""
+    """Return the catalogue's entry for the first GPU, if there is one."""
     name = gpu_type_of(gpus[0].name or "", target.catalogue.values())
     return target.catalogue[name] if name else None
 
@@ -119,7 +119,7 @@ def _ecc_errors(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
     if bad:
         return of.check("fail", f"uncorrected: {listed(bad)}")
     in_life = sum(one.in_life or 0 for one in facts.ecc)
-    return of.passed(f"0 uncorrected since the driver was loaded, {in_life:,} in the GPUs' life")
+    return of.passed(f"0 uncorrected since the driver was loaded, {in_life:,} in the GPUs' lifetime")
 
 
 def _named(uuid: str, gpus: Sequence[GpuState]) -> str:
@@ -131,7 +131,7 @@ def _row_remapping(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
     if isinstance(facts.remapped, Missing):
         return of.skipped(facts.remapped.reason)
     if all(one.failure is None and one.pending is None for one in facts.remapped):
-        return of.skipped("the GPUs do not remap rows, or do not show it")
+        return of.skipped("the GPUs do not remap rows or do not report it")
     if failed := [_named(one.uuid, gpus) for one in facts.remapped if one.failure]:
         return of.check("fail", f"failed on {listed(failed)}")
     if pending := [_named(one.uuid, gpus) for one in facts.remapped if one.pending]:
@@ -168,7 +168,7 @@ def _throttling(gpus: Sequence[GpuState]) -> Finding:
 
 
 def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
-    """Check the fraction of throttled time, a lower bound because the driver was loaded at boot or later."""
+    """Check the fraction of time since boot in which a GPU was throttled, as counted since the driver was loaded."""
     of = rule("gpu_throttled_time")
     counts = [
         (count / 1e6, reason, gpu.index)
@@ -177,11 +177,11 @@ def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
         if reason in COUNTED_LIMITS
     ]
     if not counts or not up_s:
-        return of.skipped(UNSEEN if up_s else "the time since the boot is unknown")
+        return of.skipped(UNSEEN if up_s else "the time since boot is unknown")
     seconds, reason, index = max(counts)
     if not seconds:
         return of.passed("none since the driver was loaded")
-    text = f"at most {seconds:,.0f} s ({reason}, GPU {index}) of {up_s / 3600:,.1f} h since the boot"
+    text = f"at most {seconds:,.0f} s ({reason}, GPU {index}) of {up_s / 3600:,.1f} h since boot"
     return of.measured(100 * seconds / up_s, text)
 
 
@@ -229,10 +229,10 @@ def _processes(facts: GpuFacts) -> Finding:
 
 
 def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], target: TargetFacts) -> Finding:
-    """Compare both directions of all links of each GPU with those of its type."""
+    """Compare the total rate of each GPU's links, in both directions, with that of its type and of other GPUs."""
     of, kind = rule("gpu_nvlink"), _catalogued(gpus, target)
     if len(gpus) == 1:
-        return of.skipped("one GPU has no other to be linked with")
+        return of.skipped("a single GPU has no links to others")
     full = kind.nvlink_gb_s if kind else 0
     gb_s = {} if isinstance(links, Missing) else {one.gpu: one.gb_s for one in links}
     if not gb_s:
@@ -247,7 +247,7 @@ def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], target:
     least, most = min(rates.values()), max(rates.values())
     if most > least / ROUNDING:
         return of.check("fail", f"from {least:,.0f} to {most:,.0f} GB/s")
-    return of.passed(f"{max(map(len, gb_s.values()))} links a GPU, {most:,.0f} GB/s")
+    return of.passed(f"{max(map(len, gb_s.values()))} links per GPU, {most:,.0f} GB/s")
 
 
 def _link_errors(errors: Sequence[LinkErrors] | Missing, gpus: Sequence[GpuState]) -> Finding:
@@ -256,7 +256,7 @@ def _link_errors(errors: Sequence[LinkErrors] | Missing, gpus: Sequence[GpuState
         return of.skipped(errors.reason)
     if not any(one.counts for one in errors):
         one = len(gpus) == 1
-        return of.skipped("one GPU has no other to be linked with" if one else "the GPUs have no counters of NVLink")
+        return of.skipped("a single GPU has no links to others" if one else "the GPUs have no NVLink counters")
     bad = [(name, count, one.gpu) for one in errors for name, count in one.counts.items() if count]
     if not bad:
         return of.passed("0 since the driver was loaded")
@@ -271,7 +271,7 @@ def _fabric(facts: GpuFacts, gpus: Sequence[GpuState]) -> Finding:
         return of.skipped(facts.fabric.reason)
     states = [one for one in facts.fabric if one.state]
     if not states:
-        return of.skipped("the GPUs are on no NVLink switch")
+        return of.skipped("the GPUs are not connected to an NVLink switch")
     bad = [
         f"{one.state}, {one.status or 'status unknown'} on {_named(one.uuid, gpus)}"
         for one in states

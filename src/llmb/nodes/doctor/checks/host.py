@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of CPUs, memory, kernel settings and limits of processes, from /proc and /sys, and of the clock.
+"""Checks of CPUs, memory, kernel settings and process limits, from /proc and /sys, and of the clock.
 
-The clock is compared with its time servers, by chrony or systemd, and with the clock of the file server.
+The clock is compared with time servers, through chrony or systemd, and with the clock of the file server.
 """
 
 import os
@@ -24,7 +24,7 @@ from llmb.readers.samples.host import cgroup_folders, find_cpu_limit
 
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 DEVICES, NVIDIA = "/sys/bus/pci/devices", "0x10de"
-UNSEEN = "Linux does not show it here"
+UNSEEN = "Linux does not report it here"
 NOT_IN_GUESTS = f"{UNSEEN}, as in most virtual machines"
 
 
@@ -46,13 +46,13 @@ def cpu_checks(source: FactSource, target: TargetFacts) -> Iterator[Finding]:
 
 
 def _length(text: str | None) -> int:
-    """Return the number of entries in a list such as ``0-3,8``; 0 for other text."""
+    """Return the number of CPUs in a list such as ``0-3,8``; 0 if it is empty or missing."""
     parts = re.findall(r"(\d+)(?:-(\d+))?", text or "")
     return sum(int(last or first) - int(first) + 1 for first, last in parts)
 
 
 def _governor(source: FactSource, cpus: list[str]) -> Finding:
-    """Check the preference for energy or performance, which the hardware follows when it chooses clocks."""
+    """Check that the frequency governor, or else the hardware's energy preference, favors performance."""
     of = rule("cpu_governor")
     governors = Counter(filter(None, (source.text(f"{CPU}/{cpu}/cpufreq/scaling_governor") for cpu in cpus)))
     if not governors:
@@ -64,7 +64,7 @@ def _governor(source: FactSource, cpus: list[str]) -> Finding:
 
 
 def _idle_states(source: FactSource) -> Finding:
-    """Check the deepest enabled idle state."""
+    """Check the latency of the deepest enabled idle state."""
     of, folder = rule("cpu_idle_states"), f"{CPU}/cpu0/cpuidle"
     texts = [
         (latency, source.text(f"{folder}/{state}/name") or state)
@@ -75,7 +75,7 @@ def _idle_states(source: FactSource) -> Finding:
     if not texts:
         return of.skipped(NOT_IN_GUESTS)
     microseconds, name = max(texts)
-    return of.measured(microseconds, f"{name}, {microseconds} µs to leave")
+    return of.measured(microseconds, f"{name}, {microseconds} µs to exit")
 
 
 def _numa(source: FactSource) -> Finding:
@@ -88,7 +88,7 @@ def _numa(source: FactSource) -> Finding:
     )
     text = counted(nodes, "NUMA node")
     if nodes > 1 and on_none:
-        return of.check("warn", f"{text}; {counted(on_none, 'device')} of NVIDIA on none of them")
+        return of.check("warn", f"{text}; {counted(on_none, 'NVIDIA device')} on none of them")
     return of.passed(text)
 
 
@@ -105,7 +105,7 @@ def _allowed(allowed: float, online: int, target: TargetFacts) -> Finding:
 
 
 def allowed_cpus(source: FactSource) -> float:
-    """Return the number of CPUs allowed by the affinity and by the quota of the control group."""
+    """Return the number of CPUs that both the affinity and the cgroup's quota allow."""
     limit = find_cpu_limit(source.root)
     return min(float(source.cores()), limit.cores if limit else inf)
 
@@ -137,7 +137,7 @@ def memory_checks(source: FactSource) -> Iterator[Finding]:
 
 
 def _memory(source: FactSource) -> dict[str, int]:
-    """Parse /proc/meminfo: sizes in bytes, and numbers of pages."""
+    """Parse /proc/meminfo into sizes in bytes, and numbers of pages, by name."""
     rows = re.findall(r"^(\S+):\s+(\d+)( kB)?", source.text("/proc/meminfo") or "", re.MULTILINE)
     return {name: int(number) * (1024 if unit else 1) for name, number, unit in rows}
 
@@ -153,15 +153,15 @@ def _shm(source: FactSource) -> Finding:
 
 
 def _memory_errors(source: FactSource) -> Finding:
-    """Check the counts of the memory controllers."""
+    """Check the numbers of errors that the memory controllers counted."""
     of, folder = rule("memory_errors"), "/sys/devices/system/edac/mc"
     controllers = [name for name in source.names(folder) if re.fullmatch(r"mc\d+", name)]
     corrected = [source.number(f"{folder}/{name}/ce_count") for name in controllers]
     uncorrected = [source.number(f"{folder}/{name}/ue_count") for name in controllers]
     if all(count is None for count in (*corrected, *uncorrected)):
-        return of.skipped(f"{UNSEEN}: no driver of a memory controller is loaded")
+        return of.skipped(f"{UNSEEN}: no memory controller driver is loaded")
     mild, grave = (sum(count or 0 for count in counts) for counts in (corrected, uncorrected))
-    text = f"{grave:,} uncorrected, {mild:,} corrected since the boot"
+    text = f"{grave:,} uncorrected, {mild:,} corrected since boot"
     return of.check("fail", text, "uncorrected") if grave else of.measured(mild, text)
 
 
@@ -181,7 +181,7 @@ def kernel_checks(source: FactSource) -> Iterator[Finding]:
 def _numa_balancing(source: FactSource) -> Finding:
     of, balancing = rule("kernel_numa_balancing"), source.number("/proc/sys/kernel/numa_balancing")
     if balancing is None:
-        return of.skipped(f"{UNSEEN}: this kernel has none")
+        return of.skipped(f"{UNSEEN}: this kernel does not support it")
     nodes = _numa_nodes(source)
     text = f"{'on' if balancing else 'off'}, {counted(nodes, 'NUMA node')}"
     return of.check("warn" if balancing and nodes > 1 else "pass", text)
@@ -196,7 +196,7 @@ def _iommu(source: FactSource) -> Finding:
     groups = "/sys/kernel/iommu_groups"
     kinds = [kind for group in source.names(groups) if (kind := source.text(f"{groups}/{group}/type"))]
     if translated := sum(kind.startswith("DMA") for kind in kinds):
-        return of.check("warn", f"translates the addresses of {counted(translated, 'group')} of devices")
+        return of.check("warn", f"translates the addresses of {counted(translated, 'device group')}")
     return of.passed("passes addresses through" if kinds else "off")
 
 
@@ -208,15 +208,15 @@ LIMITS: Mapping[str, int] = {
 }
 BYTES = ("memlock", "stack")
 RAISED = "nofile"
-"""The soft limit that the ranks of a run raise to the hard one."""
+"""The limit that ranks raise to the hard limit, so that the soft limit does not matter."""
 
 
 def limit_checks(source: FactSource, *, has_rdma: bool) -> Iterator[Finding]:
-    """Check the limits of this process: in a job, those of the job."""
+    """Check the limits of this process, which in a job are those of the job."""
     for name, number in LIMITS.items():
         of = rule(f"limits_{name}")
         if name == "memlock" and not has_rdma:
-            yield of.skipped("only network cards with RDMA need locked memory, and there is none")
+            yield of.skipped("only RDMA network cards need locked memory, and there is none")
             continue
         soft, hard = source.rlimit(number)
         if name == RAISED:
@@ -241,7 +241,7 @@ def _shown(name: str, limit: int) -> str:
 
 
 def _group_memory(source: FactSource) -> Finding:
-    """Compare the group's limit with the memory; version 1 shows a huge number without a limit."""
+    """Check the cgroup's memory limit, which in version 1 is a huge number if there is none."""
     of, total = rule("limits_memory"), _memory(source).get("MemTotal")
     if total is None:
         return of.skipped(UNSEEN)
@@ -256,23 +256,23 @@ def _group_memory(source: FactSource) -> Finding:
 
 ROUNDS = 5
 TICK_S = 0.01
-"""File systems take timestamps from a clock that may lag behind by one tick of the kernel, at most 1/100 s."""
+"""Seconds by which timestamps of files may lag, because they are from the kernel's last tick."""
 CLOCK_LIMIT_S = 10.0
 LEAPS = ("Normal", "Insert second", "Delete second")
-"""Chrony's terms for a clock that follows its servers."""
+"""Leap status values of chrony for a synchronized clock."""
 _OFFSET = re.compile(r"^System time\s*:\s*(\d+\.\d+) seconds (slow|fast) of NTP time", re.MULTILINE)
 _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
 class ClockReading(NamedTuple):
-    """How far this clock is ahead of the one that timestamps new files in a folder; negative if it is behind."""
+    """The seconds that this clock is ahead of the one that timestamps new files, negative if it is behind."""
 
     ahead_s: float
     uncertainty_s: float
 
 
 def read_shared_clock(folder: Path, name: str) -> ClockReading:
-    """Return the most accurate of several readings, each from a new file ``name``, which is removed. Raises OSError."""
+    """Create and remove a file several times, and return the most accurate reading; raise OSError if that fails."""
     path = folder / name
     readings = []
     for _ in range(ROUNDS):
@@ -288,7 +288,7 @@ def read_shared_clock(folder: Path, name: str) -> ClockReading:
 
 
 def reading(before: float, dated: float, after: float) -> ClockReading:
-    """Compute a reading from a file created between two readings of this clock and dated by the other one. Pure."""
+    """Compute a reading from a file's timestamp ``dated`` and this clock before and after its creation. Pure."""
     least, most = before - dated - TICK_S, after - dated
     return ClockReading((least + most) / 2, (most - least) / 2)
 

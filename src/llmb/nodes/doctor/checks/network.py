@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of network cards, and of those with RDMA, which carry the collectives between nodes.
+"""Checks of network cards, and of RDMA cards, which carry collectives between nodes.
 
 They read /sys/class/net and /sys/class/infiniband.
 """
@@ -17,16 +17,16 @@ from llmb.nodes.doctor.rules import Finding, names_of, rule, skipped
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
 LIMIT_S = 10.0
 NOT_OF_NODES = ("lo", "docker")
-"""Interfaces that NCCL also ignores."""
+"""Prefixes of interfaces that NCCL also ignores."""
 NEEDS_RDMA = ("infiniband", "azure-infiniband")
-"""Networks of the catalogue that require RDMA verbs."""
+"""Networks in the catalogue that require RDMA verbs."""
 INFINIBAND = "InfiniBand"
 FULL_LANES = 4
 LOOPBACK = ("127.", "::1")
 
 
 class Card(NamedTuple):
-    """A network interface of a device. ``mbit_s`` is None if the driver reports none, as when it is down."""
+    """A network interface of a device; ``mbit_s`` is None if the driver does not report it, such as if it is down."""
 
     name: str
     up: bool
@@ -37,7 +37,7 @@ class Card(NamedTuple):
 
 
 class Port(NamedTuple):
-    """A port of a card with RDMA."""
+    """A port of an RDMA card."""
 
     name: str
     layer: str
@@ -47,7 +47,7 @@ class Port(NamedTuple):
     gbit_s: float | None
     lanes: int | None
     mtus: tuple[int, ...]
-    """MTUs of the interfaces of its device."""
+    """MTUs of the interfaces that belong to the card."""
     counters: dict[str, int]
 
     @property
@@ -58,14 +58,14 @@ class Port(NamedTuple):
 def network_checks(
     source: FactSource, ports: Sequence[Port], node: str, gpus: int, target: TargetFacts
 ) -> Iterator[Finding]:
-    """Check the network; ``gpus`` is the number of GPUs of this node."""
+    """Check the network of a node with ``gpus`` GPUs."""
     cards = [_card(source, name) for name in source.names(NET) if source.exists(f"{NET}/{name}/device")]
     yield _cards(cards)
     yield _card_errors(cards)
     yield _host_name(source, node, target)
     yield _reachable(source, target)
     if not ports:
-        of, why = rule("network_rdma"), "no card with RDMA is in /sys/class/infiniband"
+        of, why = rule("network_rdma"), "there is no RDMA card in /sys/class/infiniband"
         needed = target.fabric in NEEDS_RDMA
         fabric = f"none; cluster_config.yaml has fabric: {target.fabric}"
         yield of.check("fail", fabric, "none") if needed else of.skipped(why)
@@ -120,14 +120,14 @@ def _port(source: FactSource, device: str, number: str) -> Port:
 
 
 def _word(text: str | None) -> str:
-    """Return the word in a state such as ``4: ACTIVE``."""
+    """Return the name in a state such as ``4: ACTIVE``."""
     return (text or "unknown").partition(": ")[2] or text or "unknown"
 
 
 def _cards(cards: Sequence[Card]) -> Finding:
     of = rule("network_cards")
     if not cards:
-        return of.skipped("no interface in /sys/class/net has a device")
+        return of.skipped("no interface in /sys/class/net belongs to a device")
     up = [card for card in cards if card.up]
     text = listed(f"{card.name} {_speed(card.mbit_s)}, MTU {card.mtu}" for card in up)
     return of.passed(text) if up else of.check("fail", f"none of {listed(card.name for card in cards)} is up")
@@ -155,16 +155,16 @@ def _host_name(source: FactSource, node: str, target: TargetFacts) -> Finding:
         return of.skipped("cluster_config.yaml describes no cluster")
     output = source.ask(["getent", "ahosts", node], LIMIT_S)
     if output.problem:
-        return of.check("warn", "the host's own name has no address", "none")
+        return of.check("warn", "the host name does not resolve to an address", "none")
     addresses = dict.fromkeys(line.split()[0] for line in output.text.splitlines() if line.strip())
     outside = [address for address in addresses if not address.startswith(LOOPBACK)]
     return of.passed(listed(outside)) if outside else of.check("warn", listed(addresses))
 
 
 def _reachable(source: FactSource, target: TargetFacts) -> Finding:
-    """Check the addresses. Only nodes of a cluster are checked: on one node, runs listen on loopback only.
+    """Check for public addresses, except on a single machine, where runs listen only on loopback.
 
-    Lines are such as ``2: eth0    inet 10.1.2.3/16 brd ...``; the peer of a point-to-point link is not one.
+    Lines have the form ``2: eth0    inet 10.1.2.3/16 brd ...``; the peer of a point-to-point link does not match.
     """
     of = rule("network_public_address")
     if not target.cluster:
@@ -181,7 +181,7 @@ def _reachable(source: FactSource, target: TargetFacts) -> Finding:
 
 
 def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
-    """Check the active ports: one that is down fails only if fewer are active than there are GPUs."""
+    """Check for ports that are down; they fail the check only if fewer ports are active than there are GPUs."""
     of = rule("network_rdma")
     down = [f"{port.name} {port.state}, {port.physical}" for port in ports if not port.active]
     layers = Counter(port.layer for port in active)
@@ -193,8 +193,8 @@ def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
 
 
 def _rates(active: Sequence[Port], gpus: int, target: TargetFacts) -> Finding:
-    """If there is one full-rate port per GPU, slower ports are assumed to be for storage. ``target`` is empty if a
-    port is down, because the total then lacks its rate."""
+    """Check the rates of active ports; slower ones may be for storage if each GPU has a full-rate port. ``target`` must
+    be empty if a port is down, because the total then lacks its rate."""
     of = rule("network_rdma_rate")
     rated = [port for port in active if port.gbit_s]
     if not rated:
@@ -213,14 +213,14 @@ def _rates(active: Sequence[Port], gpus: int, target: TargetFacts) -> Finding:
     if expected and gpus:
         each = sum(port.gbit_s or 0 for port in rated) / 8 / gpus
         if each < expected * 0.99:
-            return of.check("warn", f"{text}: {each:.3g} of {expected:g} GB/s a GPU")
+            return of.check("warn", f"{text}: {each:.3g} of {expected:g} GB/s per GPU")
     return of.passed(text)
 
 
 def _port_errors(active: Sequence[Port]) -> Finding:
     of = rule("network_rdma_errors")
     if not any(port.counters for port in active):
-        return of.skipped("no active port has counters of errors")
+        return of.skipped("no active port has error counters")
     bad = [
         f"{port.name} {name} {count:,}"
         for port in active
@@ -231,18 +231,18 @@ def _port_errors(active: Sequence[Port]) -> Finding:
 
 
 def _mtus(active: Sequence[Port]) -> Finding:
-    """Check the MTUs, except that of InfiniBand, which no interface reports."""
+    """Check the MTUs of RoCE ports; no interface reports those of InfiniBand."""
     of = rule("network_rdma_mtu")
     mtus = {port.name: min(port.mtus) for port in active if port.layer == "Ethernet" and port.mtus}
     if not mtus:
-        return of.skipped("no active port is of RoCE")
+        return of.skipped("no active port uses RoCE")
     least = min(mtus.values())
     names = [name for name, mtu in mtus.items() if mtu == least]
     return of.measured(least, f"{least} ({listed(names)})")
 
 
 def _gpu_direct(source: FactSource, gpus: int) -> Finding:
-    """Check the module that lets network cards read the memory of GPUs."""
+    """Check for a kernel module that lets network cards access the memory of GPUs."""
     of = rule("network_gpu_direct")
     if not gpus:
         return of.skipped("this node has no GPU")

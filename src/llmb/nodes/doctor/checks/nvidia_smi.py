@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs, as nvidia-smi and the PCI bus show them.
+"""Reads facts about GPUs from nvidia-smi and the PCI bus.
 
-One field that a driver does not know fails its whole query, so each kind of field is a query of its own.
+A query fails if the driver does not know one of its fields, so each kind of field has its own query.
 """
 
 import re
@@ -15,9 +15,9 @@ from llmb.nodes.doctor.facts import FactSource
 from llmb.runs.environment import PROGRAM, QUERIES, NodeGpus, command, parse_states
 
 LIMIT_S = 30.0
-"""The limit of one query: without persistence mode it waits for the driver."""
+"""Time limit of a query in seconds; without persistence mode, it waits for the driver."""
 NVIDIA, DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
-"""PCI vendor, and the classes of GPUs: with and without an output for a display."""
+"""The PCI vendor, and the PCI classes of GPUs with and without a display output."""
 UNKNOWN_FIELD = "not a valid field"
 ECC_FIELDS = ("uuid", "ecc.errors.uncorrected.volatile.total", "ecc.errors.uncorrected.aggregate.total")
 PCIE_FIELDS = ("uuid", "pcie.link.width.current", "pcie.link.width.max")
@@ -30,7 +30,7 @@ _COUNTER = re.compile(r"(.+?)\s*:\s*(\d+)\s*$")
 
 
 class EccErrors(NamedTuple):
-    """Uncorrected errors since the driver was loaded, and in the GPU's life; None if not supported."""
+    """Numbers of uncorrected errors since the driver was loaded, and in the GPU's lifetime; None if not supported."""
 
     uuid: str
     since_load: int | None
@@ -38,7 +38,7 @@ class EccErrors(NamedTuple):
 
 
 class PcieLink(NamedTuple):
-    """Lanes in use, and lanes that both GPU and board support."""
+    """The number of lanes in use, and the maximum that both GPU and board support."""
 
     uuid: str
     width: int | None
@@ -46,7 +46,7 @@ class PcieLink(NamedTuple):
 
 
 class FabricState(NamedTuple):
-    """The state of the GPU in its NVLink domain, in nvidia-smi's words; None if not supported."""
+    """The state of the GPU in its NVLink domain, in nvidia-smi's terms; None if not supported."""
 
     uuid: str
     state: str | None
@@ -54,7 +54,7 @@ class FabricState(NamedTuple):
 
 
 class RemappedRows(NamedTuple):
-    """Rows of memory replaced after uncorrected errors; None if not supported."""
+    """Memory rows that were replaced after uncorrected errors; None if not supported."""
 
     uuid: str
     rows: int | None
@@ -63,14 +63,14 @@ class RemappedRows(NamedTuple):
 
 
 class NvLinks(NamedTuple):
-    """GB/s per direction by link of one GPU; None for an inactive link."""
+    """The rate of each link of a GPU in GB/s per direction; None for an inactive link."""
 
     gpu: int
     gb_s: tuple[float | None, ...]
 
 
 class LinkErrors(NamedTuple):
-    """Errors counted by a GPU's links, summed over them, by kind."""
+    """The errors that a GPU's links counted, by kind, summed over the links."""
 
     gpu: int
     counts: dict[str, int]
@@ -81,7 +81,7 @@ NOT_REQUESTED = Missing("not requested")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """Facts about the GPUs; without a driver or GPUs, ``states`` and all others are Missing."""
+    """Facts about the GPUs, which are all Missing without a driver or GPUs; ``on_bus`` counts GPUs on the PCI bus."""
 
     on_bus: int
     states: NodeGpus | Missing
@@ -92,17 +92,17 @@ class GpuFacts:
     links: Sequence[NvLinks] | Missing = NOT_REQUESTED
     link_errors: Sequence[LinkErrors] | Missing = NOT_REQUESTED
     processes: Sequence[str] | Missing = NOT_REQUESTED
-    """Processes of any user on the GPUs: ``pid program``."""
+    """Processes of any user on the GPUs, as ``pid program``."""
     unwell: Sequence[str] = ()
-    """The output of nvidia-smi instead of the values, for GPUs that do not respond."""
+    """Error texts that nvidia-smi printed instead of values, for GPUs that do not respond."""
     hung: bool = False
     """True if nvidia-smi did not respond in time."""
     up_s: float | None = None
-    """Seconds since the node was booted."""
+    """Seconds since the node booted."""
 
 
 def read_gpus(source: FactSource, node: str) -> GpuFacts:
-    # NVIDIA's GPUs on the PCI bus, whether or not the driver has them.
+    # NVIDIA's GPUs on the PCI bus, even if the driver does not use them.
     devices = (f"/sys/bus/pci/devices/{name}" for name in source.names("/sys/bus/pci/devices"))
     on_bus = sum(
         source.text(f"{device}/vendor") == NVIDIA and (source.text(f"{device}/class") or "")[:6] in DISPLAY_CLASSES
@@ -122,7 +122,7 @@ def read_gpus(source: FactSource, node: str) -> GpuFacts:
 
 
 def _details(source: FactSource) -> tuple[dict[str, Any], str | None]:
-    """Query further facts by name; return them and the error of a query that hung, after which no more are made."""
+    """Query further facts; return them by name, and the error of a query that hung, after which others are skipped."""
     queries: dict[str, tuple[list[str], Callable[[str], Sequence[object]]]] = {
         "ecc": (_csv("gpu", ECC_FIELDS), parse_ecc),
         "pcie": (_csv("gpu", PCIE_FIELDS), parse_pcie),
@@ -148,13 +148,13 @@ def up_seconds(source: FactSource) -> float | None:
 
 
 def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Output]:
-    """Return the GPUs from the most complete query that the driver supports, and the query's output."""
+    """Return the GPUs from the most complete query that the driver supports, and the output of the query."""
     output = Output("", "nvidia-smi was not called")
     for fields in QUERIES:
         output = source.ask(command(fields), LIMIT_S)
         if output.problem is None:
             states = parse_states(output.text, fields, node)
-            return (states if states.gpus else Missing(f"{PROGRAM} shows no GPU")), output
+            return (states if states.gpus else Missing(f"{PROGRAM} reports no GPU")), output
         if UNKNOWN_FIELD not in output.problem:
             break
     return Missing(output.problem or ""), output
@@ -167,12 +167,12 @@ def _csv(kind: str, fields: Sequence[str]) -> list[str]:
 def _printed(output: Output, parse: Callable[[str], Sequence[object]]) -> Sequence[object] | Missing:
     if output.problem is None:
         return parse(output.text)
-    reason = "this driver's nvidia-smi does not show it" if UNKNOWN_FIELD in output.problem else output.problem
+    reason = "this driver's nvidia-smi does not report it" if UNKNOWN_FIELD in output.problem else output.problem
     return Missing(reason)
 
 
 def parse_unwell(text: str) -> tuple[str, ...]:
-    """Parse the output of a query whose first field is the index."""
+    """Find GPUs that do not respond in the output of a query with the index as first field."""
     rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
     return tuple(f"{match[1]} (GPU {index})" for index, match in rows if match)
 
@@ -200,7 +200,7 @@ def parse_processes(text: str) -> tuple[str, ...]:
 
 
 def parse_links(text: str) -> tuple[NvLinks, ...]:
-    """Parse ``nvidia-smi nvlink --status``."""
+    """Parse the output of ``nvidia-smi nvlink --status``."""
     speeds: dict[int, list[float | None]] = {}
     for gpu, _, value in _link_lines(text):
         speed = re.match(r"(\d+(\.\d+)?) GB/s", value)
@@ -209,7 +209,7 @@ def parse_links(text: str) -> tuple[NvLinks, ...]:
 
 
 def parse_link_errors(text: str) -> tuple[LinkErrors, ...]:
-    """Parse ``nvidia-smi nvlink --errorcounters``."""
+    """Parse the output of ``nvidia-smi nvlink --errorcounters``."""
     errors: dict[int, dict[str, int]] = {}
     for gpu, _, value in _link_lines(text):
         counts = errors.setdefault(gpu, {})
@@ -220,7 +220,7 @@ def parse_link_errors(text: str) -> tuple[LinkErrors, ...]:
 
 
 def _link_lines(text: str) -> Iterable[tuple[int, int, str]]:
-    """Yield the GPU, the link and the remaining text of each line about a link."""
+    """Yield the index of the GPU, the number of the link and the remaining text of each line about a link."""
     gpu = None
     for line in text.splitlines():
         if head := _GPU.match(line):
@@ -243,5 +243,5 @@ def _word(text: str) -> str | None:
 
 
 def _yes(text: str) -> bool | None:
-    """Parse a yes or no: older drivers print a number, newer ones a word."""
+    """Parse a boolean, which older drivers print as a number and newer ones as yes or no; None for other text."""
     return {"yes": True, "1": True, "no": False, "0": False}.get(text.lower())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that interpreter, llmb, torch, driver and NCCL fit together, in a separate process that loads them.
+"""Checks that interpreter, llmb, torch, driver and NCCL are compatible, in a separate process that loads them.
 
-Also checks container runtimes, the folders of Enroot, and the scheduler with its report on this node.
+Also checks container runtimes, Enroot's folders, and the scheduler with its state of this node.
 """
 
 import os
@@ -24,13 +24,13 @@ OLDEST_PYTHON = (3, 11)
 IN_CONTAINER = "jobs run in a container, which has its own"
 PROBE = Path(__file__).with_name("software_probe.py")
 NO_WORKING_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)\n"
-"""A line for interpreters that may be too old for -P."""
+"""Python code that replaces the option -P, for interpreters that may be too old for it."""
 LIMIT_S = 180.0
-"""Loading torch from a file server takes minutes when many nodes begin at once."""
+"""Time limit in seconds, because loading torch from a file server takes minutes if many nodes do so concurrently."""
 
 
 class SoftwareFacts(BaseModel):
-    """The facts that the interpreter reports; None if not installed, or unknown."""
+    """The facts that the interpreter reports; None for packages that are not installed and for unknown values."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -39,7 +39,7 @@ class SoftwareFacts(BaseModel):
     torch: str | None = None
     torch_problem: str | None = None
     cuda: str | None = None
-    """The CUDA version that torch is built for."""
+    """The CUDA version for which torch was built."""
     driver_cuda: str | None = None
     """The newest CUDA version that the driver supports."""
     nccl: str | None = None
@@ -49,7 +49,7 @@ class SoftwareFacts(BaseModel):
     gpus: int | None = None
     """The number of GPUs that torch can use; None if torch was not loaded."""
     architectures: tuple[str, ...] = ()
-    """The architectures that torch has kernels for, such as sm_90."""
+    """The architectures for which torch has kernels, such as sm_90."""
     capabilities: tuple[str, ...] = ()
     """Compute capabilities of the GPUs, such as 90."""
     cuda_problem: str | None = None
@@ -67,7 +67,7 @@ def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
 
 
 def software_checks(source: FactSource, python: str, gpus: int, target: TargetFacts) -> Iterator[Finding]:
-    """Check the software; ``gpus`` is the number of GPUs in nvidia-smi's output."""
+    """Check the software of the interpreter ``python``; ``gpus`` is the number of GPUs that nvidia-smi reports."""
     of, others = rule("software_python"), names_of("software")[1:]
     facts = read_software(source, python)
     if isinstance(facts, Missing):
@@ -99,23 +99,23 @@ def _llmb(facts: SoftwareFacts) -> Finding:
     if facts.llmb is None:
         return of.check("warn", "not installed", "none")
     if facts.llmb != __version__:
-        return of.check("warn", f"{facts.llmb}; this command is of {__version__}")
+        return of.check("warn", f"{facts.llmb}, but this command is from {__version__}")
     return of.passed(facts.llmb)
 
 
 def _cuda(facts: SoftwareFacts, gpus: int) -> Finding:
-    """Check CUDA: a driver runs everything built for its major version of CUDA, and for older ones."""
+    """Check that the driver supports torch's CUDA: it supports its own and older major versions."""
     of = rule("software_cuda")
     if facts.cuda is None:
         return of.check("fail", "torch is built without CUDA", "cpu") if gpus else of.skipped("torch is built for CPUs")
     if facts.driver_cuda is None:
-        reason = f"torch is built for CUDA {facts.cuda}, and there is no driver"
+        reason = f"torch is built for CUDA {facts.cuda}, but there is no driver"
         return of.check("fail", reason, "no_driver") if gpus else of.skipped(reason)
     text = f"torch for CUDA {facts.cuda}, driver up to CUDA {facts.driver_cuda}"
     if _major(facts.driver_cuda) >= _major(facts.cuda):
         return of.passed(text)
     if facts.gpus:
-        return of.passed(f"{text}, by a compatibility package")
+        return of.passed(f"{text}, with a compatibility package")
     return of.check("fail", text)
 
 
@@ -139,7 +139,7 @@ def _gpus(facts: SoftwareFacts, gpus: int) -> Finding:
 
 
 def _has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
-    """Return whether kernels exist for a GPU: the same major and no higher minor number, or PTX for any earlier one."""
+    """Return whether torch supports a GPU: by kernels for its major and at most its minor version, or by older PTX."""
     number = int(capability)
     for name in architectures:
         kind, _, digits = name.partition("_")
@@ -160,7 +160,7 @@ def _nccl(facts: SoftwareFacts, gpus: int) -> Finding:
         reason = f"torch has no NCCL{f': {facts.nccl_problem}' if facts.nccl_problem else ''}"
         return of.check("fail", reason) if gpus else of.skipped(reason)
     if facts.nccl_package and facts.nccl_package.split("+")[0] != facts.nccl:
-        return of.check("warn", f"{facts.nccl} is loaded, {facts.nccl_package} is installed with torch", "other")
+        return of.check("warn", f"{facts.nccl} is loaded, but {facts.nccl_package} is installed with torch", "other")
     return of.passed(facts.nccl)
 
 
@@ -173,13 +173,13 @@ RUNTIMES = {
     "podman": ("podman", "--version"),
 }
 RUNTIMES_NEEDED = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
-"""Programs of each runtime in cluster_config.yaml, one of which is needed."""
+"""Programs by the runtime in cluster_config.yaml, one of which must be installed."""
 ENROOT_DEFAULTS = {
     "ENROOT_CACHE_PATH": "${XDG_CACHE_HOME:-${HOME}/.cache}/enroot",
     "ENROOT_DATA_PATH": "${XDG_DATA_HOME:-${HOME}/.local/share}/enroot",
     "ENROOT_TEMP_PATH": "${TMPDIR:-/tmp}",
 }
-"""Enroot's own variables, from its documentation; names of files in the configuration begin with their folders."""
+"""Defaults of Enroot's variables for folders, from its documentation."""
 ENROOT_CONFIGURATION = ("/etc/enroot/enroot.conf", "/etc/enroot/enroot.conf.d")
 _SETTING = re.compile(r"^\s*(ENROOT_\w+)\s+(\S.*?)\s*$")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^{}]*))?\}|(\w+))")
@@ -204,7 +204,7 @@ def _runtime(versions: Mapping[str, str], target: TargetFacts) -> Finding:
         has = f"; only {text}" if text else ""
         return of.check("fail", f"no {needed[0]}{has}; cluster_config.yaml has runtime: {target.runtime}")
     if not versions:
-        return of.skipped("no runtime of containers is installed, and none is requested")
+        return of.skipped("no container runtime is installed, and none is configured")
     return of.passed(text)
 
 
@@ -226,7 +226,7 @@ def _enroot(source: FactSource, *, installed: bool) -> Finding:
 
 
 def enroot_folders(source: FactSource) -> dict[str, Path]:
-    """Return the folders by setting; later files in the system's configuration override earlier ones."""
+    """Return Enroot's folders by the name of the setting, from the environment, configuration files or defaults."""
     main, more = ENROOT_CONFIGURATION
     files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
     lines = (line for name in files for line in (source.text(name) or "").splitlines())
@@ -239,7 +239,7 @@ def enroot_folders(source: FactSource) -> dict[str, Path]:
 
 
 def expanded(value: str, environ: Mapping[str, str]) -> Path | None:
-    """Return the path after shell expansion; None if that would run a program, or lacks a value."""
+    """Return the path after shell expansion; None if that would need a program, or is not an absolute path."""
     variables = {"UID": str(os.getuid()), "EUID": str(os.geteuid()), **environ}
     for command in ("$(id -u)", "$(id --user)"):
         value = value.replace(command, variables["UID"])
@@ -254,7 +254,7 @@ CHECKED: tuple[Trait, ...] = ("tracking", "binding", "selection", "gpus", "mpi",
 
 
 class Silent(NamedTuple):
-    """True if a scheduler should respond here, and does not."""
+    """The reason for which a scheduler that should respond here does not."""
 
     reason: str
 
@@ -262,7 +262,7 @@ class Silent(NamedTuple):
 def scheduler_checks(
     setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, target: TargetFacts
 ) -> Iterator[Finding]:
-    """Check the scheduler; ``gpus`` is the number of GPUs visible on this node."""
+    """Check the scheduler; ``gpus`` is the number of GPUs that are visible on this node."""
     if isinstance(setup, Missing):
         yield from skipped(names_of("scheduler"), setup.reason)
         return
@@ -273,7 +273,7 @@ def scheduler_checks(
         return
     yield of.passed("yes")
     of = rule("scheduler_version")
-    yield of.passed(f"{title} {setup.version}") if setup.version else of.skipped(f"{title} does not show it")
+    yield of.passed(f"{title} {setup.version}") if setup.version else of.skipped(f"{title} does not report it")
     yield from _scheduler_node(setup, title, gpus)
     for trait in CHECKED:
         yield _trait(trait, setup, target)
@@ -283,14 +283,14 @@ def _trait(trait: Trait, setup: SchedulerSetup, target: TargetFacts) -> Finding:
     of = rule(f"scheduler_{trait}")
     plugin = setup.traits.get(trait)
     if plugin is None:
-        return of.skipped("its commands do not show it")
+        return of.skipped("its commands do not report it")
     if plugin.fit:
         return of.passed(plugin.value)
     if trait == "gpus" and not target.needs_gpus:
         return of.skipped(f"{plugin.value}, and no GPU is expected")
     if trait == "containers":
         needs_pyxis = target.runtime == "pyxis"
-        return of.check("fail", plugin.value) if needs_pyxis else of.skipped(f"{plugin.value}, and none is requested")
+        return of.check("fail", plugin.value) if needs_pyxis else of.skipped(f"{plugin.value}, and none is configured")
     return of.check("warn", plugin.value)
 
 
@@ -304,7 +304,7 @@ def _scheduler_node(setup: SchedulerSetup, title: str, gpus: int) -> Iterator[Fi
     yield of.check("pass" if setup.node.usable else "fail", f"{setup.node.state}{reason}")
     of = rule("scheduler_node_gpus")
     if setup.node.gpus is None:
-        yield of.skipped(f"{title} counts no GPUs of this node")
+        yield of.skipped(f"{title} does not manage the GPUs of this node")
     else:
         text = f"{setup.node.gpus} in {title}, {gpus} here"
         yield of.check("pass" if setup.node.gpus == gpus else "fail", text)

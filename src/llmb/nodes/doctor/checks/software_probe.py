@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes the software of an interpreter, which runs this text and may lack llmb or be older.
+"""Describes the software of the interpreter that runs this text, which may lack llmb or be old.
 
-Prints a JSON object per line: what is installed at once, then what torch says when it is loaded.
+It prints a JSON object per line: first the installed versions, then what torch reports after it is loaded.
 """
 
 import ctypes
