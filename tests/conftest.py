@@ -31,6 +31,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 # Whoever runs the tests may have defaults of their own. Chromium and matplotlib write there.
+os.environ.pop("LLMB_CATALOGUE", None)
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="llmb-tests-config-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 

@@ -42,6 +42,7 @@ class WeightsFormat(Record):
 
     model_type: str
     model_class: str
+    weights: bool = True
     also: tuple[str, ...] = ()
     multimodal_type: str | None = None
     """The type in ``config.json`` of a multimodal model with this text model."""
@@ -98,8 +99,9 @@ def common_settings() -> CommonSettings:
 
 def format_of(model: Model) -> WeightsFormat:
     """Return a model's format. Raise UsageError if none fits, with the model's differences from the nearest one."""
-    problems = {form.model_class: list(obstacles(model, form)) for form in weights_formats()}
-    fitting = next((form for form in weights_formats() if not problems[form.model_class]), None)
+    forms = [form for form in weights_formats() if form.weights]
+    problems = {form.model_class: list(obstacles(model, form)) for form in forms}
+    fitting = next((form for form in forms if not problems[form.model_class]), None)
     if fitting is None:
         nearest = min(problems, key=lambda name: len(problems[name]))
         what = f"{model.model} {model.size} fits no Hugging Face format; the nearest is {nearest}, but:"

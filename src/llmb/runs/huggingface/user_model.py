@@ -14,6 +14,7 @@ from llmb.base.input_files import check_values, read_text_file
 from llmb.catalogue.custom import UserModel, size_of_file
 from llmb.catalogue.records import ConfigFile, Model, RopeScaling, SlidingWindow, Yarn
 from llmb.runs.huggingface.model_config import (
+    MOST_LAYERS,
     ROTARY,
     TIED,
     Config,
@@ -54,7 +55,7 @@ def read_user_model(path: Path) -> UserModel:
     text = read_text_file(path)
     try:
         check_values(text)
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not valid JSON: {error}", where=str(path)) from error
     if not isinstance(config, dict):
@@ -68,6 +69,15 @@ def read_user_model(path: Path) -> UserModel:
     return UserModel(
         model, ConfigFile(path=str(path), sha256=digest, model_type=config["model_type"], programs=form.programs)
     )
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the file; raise ValueError for a key that it has twice, of which one value would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+        raise ValueError(f"'{name}' occurs twice")
+    return found
 
 
 def _format(config: Config, path: Path) -> WeightsFormat:
@@ -106,6 +116,10 @@ def _model(config: Config, form: WeightsFormat, size: str) -> tuple[Model | None
         model = Model.model_validate(fields)
     except ValidationError as error:
         return None, [*problems, *_invalid(error, keys, values, form)]
+    if model.layers > MOST_LAYERS:
+        return None, [*problems, f"num_hidden_layers is {model.layers}; at most {MOST_LAYERS} are described"]
+    if model.attention_heads % model.kv_heads:
+        problems.append(f"num_key_value_heads is {model.kv_heads}, which does not divide {model.attention_heads} heads")
     problems += _differences(model, values, form)
     return model, [*dict.fromkeys(problems + list(unknown_to(form, config)))]
 
