@@ -311,17 +311,25 @@ def test_any_value_of_any_key_is_read_or_refused(data: st.DataObject, tmp_path_f
         assert str(path) in str(error)
 
 
+DEFAULTS = ("llama", "mistral", "mixtral", "phi3", "gpt_oss", "deepseek_v3", "glm4_moe", "nemotron", "qwen2", "qwen3")
+
+
 @pytest.mark.measured
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "Kimi K2"])
+@pytest.mark.parametrize("name", [*(name for name in PUBLISHED if name != "Kimi K2"), *DEFAULTS])
 def test_transformers_counts_the_same_parameters(name: str, tmp_path: Path) -> None:
+    """Of published configurations, and of the default of each type as transformers itself writes it."""
     torch = pytest.importorskip("torch")
-    settings = {
-        key: value for key, value in PUBLISHED[name][0].items() if key not in ("quantization_config", "auto_map")
-    }
+    if name in PUBLISHED:
+        settings, _ = PUBLISHED[name]
+        theirs = AutoConfig.for_model(
+            **{key: settings[key] for key in settings.keys() - {"quantization_config", "auto_map"}}
+        )
+    else:
+        theirs = AutoConfig.for_model(name, num_key_value_heads=8)
+        settings = json.loads(theirs.to_json_string())
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+        model = AutoModelForCausalLM.from_config(theirs)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    moe = model_of(PUBLISHED[name][0], tmp_path)
     # Transformers keeps the bias that selects experts as a buffer.
     selects = sum(buffer.numel() for key, buffer in model.named_buffers() if key.endswith("e_score_correction_bias"))
-    assert counted + selects == parameter_count(moe)[0]
+    assert counted + selects == parameter_count(model_of(settings, tmp_path))[0]
