@@ -108,8 +108,9 @@ def _summary(recipe: Recipe, here: OriginHere) -> Table:
         f"{model.layers} layers, hidden {model.hidden_size}, FFN {model.ffn_hidden_size}, "
         f"{model.attention_heads} heads, {model.kv_heads} KV heads, vocabulary {model.vocab_size}"
     )
+    origin = "the model is from a file" if recipe.config_file else "a recipe of llmb"
     facts = [
-        ("release", f"{document.release}, {document.title}" if document else "none (a recipe of llmb)"),
+        ("release", f"{document.release}, {document.title}" if document else f"none ({origin})"),
         ("model", f"{model.model}, {parameters}" + (f", {recipe.proxy_text}" if recipe.proxy else "")),
         ("shape", shape),
         ("parallel", " ".join(f"{name.upper()} {getattr(layout, name)}" for name in (*PARALLEL, "dp"))),
