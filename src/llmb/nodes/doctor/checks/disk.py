@@ -79,7 +79,7 @@ def _rates(document: Mapping[str, Any], problem: str | None) -> Mapping[str, Rat
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
-    """Return the mount that contains a path, from /proc/mounts; if several are at one place, the last is visible."""
+    """Return the mount that contains a path, from /proc/mounts; of several at the same point, the last is visible."""
     rows = (line.split() for line in mounts.splitlines())
     holding = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
     fits = [mount for mount in holding if Path(path).is_relative_to(mount.folder)]
@@ -94,7 +94,7 @@ def _plain(text: str) -> str:
 def disk_checks(
     places: Mapping[str, DiskFacts | Missing], target: TargetFacts, gpu_count: int = 0
 ) -> Iterator[Finding]:
-    """Check the disks; a file system with several places is checked once, under the first, for the needs of all."""
+    """Check the disks; a file system with several of the folders is checked once, for the needs of all."""
     together: dict[int, list[str]] = {}
     for place, facts in places.items():
         if isinstance(facts, Missing):
